@@ -1,0 +1,118 @@
+"""What an engine has to do: take calls to clients, bring back replies. It moves messages and knows nothing else."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..task import Client
+from ..wire import ConfigError, Packed, Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientInfo:
+    """What a client registered when it joined; never what it claims in a reply."""
+
+    prototype: str
+    num_examples: int
+
+
+class Roster(Mapping[str, ClientInfo]):
+    """All clients in canonical (sorted) order, as arrays: a million of them cost a few megabytes."""
+
+    def __init__(self, sizes: Tensor, prototypes: Sequence[str], prototype_of: Tensor, ids: list[str] | None = None):
+        self.sizes, self.prototypes, self.prototype_of = sizes, list(prototypes), prototype_of
+        self._ids = ids
+        self._index = {k: i for i, k in enumerate(ids)} if ids is not None else None
+        self._width = max(2, len(str(len(sizes) - 1)))
+        if ids is not None and ids != sorted(set(ids)):
+            raise ValueError("client ids must be unique and sorted: use Roster.of")
+
+    @classmethod
+    def of(cls, infos: Mapping[str, ClientInfo]) -> "Roster":
+        """A roster of named clients, in whatever order they came."""
+        ids = sorted(infos)
+        names = sorted({i.prototype for i in infos.values()})
+        return cls(
+            torch.tensor([infos[k].num_examples for k in ids], dtype=torch.int64),
+            names,
+            torch.tensor([names.index(infos[k].prototype) for k in ids], dtype=torch.int64),
+            ids,
+        )
+
+    def id(self, i: int) -> str:
+        """The id of the i-th client; zero-padded, so that sorted order is numeric order."""
+        return self._ids[i] if self._ids is not None else f"c{i:0{self._width}d}"
+
+    def index(self, k: str) -> int:
+        """The position of client `k` in canonical order."""
+        if self._index is not None:
+            return self._index[k]
+        if not (k.startswith("c") and len(k) == self._width + 1 and k[1:].isdecimal() and int(k[1:]) < len(self)):
+            raise KeyError(k)
+        return int(k[1:])
+
+    def __getitem__(self, k: str) -> ClientInfo:
+        i = self.index(k)
+        return ClientInfo(self.prototypes[int(self.prototype_of[i])], int(self.sizes[i]))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.id(i) for i in range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One task for one client."""
+
+    client: str
+    task: str
+    step: int  # round * 1000 + exchange: orders client state and makes a repeated call harmless
+    seed: int
+    message: Packed  # shared by all calls that send the same
+    keep_from: int = 0  # the oldest step a run may fall back to: older client state can go
+    deadline_s: float | None = None  # how long the client may take
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What came back: a message (as an object or as bytes), or the reason why there is none."""
+
+    client: str
+    message: Packed | bytes = b""
+    error: str | None = None
+    seconds: float = 0.0
+    fatal: bool = False  # a programming error that would give other bits elsewhere: the run must stop
+
+
+class Site(Protocol):
+    """Where clients live: who they are, and a `Client` for one call."""
+
+    @property
+    def roster(self) -> Roster: ...
+
+    def client(self, k: str, seed: int, state: dict[str, Weights]) -> Client: ...
+
+
+class Engine(Protocol):
+    """Three methods, so that the same method gives the same bits on every engine."""
+
+    @property
+    def roster(self) -> Roster: ...
+
+    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
+        """Begin; the result is called to collect replies, in any order. Never raises for a client's failure."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def check_workers(workers: int) -> int:
+    """Refuse a worker count that cannot be."""
+    if workers < 1:
+        raise ConfigError(f"engine.workers = {workers}: at least 1 is needed")
+    return workers

@@ -1,0 +1,23 @@
+"""Every client in this process, one after another. The reference the other engines must equal to the bit."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from .base import Call, Reply, Roster, Site
+from .serve import ClientStates, serve
+
+
+class InProcess:
+    """Lazy: a client runs when its reply is asked for, so only one reply is in memory at a time."""
+
+    def __init__(self, site: Site, states: ClientStates, workers: int = 1):
+        self.site, self.states = site, states
+
+    @property
+    def roster(self) -> Roster:
+        return self.site.roster
+
+    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
+        return lambda: (serve(c, self.site, self.states) for c in calls)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,285 @@
+"""Clients in worker processes: real parallelism, dropout that repeats, and a crash that costs one client.
+
+The data is shared, not copied: workers are forked from a small process that holds the site (client data and model
+templates) and nothing else, so its pages are common to all and a user's own objects need not be pickled. Messages
+are the bytes of `wire`, each sent once to a worker however many clients need it. A worker that dies or overstays
+its deadline is replaced.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import signal
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..randomness import one_thread
+from ..task import TASKS
+from ..wire import Limits, Packed, WireError, decode
+from .base import Call, Reply, Roster, Site, check_workers
+from .serve import ClientStates, serve
+
+Exchange = queue.SimpleQueue  # of Reply
+HEADER_LIMIT = 1 << 20
+
+
+class Processes:
+    """A pool of forked workers, one torch thread each."""
+
+    def __init__(self, site: Site, states: ClientStates, workers: int = 2, limits: Limits | None = None):
+        self.site, self.states, self.limits = site, states, limits or Limits()
+        self.count = check_workers(workers)
+        self._nursery = _Nursery(site, states)
+        self._inbox: deque[tuple[Call, Exchange]] = deque()
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._closing = False
+        self._thread = threading.Thread(target=self._dispatch, name="solera-dispatch", daemon=True)
+        self._thread.start()
+
+    @property
+    def roster(self) -> Roster:
+        return self.site.roster
+
+    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
+        """Workers begin at once, whether or not anybody is waiting."""
+        replies: Exchange = Exchange()
+        self._inbox.extend((c, replies) for c in calls)
+        self._wake_w.send(b"!")
+        return lambda: (self._next(replies) for _ in calls)
+
+    def _next(self, replies: Exchange) -> Reply:
+        while True:
+            try:
+                return replies.get(timeout=1.0)
+            except queue.Empty:
+                if not self._thread.is_alive():
+                    raise RuntimeError("the dispatcher of the process engine has died") from None
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._wake_w.send(b"!")
+            self._thread.join()
+            self._nursery.close()
+            self._wake_r.close()
+            self._wake_w.close()
+
+    # -- the dispatcher thread: hands calls to idle workers, replies to whoever waits --
+
+    def _dispatch(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._wake_r, selectors.EVENT_READ)
+            idle: list[_Worker] = []
+            busy: dict[socket.socket, _Worker] = {}
+            while not self._closing:
+                while self._inbox and (idle or len(busy) < self.count):
+                    worker = idle.pop() if idle else self._nursery.worker()
+                    call, replies = self._inbox.popleft()
+                    worker.give(call, replies)
+                    busy[worker.socket] = worker
+                    ready.register(worker.socket, selectors.EVENT_READ, worker)
+                for key, _ in ready.select(self._patience(busy)):
+                    if key.fileobj is self._wake_r:
+                        self._wake_r.recv(4096)
+                        continue
+                    worker = busy.pop(key.data.socket)
+                    ready.unregister(worker.socket)
+                    if worker.take(self.limits):
+                        idle.append(worker)
+                for worker in [w for w in busy.values() if w.overdue()]:
+                    del busy[worker.socket]
+                    ready.unregister(worker.socket)
+                    worker.dismiss()
+            for worker in [*idle, *busy.values()]:
+                worker.kill()
+
+    def _patience(self, busy: dict[socket.socket, "_Worker"]) -> float | None:
+        ends = [w.deadline for w in busy.values() if w.deadline is not None]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+
+class _Worker:
+    """The server's end of one worker process."""
+
+    def __init__(self, sock: socket.socket, pid: int):
+        self.socket, self.pid = sock, pid
+        self.known: list[Packed] = []  # messages this worker still holds
+        self.call: Call | None = None
+        self.replies: Exchange | None = None
+        self.deadline: float | None = None
+
+    def give(self, call: Call, replies: Exchange) -> None:
+        self.call, self.replies = call, replies
+        # A little grace: a client that is merely at its deadline is told so by its own clock.
+        self.deadline = None if call.deadline_s is None else time.monotonic() + call.deadline_s * 1.05 + 0.05
+        if known := any(m is call.message for m in self.known):
+            blob = b""
+        else:
+            blob = call.message.blob
+            self.known = [*self.known, call.message][-KEEP_MESSAGES:]
+        facts = {
+            "client": call.client,
+            "task": call.task,
+            "step": call.step,
+            "seed": call.seed,
+            "keep_from": call.keep_from,
+            "deadline_s": call.deadline_s,
+            "message": id(call.message),
+            "known": known,
+        }
+        with contextlib.suppress(OSError):  # a dead worker shows when its reply is read
+            _send(self.socket, facts, blob)
+
+    def take(self, limits: Limits) -> bool:
+        """Read the reply and pass it on; False if the worker is no longer usable."""
+        assert self.call is not None
+        assert self.replies is not None
+        try:
+            facts, blob = _receive(self.socket, limits.bytes)
+            seconds, error, fatal = facts["seconds"], facts["error"], facts["fatal"]
+        except (OSError, EOFError, ValueError, KeyError) as e:
+            self.kill()
+            how = "its process died" if isinstance(e, OSError | EOFError) else f"its process sent nonsense: {e}"
+            self.replies.put(Reply(self.call.client, error=how))
+            return False
+        self.replies.put(Reply(self.call.client, blob, error, float(seconds), bool(fatal)))
+        return True
+
+    def overdue(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    def dismiss(self) -> None:
+        """The deadline has passed: end the worker, its client loses this seat."""
+        assert self.call is not None
+        assert self.replies is not None
+        self.kill()
+        self.replies.put(Reply(self.call.client, error=f"no reply within the deadline of {self.call.deadline_s} s"))
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.socket.close()
+
+
+class _Nursery:
+    """A process forked early, while this one is still quiet; it forks the workers.
+
+    Forking from a process whose other threads hold locks is asking for a deadlock, and a worker may have to be
+    replaced in the middle of a round, when the server has many threads.
+    """
+
+    def __init__(self, site: Site, states: ClientStates):
+        self.control, far = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self.control.close()
+                _rear(far, site, states)
+            finally:
+                os._exit(0)
+        far.close()
+
+    def worker(self) -> _Worker:
+        near, far = socket.socketpair()
+        socket.send_fds(self.control, [b"w"], [far.fileno()])
+        far.close()
+        (pid,) = struct.unpack("<q", _exactly(self.control, 8))
+        return _Worker(near, pid)
+
+    def close(self) -> None:
+        self.control.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _rear(control: socket.socket, site: Site, states: ClientStates) -> None:
+    """The nursery's life: fork a worker for every socket that arrives, until the server closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's business
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps dead workers
+    one_thread()
+    while True:
+        _, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not fds:
+            return
+        sock = socket.socket(fileno=fds[0])
+        pid = os.fork()
+        if pid == 0:
+            try:
+                control.close()
+                _work(sock, site, states)
+            finally:
+                os._exit(0)
+        sock.close()
+        control.sendall(struct.pack("<q", pid))
+
+
+KEEP_MESSAGES = 4  # the server and the worker forget old messages by the same rule
+
+
+class _Received(Packed):
+    """A message as a worker holds it: decoded from bytes, once."""
+
+    def __init__(self, blob: bytes, task: str):
+        super().__init__(None)
+        with contextlib.suppress(WireError):  # `serve` says what is wrong, to whoever asked
+            if task in TASKS:
+                inbox = decode(blob, TASKS[task].inbox)
+                self.__dict__.update(Packed(inbox).__dict__)
+                self.memo = {task: inbox}
+
+
+def _work(sock: socket.socket, site: Site, states: ClientStates) -> None:
+    """A worker's life: one call after another, until the server closes its end."""
+    held: dict[int, Packed] = {}
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            facts, blob = _receive(sock, Limits().bytes)
+            if not facts["known"]:
+                held.pop(facts["message"], None)
+                held[facts["message"]] = _Received(blob, facts["task"])
+                for old in list(held)[:-KEEP_MESSAGES]:
+                    del held[old]
+            message = held[facts["message"]]
+            call = Call(
+                facts["client"], facts["task"], facts["step"], facts["seed"], message, facts["keep_from"],
+                facts["deadline_s"],
+            )  # fmt: skip
+            reply = serve(call, site, states)
+            body = reply.message.blob if isinstance(reply.message, Packed) else b""
+            _send(sock, {"error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}, body)
+
+
+# ---- framing: two lengths, JSON facts, then the bytes of the message --------------------------------
+
+
+def _send(sock: socket.socket, facts: dict[str, Any], blob: bytes) -> None:
+    head = json.dumps(facts).encode()
+    sock.sendall(struct.pack("<QQ", len(head), len(blob)) + head)
+    if blob:
+        sock.sendall(blob)
+
+
+def _receive(sock: socket.socket, limit: int) -> tuple[dict[str, Any], bytes]:
+    head, body = struct.unpack("<QQ", _exactly(sock, 16))
+    if head > HEADER_LIMIT or body > limit:
+        raise ValueError(f"a message of {body} bytes with {head} bytes of facts is over the limit")
+    return json.loads(_exactly(sock, head)), _exactly(sock, body)
+
+
+def _exactly(sock: socket.socket, n: int) -> bytes:
+    data = bytearray(n)
+    view, got = memoryview(data), 0
+    while got < n:
+        k = sock.recv_into(view[got:])
+        if k == 0:
+            raise EOFError
+        got += k
+    return bytes(data)

@@ -1,0 +1,62 @@
+"""Clients in threads of this process: nothing is copied, nothing isolated.
+
+Threads share torch's global generator, so a model with dropout would get numbers that depend on scheduling. A draw
+shows in the generators' state; calls that may have seen it are run again one after another, each from its own seed,
+and the engine stays serial from then on. Client work starts when replies are collected.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from ..randomness import fingerprint, one_thread
+from .base import Call, Reply, Roster, Site, check_workers
+from .serve import ClientStates, serve
+
+log = logging.getLogger("solera")
+
+
+class Threads:
+    """A pool of threads, one torch thread each."""
+
+    def __init__(self, site: Site, states: ClientStates, workers: int = 2):
+        self.site, self.states = site, states
+        self.workers = check_workers(workers)
+        self.pool = ThreadPoolExecutor(self.workers, "solera", initializer=one_thread)
+        self.alone = False
+
+    @property
+    def roster(self) -> Roster:
+        return self.site.roster
+
+    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
+        return lambda: self._collect(list(calls))
+
+    def _collect(self, calls: list[Call]) -> Iterator[Reply]:
+        todo = list(reversed(calls))
+        running: dict[Future[Reply], Call] = {}
+        before = fingerprint()
+        while todo or running:
+            while todo and not self.alone and len(running) < self.workers:
+                call = todo.pop()
+                running[self.pool.submit(serve, call, self.site, self.states, False)] = call
+            if self.alone:
+                yield serve(todo.pop(), self.site, self.states)
+                continue
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            if fingerprint() != before:  # whoever drew, every call not handed out yet may be affected
+                wait(running)
+                todo += running.values()
+                running = {}
+                self.alone = True
+                log.warning(
+                    "clients draw from torch's global generator (dropout?): threads run one at a time to keep the "
+                    "bits; the engine 'processes' stays parallel"
+                )
+                continue
+            for future in done:
+                del running[future]
+                yield future.result()
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)

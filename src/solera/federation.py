@@ -1,0 +1,353 @@
+"""The federation as a method sees it: sample clients, map a task over them, read the replies.
+
+Seeds, order, validation, quorum and byte counting live here, once, so that an engine only has to move messages and
+a method reads like its paper.
+"""
+
+import dataclasses
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .engines.base import Call, Engine, Reply, Roster
+from .parts.aggregate import RunningMean
+from .randomness import seed_from
+from .task import Task
+from .wire import ConfigError, Limits, Packed, SoleraError, WireError, decode
+
+log = logging.getLogger("solera")
+STEPS = 1000  # exchanges a round may have; a step is round * STEPS + exchange
+
+
+class QuorumNotMet(SoleraError):
+    """Too few clients answered for the exchange to count."""
+
+    exit_code = 5
+
+
+class TaskError(SoleraError):
+    """A task that breaks a rule of the library; every client would break it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FederationConfig:
+    """Who takes part in a round, and what happens when some do not answer."""
+
+    fraction: float = 1.0  # share of all clients asked each round, C
+    sampling: Literal["uniform", "size"] = "uniform"  # size: with probability proportional to their examples
+    replacement: bool = False  # size only: draw with replacement; a client counts as often as it was drawn
+    min_replies: int = 1  # fewer valid replies than this make an exchange void
+    deadline_s: float | None = None  # how long a client may take for one task
+    max_empty_rounds: int = 3  # stop after so many void rounds in a row
+
+    def check(self) -> None:
+        """Refuse what cannot be."""
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"federation.fraction = {self.fraction}: must be above 0 and at most 1")
+        if self.min_replies < 1:
+            raise ConfigError(f"federation.min_replies = {self.min_replies}: at least 1 is needed")
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise ConfigError(f"federation.deadline_s = {self.deadline_s}: must be above 0 (or leave it out)")
+        if self.replacement and self.sampling != "size":
+            raise ConfigError("federation.replacement = true: only with federation.sampling = 'size'")
+        if self.max_empty_rounds < 1:
+            raise ConfigError(f"federation.max_empty_rounds = {self.max_empty_rounds}: at least 1 is needed")
+
+
+class per_client:
+    """Wraps a payload value that differs between clients: `weights=per_client(lambda k: M[fed.prototype(k)])`."""
+
+    def __init__(self, of: Callable[[str], Any]):
+        self.of = of
+
+
+class Replies(dict[str, Any]):
+    """Valid replies by client id, in canonical order; `failures` has the reason for everyone else."""
+
+    failures: dict[str, str]
+
+
+class Means(dict[Any, Any]):
+    """Means by group; `counts` has the number of replies in each. Groups that got none are absent."""
+
+    counts: dict[Any, int]
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What travelled one way for one task."""
+
+    messages: int = 0
+    bytes: int = 0
+    floats: int = 0
+    integers: int = 0
+
+    def add(self, size: int, floats: int, integers: int) -> None:
+        self.messages += 1
+        self.bytes += size
+        self.floats += floats
+        self.integers += integers
+
+
+class Federation:
+    """Five verbs: `map` and `mean`, `submit` and `submit_mean` for the same without waiting, and `sample`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        seed: int,
+        config: FederationConfig | None = None,
+        limits: Limits | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ):
+        self.engine, self.run_seed = engine, seed
+        self.config, self.limits = config or FederationConfig(), limits or Limits()
+        self.config.check()
+        self.clients: Roster = engine.roster
+        self.progress = progress or (lambda what, done, of: None)
+        self.begin(0)
+
+    def begin(self, round: int, keep_from: int | None = None) -> None:
+        """Enter a round: everything random in it follows from the run's seed and its number.
+
+        `keep_from` is the first round a run may still fall back to (its oldest checkpoint).
+        """
+        self.round, self._exchange = round, 0
+        self._keep_from = STEPS * (round if keep_from is None else keep_from)
+        self.rng = torch.Generator().manual_seed(self.seed("server"))
+        self.copies: Counter[str] = Counter()  # how often each client of the cohort was drawn
+        self.down: dict[str, Traffic] = {}
+        self.up: dict[str, Traffic] = {}
+        self.failures: list[dict[str, str]] = []
+        self.answered: set[str] = set()
+        self.verbs: set[str] = set()  # which of map and mean were used: a method's privacy class
+        self.waited_s = 0.0  # time spent waiting for clients
+        self.idle: Callable[[], None] = lambda: None  # called when an exchange is over and the server is on its own
+
+    def seed(self, *key: Any) -> int:
+        """A seed fixed by (run, round, key): never by scheduling, arrival order or engine."""
+        return seed_from(self.run_seed, self.round, *key)
+
+    def sample(self) -> list[str]:
+        """The cohort of this round, in canonical order. It depends on the run's seed, never on the method."""
+        sizes, g = self.clients.sizes, torch.Generator().manual_seed(self.seed("sample"))
+        m = max(1, int(self.config.fraction * len(sizes) + 0.5))
+        drawn = draw_clients(sizes, m, g, self.config.sampling, self.config.replacement)
+        self.copies = Counter(self.clients.id(int(i)) for i in drawn)
+        return sorted(self.copies)
+
+    def prototype(self, k: str) -> str:
+        """The architecture of client `k`."""
+        return self.clients[k].prototype
+
+    def num_examples(self, k: str) -> int:
+        """How many training examples client `k` registered with."""
+        return self.clients[k].num_examples
+
+    # -- exchanges --
+
+    def map(self, task: Task, clients: Sequence[str], /, **payload: Any) -> Replies:
+        """Run a task on each client and return the individual replies."""
+        return self.submit(task, clients, **payload)()
+
+    def mean(
+        self,
+        task: Task,
+        clients: Sequence[str],
+        /,
+        by: Callable[[str], Hashable] | None = None,
+        uniform: bool = False,
+        **payload: Any,
+    ) -> Any:
+        """Run a task on each client and return only the mean of the replies, weighted by examples or uniform.
+
+        Replies are summed as they come and not kept. With `by` there is one mean for each group of clients.
+        """
+        return self.submit_mean(task, clients, by=by, uniform=uniform, **payload)()
+
+    def submit(self, task: Task, clients: Sequence[str], /, **payload: Any) -> Callable[[], Replies]:
+        """As `map`, but start now and return a function that waits for the replies."""
+        self.verbs.add("map")
+        arriving = self._start(task, clients, payload)
+
+        def result() -> Replies:
+            failures: dict[str, str] = {}
+            replies = Replies(arriving(failures))
+            replies.failures = failures
+            return replies
+
+        return result
+
+    def submit_mean(
+        self,
+        task: Task,
+        clients: Sequence[str],
+        /,
+        by: Callable[[str], Hashable] | None = None,
+        uniform: bool = False,
+        **payload: Any,
+    ) -> Callable[[], Any]:
+        """As `mean`, but start now and return a function that waits."""
+        self.verbs.add("mean")
+        fields = _averaged_fields(task)
+        arriving = self._start(task, clients, payload)
+
+        def result() -> Any:
+            sums: dict[Any, dict[str, RunningMean]] = {}
+            counts: Counter[Any] = Counter()
+            for k, reply in arriving({}):
+                group = by(k) if by else None
+                copies = self.copies.get(k, 1)
+                n = copies if uniform else copies * self.num_examples(k)
+                means = sums.setdefault(group, {f: RunningMean() for f in fields})
+                counts[group] += copies
+                for f in fields:
+                    value = getattr(reply, f)
+                    means[f].add(value if isinstance(value, dict) else {"": torch.as_tensor(value)}, n)
+            if by is None:
+                return _mean_reply(task, sums[None])
+            groups = sorted(sums, key=str)
+            out = Means((g, _mean_reply(task, sums[g])) for g in groups)
+            out.counts = {g: counts[g] for g in groups}
+            return out
+
+        return result
+
+    def _start(
+        self, task: Task, clients: Sequence[str], payload: Mapping[str, Any]
+    ) -> Callable[[dict[str, str]], Iterator[tuple[str, Any]]]:
+        """Begin an exchange; the result yields (client, valid reply) in canonical order and fills in failures."""
+        if set(payload) != set(task.takes):
+            raise TypeError(f"{task.name} takes {sorted(task.takes)}, was given {sorted(payload)}")
+        step, self._exchange = self.round * STEPS + self._exchange, self._exchange + 1
+        if self._exchange > STEPS:
+            raise TaskError(f"round {self.round}: more than {STEPS} exchanges")
+        asked = sorted(set(clients), key=self.clients.index)
+        round, down = self.round, self.down.setdefault(task.name, Traffic())
+        up = self.up.setdefault(task.name, Traffic())
+        sent, calls = {}, []
+        packed: dict[tuple[int, ...], Packed] = {}
+        for k in asked:
+            values = {a: v.of(k) if isinstance(v, per_client) else v for a, v in payload.items()}
+            key = tuple(id(v) for v in values.values())  # the same objects make the same message: pack it once
+            if key not in packed:
+                packed[key] = Packed(values)
+            sent[k] = values
+            m = packed[key]
+            down.add(m.size, m.floats, m.integers)
+            seed = seed_from(self.run_seed, round, step % STEPS, k, "task")
+            calls.append(Call(k, task.name, step, seed, m, self._keep_from, self.config.deadline_s))
+        collect = self.engine.start(calls)
+
+        def arriving(failures: dict[str, str]) -> Iterator[tuple[str, Any]]:
+            waiting = dict.fromkeys(asked)
+            early: dict[str, Any] = {}  # replies that came before their turn
+            heard: set[str] = set()
+            turn, valid = 0, 0
+            self.progress(task.name, 0, len(asked))
+            for r in self._timed(collect()):
+                self._count(up, r)
+                if r.fatal:
+                    raise TaskError(f"round {round}: {r.error}")
+                if r.client not in waiting or r.client in heard:
+                    log.warning("round %d: unexpected reply from %s ignored", round, str(r.client)[:64])
+                    continue
+                heard.add(r.client)
+                self.progress(task.name, len(heard), len(asked))
+                try:
+                    if r.error is not None:
+                        raise WireError(r.error)
+                    early[r.client] = decode(r.message, task.returns, sent[r.client], self.limits)
+                except WireError as e:
+                    failures[r.client] = str(e)
+                while turn < len(asked) and asked[turn] in heard:
+                    k, turn = asked[turn], turn + 1
+                    if k in early:
+                        valid += 1
+                        self.answered.add(k)
+                        yield k, early.pop(k)
+            self.idle()
+            for k in asked:
+                if k not in heard:
+                    failures[k] = "no reply"
+            for k in asked[turn:]:
+                if k in early:
+                    valid += 1
+                    self.answered.add(k)
+                    yield k, early.pop(k)
+            for k in (k for k in asked if k in failures):
+                self.failures.append({"client": k, "task": task.name, "reason": failures[k]})
+                log.warning("round %d: %s dropped from %s: %s", round, k, task.name, failures[k][:300])
+            if valid < self.config.min_replies:
+                why = next(iter(failures.values()), "nobody was asked")
+                raise QuorumNotMet(
+                    f"round {round}: {valid} of {len(asked)} clients gave a valid reply to {task.name}, "
+                    f"federation.min_replies is {self.config.min_replies}; first reason: {why[:200]}"
+                )
+
+        return arriving
+
+    def _timed(self, replies: Iterator[Reply]) -> Iterator[Reply]:
+        while True:
+            began = time.monotonic()
+            reply = next(replies, None)
+            self.waited_s += time.monotonic() - began
+            if reply is None:
+                return
+            yield reply
+
+    @staticmethod
+    def _count(up: Traffic, r: Reply) -> None:
+        if isinstance(r.message, Packed):
+            up.add(r.message.size, r.message.floats, r.message.integers)
+        elif r.message:
+            up.add(len(r.message), *_numbers_in(r.message))
+
+
+def draw_clients(
+    sizes: Tensor, m: int, rng: torch.Generator, sampling: str = "uniform", replacement: bool = False
+) -> Tensor:
+    """Positions of the clients drawn; clients without examples are never drawn. Fewer than `m` eligible: all."""
+    eligible = (sizes > 0).nonzero().flatten()
+    if sampling == "uniform":
+        return eligible[torch.randperm(len(eligible), generator=rng)[:m]]
+    share = sizes[eligible].double()
+    m = m if replacement else min(m, len(eligible))
+    return eligible[torch.multinomial(share / share.sum(), m, replacement, generator=rng)]
+
+
+def _averaged_fields(task: Task) -> list[str]:
+    if not dataclasses.is_dataclass(task.returns):
+        raise TypeError(f"mean needs a dataclass of tensors; {task.name} returns {task.returns}")
+    return [f.name for f in dataclasses.fields(task.returns)]
+
+
+def _mean_reply(task: Task, means: Mapping[str, RunningMean]) -> Any:
+    values: dict[str, Any] = {}
+    for f, mean in means.items():
+        result = mean.result()
+        values[f] = result[""] if set(result) == {""} else result
+    return task.returns(**values)
+
+
+def _numbers_in(blob: bytes) -> tuple[int, int]:
+    """Floating-point and integer numbers in an encoded message, from its header alone."""
+    import json
+    import math
+    import struct
+
+    try:
+        (n,) = struct.unpack("<Q", blob[:8])
+        header = json.loads(blob[8 : 8 + min(n, len(blob))])
+        counts = {True: 0, False: 0}
+        for name, t in header.items():
+            if name != "__metadata__":
+                counts["F" in t["dtype"]] += math.prod(t["shape"])
+        return counts[True], counts[False]
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError):
+        return 0, 0  # not a message: decoding will say so

@@ -1,0 +1,103 @@
+"""What a method is, and the table of methods by name.
+
+A method is a frozen dataclass: its fields are its hyper-parameters, `State` is exactly what a checkpoint holds, and
+`round` maps one state to the next without touching it. Methods of other packages are found through the entry-point
+group `solera.methods`.
+"""
+
+import dataclasses
+import difflib
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from .federation import Federation
+from .server import Server
+from .task import Task
+from .wire import ConfigError, Weights, check_type
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """What `solera ls methods` prints: what a user must know before choosing."""
+
+    title: str
+    paper: str
+    models: str  # "any mix" or "one architecture", and what is refused
+    wire: str  # what crosses it, per active client and round
+    public: str  # who needs public data, labelled or not
+    state: str  # what a client keeps between rounds
+    privacy: str  # "means only" (fits secure aggregation) or "individual replies"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model to evaluate and to ship."""
+
+    prototype: str
+    weights: Weights
+
+
+class Method(Protocol):
+    """The shape of a method. Optional beside these: `finish(state, fed, server) -> State`, run once at the end, and
+    `personal`, a task that scores each client's own model on its own test split."""
+
+    State: ClassVar[type]
+    info: ClassVar[Info]
+
+    def init(self, fed: Federation, server: Server) -> Any: ...
+
+    def round(self, state: Any, fed: Federation, server: Server) -> Any: ...
+
+    def models(self, state: Any) -> dict[str, Model]: ...
+
+
+M = TypeVar("M", bound=type)
+METHODS: dict[str, type] = {}
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Make a method available by name, in configurations and on the command line."""
+
+    def add(cls: M) -> M:
+        if not dataclasses.is_dataclass(cls):
+            raise TypeError(f"{cls.__name__} must be a dataclass: its fields are its hyper-parameters")
+        for part in ("State", "init", "round", "models", "info"):
+            if not hasattr(cls, part):
+                raise TypeError(f"method {name!r} ({cls.__name__}) lacks {part!r}")
+        check_type(cls.__dict__["State"], f"{cls.__name__}.State")
+        METHODS[name] = cls
+        return cls
+
+    return add
+
+
+def find_method(name: str) -> type:
+    """The method called `name`; looks at other packages' entry points before giving up."""
+    if name not in METHODS:
+        load_plugins()
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "known are: " + ", ".join(sorted(METHODS))
+        raise ConfigError(f"method.name = {name!r} is not a method; {hint}")
+    return METHODS[name]
+
+
+def load_plugins() -> None:
+    """Import the methods that installed packages declare under the entry-point group `solera.methods`."""
+    for point in importlib.metadata.entry_points(group="solera.methods"):
+        if point.name not in METHODS:
+            cls = point.load()
+            if point.name not in METHODS:
+                register(point.name)(cls)
+
+
+def name_of(method: Any) -> str:
+    """The registered name of a method object, or its class name."""
+    return next((n for n, cls in METHODS.items() if cls is type(method)), type(method).__name__)
+
+
+def personal_task(method: Any) -> Task | None:
+    """The task that scores a client's own model, if the method has personal models."""
+    found = getattr(method, "personal", None)
+    return found if isinstance(found, Task) else None

@@ -1,0 +1,92 @@
+"""Averages of model weights: what becomes of the uploads of one round.
+
+Sums are kept in float64 and built in the order the uploads are added. The same uploads in the same order
+therefore give the same bits, whoever calls: an average taken on the fly equals one taken from a list.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+
+
+class RunningMean:
+    """The weighted mean of model weights, taken one upload at a time so that no upload has to be kept.
+
+    Floating-point tensors, batch-norm statistics included, are averaged. Integer tensors (counters such as
+    `num_batches_tracked`) have no meaningful mean: their maximum is kept.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._sums: Weights = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def add(self, weights: Weights, n: float) -> None:
+        """Add one upload with weight `n` (usually its number of examples); weight 0 changes nothing."""
+        if not 0 <= n < float("inf"):
+            raise ValueError(f"a weight in a mean must be finite and not negative, not {n}")
+        if n == 0:
+            return
+        if self.total == 0:
+            self._sums = {
+                name: torch.zeros_like(t, dtype=torch.float64) if t.is_floating_point() else t.clone()
+                for name, t in weights.items()
+            }
+            self._dtypes = {name: t.dtype for name, t in weights.items()}
+        self._check(weights)
+        for name, t in weights.items():
+            if t.is_floating_point():
+                # Two roundings, never a fused multiply-add: the bits must not depend on the vector unit.
+                self._sums[name].add_(t.to(torch.float64).mul_(n))
+            else:
+                torch.maximum(self._sums[name], t, out=self._sums[name])
+        self.total += n
+
+    def result(self) -> Weights:
+        """The mean so far, each tensor in the type it was added in; ValueError if nothing was added."""
+        if self.total == 0:
+            raise ValueError("the mean of no uploads is not defined")
+        return {
+            name: (t / self.total).to(self._dtypes[name]) if t.is_floating_point() else t.clone()
+            for name, t in self._sums.items()
+        }
+
+    def _check(self, weights: Weights) -> None:
+        if weights.keys() != self._sums.keys():
+            different = sorted(weights.keys() ^ self._sums.keys())
+            raise ValueError(f"cannot average models that differ in their tensors: {', '.join(different)}")
+        for name, t in weights.items():
+            if t.shape != self._sums[name].shape:
+                shapes = f"{tuple(t.shape)} and {tuple(self._sums[name].shape)}"
+                raise ValueError(f"cannot average {name!r}: shapes {shapes} differ")
+
+
+def weighted_mean(uploads: Sequence[Weights], n: Sequence[float]) -> Weights:
+    """sum_k n_k w_k / sum_k n_k over the uploads, in the order given."""
+    mean = RunningMean()
+    for weights, n_k in zip(uploads, n, strict=True):
+        mean.add(weights, n_k)
+    return mean.result()
+
+
+def uniform_mean(uploads: Sequence[Weights]) -> Weights:
+    """The plain mean of the uploads: every client counts the same."""
+    return weighted_mean(uploads, [1.0] * len(uploads))
+
+
+def momentum_step(sent: Weights, average: Weights, velocity: Weights, beta: float) -> tuple[Weights, Weights]:
+    """Server momentum (FedAvgM): Delta = sent - average; v <- beta v + Delta; x <- sent - v. Returns x and v.
+
+    Only the tensors named in `velocity` (the parameters) have momentum; the others, such as BatchNorm statistics, are
+    those of the average. In float64, so that beta = 0 gives the average itself.
+    """
+    x, v = dict(average), {}
+    for name, old in velocity.items():
+        start = sent[name].double()
+        moved = old.double() * beta + (start - average[name].double())
+        x[name] = (start - moved).to(average[name].dtype)
+        v[name] = moved.to(old.dtype)
+    return x, v

@@ -1,0 +1,108 @@
+"""What the server itself owns: architectures, public data, a validation set; and where a round leaves its notes."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import nn
+
+from .randomness import Parallel, isolated, seed_from
+from .task import Data
+from .wire import ConfigError, Weights
+
+T = TypeVar("T")
+Builder = Callable[[], nn.Module]
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleReport:
+    """Models whose joint prediction is to be measured after the round."""
+
+    name: str
+    members: list[tuple[str, Weights]]
+    rule: str
+
+
+class Server:
+    """Everything a method may use on the server's side. The test set is not here: the run measures, methods do not."""
+
+    def __init__(
+        self,
+        builders: Mapping[str, Builder],
+        prototypes: Sequence[str],
+        seed: int,
+        num_classes: int,
+        large: str | None = None,
+        public: Any = None,
+        per_round: int | None = None,
+        validation: Data | None = None,
+        all_train: Callable[[], Data] | None = None,
+        workers: int = 1,
+    ):
+        self.builders, self.prototypes, self.large = dict(builders), sorted(prototypes), large
+        self.run_seed, self.num_classes = seed, num_classes
+        self.public, self.per_round, self.validation = public, per_round, validation
+        self._all_train = all_train
+        self._templates: dict[str, nn.Module] = {}
+        self.parallel = Parallel(workers)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the notes of the last round."""
+        self.ensembles: list[EnsembleReport] = []
+        self.events: list[dict[str, Any]] = []
+
+    # -- models --
+
+    def template(self, P: str) -> nn.Module:
+        """The model of architecture `P` as it was initialised; never train it, copy it."""
+        if P not in self._templates:
+            self._templates[P] = self._build(P, 0)
+        return self._templates[P]
+
+    def _build(self, P: str, copy_number: int) -> nn.Module:
+        if P not in self.builders:
+            raise ConfigError(f"no architecture is called {P!r}; known here: {', '.join(self.builders)}")
+        with isolated(seed_from(self.run_seed, "init", P, copy_number)):
+            return self.builders[P]()
+
+    def init(self, P: str, copy_number: int = 0) -> Weights:
+        """Initial weights of architecture `P`. They depend on the run's seed only, never on the method."""
+        model = self.template(P) if copy_number == 0 else self._build(P, copy_number)
+        return {n: t.detach().clone() for n, t in model.state_dict().items()}
+
+    def model(self, P: str, weights: Weights) -> nn.Module:
+        """A model of architecture `P` with these weights, in eval mode, not shared with anyone."""
+        model = copy.deepcopy(self.template(P))
+        model.load_state_dict(weights)
+        return model.eval()
+
+    def feature_dim(self, P: str) -> int:
+        """How many features the body of architecture `P` gives; only models that are split have them."""
+        dim = getattr(self.template(P), "feature_dim", None)
+        if not isinstance(dim, int):
+            raise ConfigError(
+                f"this method needs a model split into body, adapter and head; {P!r} is not: "
+                "wrap it with solera.models.wrap(model, classifier='name of its last layer')"
+            )
+        return dim
+
+    # -- data --
+
+    @property
+    def all_train(self) -> Data:
+        """All clients' training data in one place: for the centralised upper bound, which only a simulation has."""
+        if self._all_train is None:
+            raise ConfigError("the clients' data is not here: 'centralised' works in a simulation only")
+        return self._all_train()
+
+    # -- notes of the round --
+
+    def report_ensemble(self, name: str, members: Sequence[tuple[str, Weights]], rule: str = "avg_logits") -> None:
+        """Have the joint prediction of these (architecture, weights) measured at the end of the round."""
+        self.ensembles.append(EnsembleReport(name, list(members), rule))
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Note something that happened in this round; it is written to the run's metrics."""
+        self.events.append({"kind": kind, **facts})

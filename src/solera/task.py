@@ -1,0 +1,109 @@
+"""A task is the client's half of an exchange: a plain function `f(client, **inbox) -> outbox`.
+
+Its annotations are the schema of the two messages. Only functions registered here can be run; a message carries a
+name to look up in this table and nothing is ever imported on demand.
+"""
+
+import copy
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .randomness import seed_from
+from .wire import Weights, check_type
+
+TASKS: dict[str, "Task"] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Samples a party holds, ready for a model: normalised images [n, C, H, W] or tokens [n, L], and labels [n]."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclasses.dataclass
+class Client:
+    """Everything a task may touch. There is no way from here to the server, the network or another client."""
+
+    id: str
+    prototype: str  # name of this client's architecture
+    train: Data
+    test: Data
+    public: Any  # the public samples every party holds (data.Public), or None
+    classes: int
+    seed: int  # fixed by (run, round, exchange, client)
+    state: dict[str, Weights]  # private to this client, survives rounds, kept only if the task returns
+    template: nn.Module  # an initialised model of this client's architecture; use `model()`
+
+    def model(self, weights: Weights | None = None) -> nn.Module:
+        """A fresh copy of this client's model, with `weights` or as initialised."""
+        model = copy.deepcopy(self.template)
+        if weights is not None:
+            model.load_state_dict(weights)
+        return model.train()
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.train)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A generator of its own for each purpose."""
+        return torch.Generator().manual_seed(seed_from(self.seed, purpose))
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A registered client function with the types of what it takes and returns."""
+
+    name: str
+    fn: Callable[..., Any]
+    takes: dict[str, Any]
+    returns: Any
+
+    @property
+    def inbox(self) -> Any:
+        """The incoming message as a type, for `wire.decode`."""
+        return _inbox(self)
+
+    def __call__(self, client: Client, **inbox: Any) -> Any:
+        """Run it directly, without any federation: for tests and for tasks built on tasks."""
+        return self.fn(client, **inbox)
+
+
+_INBOXES: dict[str, tuple["Task", Any]] = {}
+
+
+def _inbox(task: Task) -> Any:
+    known = _INBOXES.get(task.name)
+    if known is None or known[0] is not task:
+        cls = dataclasses.make_dataclass("Inbox", list(task.takes.items()))
+        cls.__annotations__ = dict(task.takes)
+        known = _INBOXES[task.name] = (task, cls)
+    return known[1]
+
+
+def task(fn: Callable[..., Any]) -> Task:
+    """Register a client function. Its first argument is the `Client`; the rest and the result are messages."""
+    hints = typing.get_type_hints(fn, include_extras=True)
+    name = f"{fn.__module__.removeprefix('solera.methods.')}.{fn.__qualname__}"
+    if "return" not in hints:
+        raise TypeError(f"task {name} needs a return annotation: it is the schema of the reply")
+    returns = hints.pop("return")
+    arguments = list(fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount])
+    hints.pop(arguments[0], None)
+    for a in arguments[1:]:
+        if a not in hints:
+            raise TypeError(f"task {name}: argument {a!r} needs an annotation: it is the schema of the message")
+        check_type(hints[a], f"task {name}, argument {a!r}")
+    check_type(returns, f"task {name}, its reply")
+    TASKS[name] = t = Task(name, fn, {a: hints[a] for a in arguments[1:]}, returns)
+    return t

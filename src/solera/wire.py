@@ -1,0 +1,349 @@
+"""What may cross the wire: trees of tensors and plain scalars. Nothing else, and never code.
+
+A message is one safetensors blob: tensors are stored as tensors, the tree around them is JSON in the blob's
+metadata. The receiver rebuilds the tree *into a type it already knows* (a task's annotations), so no class,
+module or function name is ever read from a message, and whatever the type does not declare is refused.
+
+Inside one process a message need not become bytes at all: `Packed` holds the flattened value, knows its exact
+encoded size, and is rebuilt by the same `decode` with the same checks.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import struct
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+
+
+class SoleraError(Exception):
+    """A mistake or a mishap that is explained in one line; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class ConfigError(SoleraError):
+    """A setting that is unknown, of the wrong type, or impossible."""
+
+    exit_code = 2
+
+
+class DataError(SoleraError):
+    """Data that cannot be had, or is not what it should be."""
+
+    exit_code = 3
+
+
+class RunError(SoleraError):
+    """A run directory that is in use, damaged, or written by another version."""
+
+    exit_code = 4
+
+
+class WireError(SoleraError, ValueError):
+    """A message that is malformed, too large, or not what the receiver declared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How large a message may be. Checked before anything is allocated for its content."""
+
+    bytes: int = 1 << 31
+    tensors: int = 100_000
+    header: int = 16 << 20
+    depth: int = 32
+
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def like(name: str) -> Any:
+    """Field marker: this value must have the names, shapes and dtypes of the argument `name` that was sent."""
+    return dataclasses.field(metadata={"like": name})
+
+
+# ---- flattening and encoding ----------------------------------------------------------------------
+
+
+class Packed:
+    """A value ready to travel: counted exactly at once, turned into bytes only if it has to leave the process."""
+
+    def __init__(self, value: Any):
+        self.tensors: list[Tensor] = []
+        self.tree = _flatten(value, self.tensors, 0)
+        self.memo: dict[str, Any] = {}  # the receiver's decoded copy, when many clients get the same message
+
+    @functools.cached_property
+    def _order(self) -> list[int]:
+        # Largest element type first keeps every tensor aligned in the blob.
+        return sorted(range(len(self.tensors)), key=lambda i: (-self.tensors[i].element_size(), i))
+
+    @functools.cached_property
+    def _header(self) -> bytes:
+        header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(self.tree, separators=(",", ":"))}}
+        at = 0
+        for i in self._order:
+            t = self.tensors[i]
+            end = at + t.numel() * t.element_size()
+            header[str(i)] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
+            at = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        return text + b" " * (-len(text) % 8)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Bytes of `blob`, without making it."""
+        return 8 + len(self._header) + sum(t.numel() * t.element_size() for t in self.tensors)
+
+    @property
+    def blob(self) -> bytes:
+        """The safetensors encoding. Written here rather than by the library so that `size` is exact and no
+        tensor is copied twice; reading is left to the library."""
+        parts: list[Any] = [struct.pack("<Q", len(self._header)), self._header]
+        parts += [
+            t.cpu().reshape(-1).view(torch.uint8).numpy().data
+            for t in (self.tensors[i] for i in self._order)
+            if t.numel()
+        ]
+        return b"".join(parts)
+
+    @property
+    def floats(self) -> int:
+        """How many floating-point numbers the tensors hold."""
+        return sum(t.numel() for t in self.tensors if t.is_floating_point())
+
+    @property
+    def integers(self) -> int:
+        """How many integers (and booleans) the tensors hold."""
+        return sum(t.numel() for t in self.tensors if not t.is_floating_point())
+
+    @property
+    def versions(self) -> list[int]:
+        """Torch's modification counters: they tell whether somebody wrote into a shared message."""
+        return [t._version for t in self.tensors]
+
+
+def encode(value: Any) -> bytes:
+    """A dataclass, mapping, list, scalar or tensor as one safetensors blob."""
+    return Packed(value).blob
+
+
+def digest(value: Any) -> str:
+    """sha256 of the encoding: equal if and only if every name, shape, dtype and bit is equal."""
+    return hashlib.sha256(encode(value)).hexdigest()
+
+
+def _flatten(v: Any, tensors: list[Tensor], depth: int) -> Any:
+    if depth > Limits.depth:
+        raise WireError("a value nested too deeply (or containing itself) may not cross the wire")
+    if isinstance(v, Tensor):
+        if v.dtype not in DTYPES or v.layout != torch.strided:
+            raise WireError(f"a tensor of {v.dtype}, {v.layout} may not cross the wire")
+        # One layout on every engine; an inference-mode tensor carries no modification counter.
+        t = v.detach()
+        tensors.append(t.clone() if t.is_inference() else t.contiguous())
+        return {"$": len(tensors) - 1}
+    if dataclasses.is_dataclass(v) and not isinstance(v, type):
+        return {f.name: _flatten(getattr(v, f.name), tensors, depth + 1) for f in dataclasses.fields(v)}
+    if isinstance(v, Mapping):
+        for k in v:
+            if not isinstance(k, str):
+                raise WireError(f"mapping key {k!r} is {type(k).__name__}, not str: it may not cross the wire")
+        return {k: _flatten(x, tensors, depth + 1) for k, x in v.items()}
+    if isinstance(v, list | tuple):
+        return [_flatten(x, tensors, depth + 1) for x in v]
+    if isinstance(v, float) and not math.isfinite(v):
+        raise WireError(f"the scalar {v} is not finite")
+    if v is None or isinstance(v, bool | int | float | str):
+        return v
+    raise WireError(f"{type(v).__name__} may not cross the wire")
+
+
+# ---- decoding -------------------------------------------------------------------------------------
+
+
+def decode(
+    message: "bytes | Packed", into: Any, sent: Mapping[str, Any] | None = None, limits: Limits | None = None
+) -> Any:
+    """Rebuild a message as the type `into`; `sent` are the arguments that `like` fields refer to.
+
+    Raises WireError for whatever is wrong with the message, and nothing else.
+    """
+    limits = limits or Limits()
+    try:
+        if isinstance(message, Packed):
+            if message.size > limits.bytes or len(message.tensors) > limits.tensors:
+                raise WireError(f"{message.size} bytes, {len(message.tensors)} tensors is over the limit")
+            tree, tensors = message.tree, dict(enumerate(message.tensors))
+        else:
+            tree, tensors = _parse(message, limits)
+        used: set[int] = set()
+        built = _build(tree, into, tensors, used, sent or {}, "", 0, limits.depth)
+        if len(used) != len(tensors):
+            raise WireError(f"{len(tensors) - len(used)} tensors that nothing declares")
+        return built
+    except WireError:
+        raise
+    except (Exception, RecursionError) as e:  # whatever a parser trips over is the sender's fault
+        raise WireError(f"{type(e).__name__}: {e}") from None
+
+
+def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, Tensor]]:
+    if len(blob) > limits.bytes:
+        raise WireError(f"{len(blob)} bytes is over the limit of {limits.bytes}")
+    if len(blob) < 8:
+        raise WireError(f"{len(blob)} bytes is no message")
+    (n,) = struct.unpack("<Q", blob[:8])
+    if n > min(limits.header, len(blob) - 8):
+        raise WireError(f"a header of {n} bytes in a message of {len(blob)} (limit {limits.header})")
+    header = json.loads(blob[8 : 8 + n])
+    if len(header) - 1 > limits.tensors:
+        raise WireError(f"{len(header) - 1} tensors is over the limit of {limits.tensors}")
+    tree = json.loads(header["__metadata__"]["tree"], parse_constant=_refuse_constant)
+    return tree, {int(k): t for k, t in safetensors.torch.load(blob).items()}
+
+
+def _refuse_constant(s: str) -> None:
+    raise WireError(f"{s} in a scalar")
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _build(
+    v: Any,
+    into: Any,
+    tensors: dict[int, Tensor],
+    used: set[int],
+    sent: Mapping,
+    path: str,
+    depth: int,
+    deepest: int,
+) -> Any:
+    if depth > deepest:
+        raise WireError(f"{path}: nested deeper than {deepest}")
+
+    def go(x: Any, t: Any, p: str) -> Any:
+        return _build(x, t, tensors, used, sent, f"{path}.{p}", depth + 1, deepest)
+
+    if into is Tensor:
+        return _tensor(v, tensors, used, path)
+    origin, args = typing.get_origin(into), typing.get_args(into)
+    if origin in (types.UnionType, typing.Union):
+        if v is None and type(None) in args:
+            return None
+        return _build(v, _only(args, into), tensors, used, sent, path, depth, deepest)
+    if origin is typing.Annotated:
+        return _build(v, args[0], tensors, used, sent, path, depth, deepest)
+    if origin is typing.Literal:
+        for a in args:
+            if type(a) is type(v) and a == v:
+                return v
+        raise WireError(f"{path}: {str(v)[:40]!r} is none of {args}")
+    if dataclasses.is_dataclass(into) and isinstance(into, type):
+        hints = _hints(into)
+        if not isinstance(v, dict) or set(v) != {f.name for f in dataclasses.fields(into)}:
+            got = sorted(v)[:8] if isinstance(v, dict) else type(v).__name__
+            raise WireError(f"{path or into.__name__}: fields {got}, expected {sorted(hints)}")
+        built = {f.name: go(v[f.name], hints[f.name], f.name) for f in dataclasses.fields(into)}
+        for f in dataclasses.fields(into):
+            if "like" in f.metadata:
+                _same_shapes(built[f.name], sent.get(f.metadata["like"]), f"{path}.{f.name}")
+        return into(**built)
+    if origin is dict:
+        if not isinstance(v, dict):
+            raise WireError(f"{path}: expected a mapping, got {type(v).__name__}")
+        return {k: go(x, args[1], k) for k, x in v.items()}
+    if origin in (list, tuple):
+        if not isinstance(v, list):
+            raise WireError(f"{path}: expected a list, got {type(v).__name__}")
+        return origin(go(x, args[0], str(i)) for i, x in enumerate(v))
+    if into is float and type(v) in (int, float) and math.isfinite(v):
+        return float(v)
+    if into in (int, bool, str) and type(v) is into:
+        return v
+    if into in (None, type(None)) and v is None:
+        return None
+    raise WireError(f"{path or 'message'}: expected {getattr(into, '__name__', into)}, got {type(v).__name__}")
+
+
+def _only(args: tuple[Any, ...], into: Any) -> Any:
+    kinds = [a for a in args if a is not type(None)]
+    if len(kinds) != 1:
+        raise WireError(f"{into}: a declared type may be optional, but not a choice of several types")
+    return kinds[0]
+
+
+def _tensor(v: Any, tensors: dict[int, Tensor], used: set[int], path: str) -> Tensor:
+    if not (isinstance(v, dict) and set(v) == {"$"} and type(v["$"]) is int and v["$"] in tensors):
+        raise WireError(f"{path or 'message'}: expected a tensor")
+    if v["$"] in used:
+        raise WireError(f"{path}: a tensor used twice")
+    used.add(v["$"])
+    t = tensors[v["$"]]
+    if t.dtype not in DTYPES:
+        raise WireError(f"{path}: dtype {t.dtype}")
+    # A sum is finite unless something is not (or it overflows): one pass, and no mask is allocated.
+    if t.is_floating_point() and not math.isfinite(t.sum().item()) and not torch.isfinite(t).all():
+        raise WireError(f"{path}: not finite")
+    return t
+
+
+def _same_shapes(got: Any, want: Any, path: str) -> None:
+    if want is None:
+        return
+    if isinstance(want, Tensor):
+        got, want = {"": got}, {"": want}
+    if set(got) != set(want):
+        odd = sorted(set(got) ^ set(want))
+        raise WireError(f"{path}: names differ from what was sent: {odd[:3]}")
+    for k, t in want.items():
+        if got[k].shape != t.shape or got[k].dtype != t.dtype:
+            raise WireError(f"{path}.{k}: {tuple(got[k].shape)} {got[k].dtype}, sent was {tuple(t.shape)} {t.dtype}")
+
+
+def check_type(into: Any, where: str, depth: int = 0) -> None:
+    """Refuse, when a task or a method is defined, a type that could not cross the wire."""
+    origin, args = typing.get_origin(into), typing.get_args(into)
+    if depth > Limits.depth:
+        raise TypeError(f"{where}: nested too deeply")
+    inner: Callable[[Any], None] = lambda t: check_type(t, where, depth + 1)  # noqa: E731
+    if into in (Tensor, int, float, bool, str, None, type(None)) or origin is typing.Literal:
+        return
+    if origin in (types.UnionType, typing.Union):
+        return inner(_only(args, into))
+    if origin is typing.Annotated:
+        return inner(args[0])
+    if dataclasses.is_dataclass(into) and isinstance(into, type):
+        for t in _hints(into).values():
+            inner(t)
+        return
+    if (origin is dict and args[0] is str) or origin is list or (origin is tuple and args[1:] == (...,)):
+        return inner(args[1] if origin is dict else args[0])
+    raise TypeError(
+        f"{where}: {into} may not cross the wire; use Tensor, int, float, bool, str, None, "
+        "Literal, list[...], dict[str, ...] or a dataclass of these"
+    )
