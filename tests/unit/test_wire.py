@@ -110,7 +110,14 @@ def test_what_may_not_leave():
     class Canary:
         pass
 
-    for value in (Canary(), {1: 2}, float("nan"), torch.ones(2, dtype=torch.complex64), torch.ones(2).to_sparse(), {1, 2}):
+    for value in (
+        Canary(),
+        {1: 2},
+        float("nan"),
+        torch.ones(2, dtype=torch.complex64),
+        torch.ones(2).to_sparse(),
+        {1, 2},
+    ):
         with pytest.raises(WireError):
             encode(value)
     loop: list = []

@@ -1,0 +1,22 @@
+"""Small things several tests use."""
+
+import torch
+from torch import nn
+
+from solera.engines import Roster
+from solera.task import Client, Data
+
+
+class Site:
+    """Clients without any data set: n examples each, one linear model."""
+
+    def __init__(self, sizes=(4, 3, 2, 1), prototypes=("p", "q")):
+        names = sorted(prototypes)
+        of = torch.arange(len(sizes)) % len(names)
+        self.template = nn.Linear(2, 2)
+        self.roster = Roster(torch.tensor(sizes), names, of)
+
+    def client(self, k, seed, state):
+        n = self.roster[k].num_examples
+        data = Data(torch.zeros(n, 2), torch.zeros(n, dtype=torch.int64))
+        return Client(k, self.roster[k].prototype, data, data, None, 2, seed, state, self.template)

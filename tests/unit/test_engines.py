@@ -1,0 +1,251 @@
+"""Engines: what only real processes and threads can get wrong."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import Site
+from solera.engines import Call, ClientStates, InProcess, Processes, Threads, default_engine
+from solera.federation import Federation, FederationConfig
+from solera.task import Client, task
+from solera.wire import ConfigError, Packed, Weights, WireError, encode
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    t: Tensor
+
+
+@task
+def nap(client: Client, seconds: float) -> Seen:
+    time.sleep(seconds)
+    return Seen(torch.tensor([os.getpid(), threading.get_ident()]))
+
+
+@task
+def nap_if_first(client: Client, seconds: float) -> Seen:
+    time.sleep(seconds if client.id == "c00" else 0)
+    client.state["done"] = {"x": torch.ones(1)}
+    return Seen(torch.ones(1))
+
+
+@task
+def crash_if_second(client: Client) -> Seen:
+    if client.id == "c01":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Seen(torch.tensor([int(client.id[1:])]))
+
+
+@task
+def dropped(client: Client) -> Seen:
+    return Seen(nn.functional.dropout(torch.ones(64), 0.5))
+
+
+@task
+def count(client: Client) -> Seen:
+    n = client.state.get("n", {"n": torch.zeros(1)})["n"] + 1
+    client.state["n"] = {"n": n}
+    return Seen(n)
+
+
+@task
+def threads_inside(client: Client, weights: Weights) -> Seen:
+    return Seen(torch.tensor([torch.get_num_threads(), int(weights["w"].sum())]))
+
+
+SIZES = (1,) * 6
+ENGINES = {"inprocess": InProcess, "threads": Threads, "processes": Processes}
+
+
+@pytest.fixture(params=list(ENGINES))
+def engine(request, tmp_path):
+    made = ENGINES[request.param](Site(SIZES), ClientStates(tmp_path), 2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def processes(tmp_path):
+    made = Processes(Site(SIZES), ClientStates(tmp_path), 2)
+    yield made
+    made.close()
+
+
+def everyone(fed: Federation) -> list[str]:
+    return list(fed.clients)
+
+
+def test_dropout_has_the_same_bits_on_every_engine(engine, tmp_path):
+    got = Federation(engine, 5).map(dropped, [f"c{i:02d}" for i in range(6)])
+    want = Federation(InProcess(Site(SIZES), ClientStates(tmp_path / "w")), 5).map(dropped, list(got))
+    assert all(torch.equal(got[k].t, want[k].t) for k in want)
+    assert len({tuple(r.t.tolist()) for r in got.values()}) == 6
+
+
+def test_one_torch_thread_in_every_task(engine):
+    fed = Federation(engine, 0)
+    replies = fed.map(threads_inside, everyone(fed), weights={"w": torch.ones(4)})
+    assert [r.t.tolist() for r in replies.values()] == [[1, 4]] * 6
+
+
+def test_state_is_versioned_by_step(engine):
+    fed = Federation(engine, 0)
+    assert fed.map(count, ["c00"])["c00"].t.item() == 1
+    assert fed.map(count, ["c00"])["c00"].t.item() == 2
+    fed.begin(1)
+    assert fed.map(count, ["c00"])["c00"].t.item() == 3
+    fed.begin(0)  # a server that fell back: the client is as it was then
+    assert fed.map(count, ["c00"])["c00"].t.item() == 1
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_clients_really_run_at_once(kind, tmp_path):
+    engine = ENGINES[kind](Site(SIZES), ClientStates(tmp_path), 3)
+    try:
+        fed = Federation(engine, 0)
+        fed.map(nap, everyone(fed), seconds=0.0)
+        began = time.monotonic()
+        replies = fed.map(nap, everyone(fed), seconds=0.3)
+        assert time.monotonic() - began < 1.5  # one after another would take 1.8 s
+        workers = {tuple(r.t.tolist()) for r in replies.values()}
+        assert len(workers) == 3
+    finally:
+        engine.close()
+
+
+def test_submitted_work_overlaps_the_servers(processes):
+    fed = Federation(processes, 0)
+    fed.map(nap, everyone(fed), seconds=0.0)
+    began = time.monotonic()
+    pending = fed.submit(nap, ["c00", "c01"], seconds=0.5)
+    time.sleep(0.5)  # the server's own work
+    pending()
+    assert time.monotonic() - began < 0.9
+
+
+def test_a_crash_costs_one_client_and_the_pool_recovers(processes):
+    fed = Federation(processes, 0)
+    for _ in range(3):
+        replies = fed.map(crash_if_second, everyone(fed))
+        assert replies.failures == {"c01": "its process died"}
+        assert [r.t.item() for r in replies.values()] == [0, 2, 3, 4, 5]
+    assert len(fed.map(dropped, everyone(fed))) == 6
+
+
+@pytest.mark.parametrize("kind", list(ENGINES))
+def test_a_straggler_loses_its_seat_and_its_state_does_not_advance(kind, tmp_path):
+    states = ClientStates(tmp_path)
+    engine = ENGINES[kind](Site(SIZES), states, 2)
+    try:
+        fed = Federation(engine, 0, FederationConfig(deadline_s=0.5))
+        began = time.monotonic()
+        replies = fed.map(nap_if_first, everyone(fed), seconds=1.0 if kind != "processes" else 30.0)
+        assert time.monotonic() - began < 5
+        assert list(replies.failures) == ["c00"]
+        assert "deadline" in replies.failures["c00"]
+        assert states.load("c00", 10) == {}
+        assert "done" in states.load("c01", 10)
+    finally:
+        engine.close()
+
+
+def test_an_engine_that_is_closed_leaves_no_process_behind(tmp_path):
+    engine = Processes(Site(SIZES), ClientStates(tmp_path), 2)
+    fed = Federation(engine, 0)
+    pids = {int(r.t[0]) for r in fed.map(nap, everyone(fed), seconds=0.0).values()}
+    nursery = engine._nursery.pid
+    engine.close()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and any(_alive(p) for p in [*pids, nursery]):
+        time.sleep(0.02)
+    assert not [p for p in [*pids, nursery] if _alive(p)]
+    engine.close()  # twice is harmless
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as f:
+        return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+KILLED_SERVER = """
+import sys, time, torch
+sys.path.insert(0, sys.argv[2])
+from helpers import Site
+from solera.engines import ClientStates, Processes
+from solera.federation import Federation
+from solera.task import Client, task
+import dataclasses, os
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    t: torch.Tensor
+
+@task
+def pid(client: Client) -> Seen:
+    return Seen(torch.tensor([os.getpid()]))
+
+fed = Federation(Processes(Site((1,) * 4), ClientStates(sys.argv[1]), 2), 0)
+print(*{int(r.t) for r in fed.map(pid, list(fed.clients)).values()}, flush=True)
+time.sleep(60)
+"""
+
+
+def test_workers_end_when_the_server_is_killed(tmp_path):
+    tests = os.path.dirname(os.path.dirname(__file__))
+    server = subprocess.Popen(
+        [sys.executable, "-c", KILLED_SERVER, str(tmp_path), tests], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    pids = [int(p) for p in server.stdout.readline().split()]
+    server.kill()
+    server.wait()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and any(_alive(p) for p in pids):
+        time.sleep(0.02)
+    assert pids
+    assert not [p for p in pids if _alive(p)]
+
+
+def test_an_unknown_task_is_an_answer_not_a_crash(engine):
+    (reply,) = engine.start([Call("c00", "os.system", 0, 0, Packed({}))])()
+    assert "unknown task 'os.system'" in reply.error
+
+
+def test_client_states_keep_what_a_run_may_fall_back_to(tmp_path):
+    states = ClientStates(tmp_path)
+    for step in (0, 1000, 1001, 2000, 3000):
+        states.save("c00", step, {"s": {"t": torch.tensor([float(step)])}}, keep_from=2000)
+    kept = sorted(int(p.stem) for p in (tmp_path / "c00").iterdir())
+    assert kept == [1001, 2000, 3000]  # the newest before step 2000, and all since
+    assert states.load("c00", 2000)["s"]["t"].item() == 1001
+    states.rewind(2000)
+    assert states.load("c00", 9999)["s"]["t"].item() == 1001
+    assert states.load("c01", 5) == {}
+
+
+def test_damaged_client_state_is_an_error_that_names_the_file(tmp_path):
+    states = ClientStates(tmp_path)
+    states.save("c00", 0, {"s": {"t": torch.ones(2)}})
+    path = tmp_path / "c00" / "000000000000.safetensors"
+    path.write_bytes(encode({"s": {"t": torch.ones(2)}})[:-3])
+    with pytest.raises(WireError, match=r"state of c00 at step 0 is damaged .*000000000000"):
+        states.load("c00", 5)
+
+
+def test_worker_counts(tmp_path):
+    with pytest.raises(ConfigError, match=r"engine\.workers = 0"):
+        Threads(Site(), ClientStates(tmp_path), 0)
+    assert default_engine(1) == "inprocess"
+    assert default_engine(2) in ("processes", "threads")
