@@ -1,1 +1,92 @@
-"""Solera."""
+"""Solera: federated learning across different models, by ensemble distillation.
+
+    import solera
+    result = solera.simulate(scenario, solera.methods.FedDF(), "runs/mine")
+
+Names are loaded when they are first used, so that `import solera` (and `solera --help`) is quick.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from . import methods, models, testing
+    from .config import Config, EngineConfig, RunConfig, load_config
+    from .data import Dataset, Partition, PartitionConfig, Public, PublicConfig, from_hf, from_tensors, from_torch, load
+    from .federation import Federation, FederationConfig, per_client
+    from .method import Info, Model, register
+    from .run import Result, resume_run, simulate
+    from .scenario import Scenario
+    from .server import Server
+    from .task import Client, Data
+    from .wire import ConfigError, DataError, RunError, SoleraError, Weights, like
+
+_HOME = {
+    "methods": "", "models": "", "testing": "",
+    "Config": "config", "EngineConfig": "config", "RunConfig": "config", "load_config": "config",
+    "Dataset": "data", "Partition": "data", "PartitionConfig": "data", "Public": "data", "PublicConfig": "data",
+    "from_hf": "data", "from_tensors": "data", "from_torch": "data", "load": "data",
+    "Federation": "federation", "FederationConfig": "federation", "per_client": "federation",
+    "Info": "method", "Model": "method", "register": "method",
+    "Result": "run", "resume_run": "run", "simulate": "run",
+    "Scenario": "scenario", "Server": "server",
+    "Client": "task", "Data": "task",
+    "ConfigError": "wire", "DataError": "wire", "RunError": "wire", "SoleraError": "wire", "Weights": "wire",
+    "like": "wire",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'solera' has no attribute {name!r}")
+    if not _HOME[name]:
+        return importlib.import_module(f".{name}", __name__)
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+__all__ = [
+    "Client",
+    "Config",
+    "ConfigError",
+    "Data",
+    "DataError",
+    "Dataset",
+    "EngineConfig",
+    "Federation",
+    "FederationConfig",
+    "Info",
+    "Model",
+    "Partition",
+    "PartitionConfig",
+    "Public",
+    "PublicConfig",
+    "Result",
+    "RunConfig",
+    "RunError",
+    "Scenario",
+    "Server",
+    "SoleraError",
+    "Weights",
+    "__version__",
+    "from_hf",
+    "from_tensors",
+    "from_torch",
+    "like",
+    "load",
+    "load_config",
+    "methods",
+    "models",
+    "per_client",
+    "register",
+    "resume_run",
+    "simulate",
+    "testing",
+]

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import struct
 import types
 import typing
@@ -52,6 +53,19 @@ class RunError(SoleraError):
 
 class WireError(SoleraError, ValueError):
     """A message that is malformed, too large, or not what the receiver declared."""
+
+
+SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def safe_name(name: str, what: str) -> str:
+    """`name`, if it may become part of a path; names come from configurations and from other machines."""
+    if not SAFE_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{what} {name[:80]!r}: lower-case letters, digits, '.', '_' and '-' only, at most 64, "
+            "beginning with a letter or digit"
+        )
+    return name
 
 
 @dataclasses.dataclass(frozen=True)

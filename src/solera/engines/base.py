@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..task import Client
-from ..wire import ConfigError, Packed, Weights
+from ..wire import ConfigError, Packed, Weights, safe_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Roster(Mapping[str, ClientInfo]):
     @classmethod
     def of(cls, infos: Mapping[str, ClientInfo]) -> "Roster":
         """A roster of named clients, in whatever order they came."""
-        ids = sorted(infos)
+        ids = sorted(safe_name(k, "client id") for k in infos)
         names = sorted({i.prototype for i in infos.values()})
         return cls(
             torch.tensor([infos[k].num_examples for k in ids], dtype=torch.int64),

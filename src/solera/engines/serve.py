@@ -1,6 +1,7 @@
 """The client's side of every engine: one call in, one reply out; and the client state that survives rounds."""
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 from ..randomness import isolated
 from ..task import TASKS
-from ..wire import Packed, SoleraError, Weights, WireError, decode, encode
+from ..wire import Packed, SoleraError, Weights, WireError, decode, encode, safe_name
 from .base import Call, Reply, Site
 
 
@@ -75,7 +76,7 @@ class ClientStates:
         return []
 
     def _path(self, client: str, step: int) -> pathlib.Path:
-        return self.root / client / f"{step:012d}.safetensors"
+        return self.root / safe_name(client, "client id") / f"{step:012d}.safetensors"
 
     def load(self, client: str, step: int) -> dict[str, Weights]:
         """The client's state as it was before `step`; empty if it never had one."""
@@ -107,6 +108,14 @@ class ClientStates:
                 for s in self._versions(k):
                     if s >= step:
                         self._path(k, s).unlink()
+
+    def digest(self, server_state: Any) -> str:
+        """sha256 of all there is at the end of a run: the server's state and the newest state of every client."""
+        whole = hashlib.sha256(encode(server_state))
+        for k in sorted(os.listdir(self.root)) if self.root.is_dir() else ():
+            if versions := self._versions(k):
+                whole.update(k.encode() + self._path(k, versions[-1]).read_bytes())
+        return whole.hexdigest()
 
     def flush(self, clients: Any, steps: range) -> None:
         """Make what was written in `steps` survive a power cut."""

@@ -1,0 +1,84 @@
+"""A method of your own in one file: FedAvg whose server keeps an exponential average of its models.
+
+The rules are few. Hyper-parameters are fields, `State` is all that a checkpoint holds, `round` returns a new state,
+client work is a `@task` whose annotations are the messages. What you get for it: every engine, exact resume, byte
+counts, bad clients dropped by name; and `solera.testing.check_method` to tell you if you broke a rule.
+
+Run it with `python examples/own_method.py`. A package of yours would declare it as an entry point instead:
+
+    [project.entry-points."solera.methods"]
+    slowavg = "your_package.slowavg:SlowAvg"
+"""
+
+import tempfile
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import solera
+from solera.method import Info, Model, register
+from solera.parts.local import Local, fit, weights_of
+from solera.task import Client, task
+from solera.testing import check_method
+from solera.wire import Weights, like
+
+
+@dataclass(frozen=True)
+class Trained:
+    weights: Weights = like("weights")  # must have the names and shapes of what was sent
+
+
+@task
+def train(client: Client, weights: Weights, local: Local) -> Trained:
+    model = client.model(weights)
+    fit(model, client.train.inputs, client.train.labels, local, client.seed)
+    return Trained(weights_of(model))
+
+
+@register("slowavg")
+@dataclass(frozen=True)
+class SlowAvg:
+    """Averaging, with a server that moves only part of the way."""
+
+    local: Local = field(default_factory=Local)
+    keep: float = 0.5  # how much of the old model stays
+
+    info: ClassVar[Info] = Info(
+        title="SlowAvg",
+        paper="an example",
+        models="any mix; only clients of the same architecture share",
+        wire="model down, model up",
+        public="none",
+        state="nothing",
+        privacy="means only",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]
+
+    def init(self, fed: solera.Federation, server: solera.Server) -> State:
+        return self.State({P: server.init(P) for P in server.prototypes})
+
+    def round(self, state: State, fed: solera.Federation, server: solera.Server) -> State:
+        sent = solera.per_client(lambda k: state.weights[fed.prototype(k)])
+        mean = fed.mean(train, fed.sample(), by=fed.prototype, weights=sent, local=self.local)
+        new = dict(state.weights)
+        for P, reply in mean.items():
+            new[P] = {
+                n: self.keep * old + (1 - self.keep) * reply.weights[n] if old.is_floating_point() else reply.weights[n]
+                for n, old in state.weights[P].items()
+            }
+        return self.State(new)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {P: Model(P, w) for P, w in state.weights.items()}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        check_method(SlowAvg(), folder)
+    print("slowavg keeps every promise: the same bits on every engine, after every resume")
+
+
+if __name__ == "__main__":
+    main()

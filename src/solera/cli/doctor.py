@@ -1,0 +1,108 @@
+"""`solera doctor`: what is installed, what a run would use here, and whether it keeps its promise of equal bits."""
+
+import importlib.metadata
+import importlib.util
+import json as json_
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .errors import Debug, Json, reported
+
+NEEDED = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich", "tomli-w")
+EXTRAS = {  # import name: (what for, extra)
+    "pyarrow": ("data sets in parquet folders", "data"),
+    "PIL": ("images inside parquet files", "data"),
+    "datasets": ("data sets from the Hugging Face hub, by name", "hub"),
+}
+SELF_TEST: dict[str, Any] = {
+    "run": {"rounds": 1, "name": "self test"},
+    "data": {"train_size": 200, "test_size": 50},
+    "partition": {"kind": "iid", "clients": 2},
+    "public": {"size": 40},
+    "models": {"clients": ["mlp"]},
+    "method": {"name": "feddf", "local": {"epochs": 1}, "fusion": {"steps": 5}},
+}
+
+
+@reported
+def doctor(json: Json = False, debug: Debug = False) -> None:
+    """Check the installation: versions, cores, the default engine, optional extras, and a two-second self test.
+
+    Example: [bold]solera doctor[/bold]; exit code 1 means that something is wrong.
+    """
+    checks = examine()
+    if json:
+        typer.echo(json_.dumps(checks, indent=2))
+    else:
+        table = Table.grid(padding=(0, 2))
+        for c in checks:
+            mark = "[green]ok[/green]" if c["ok"] else "[red]bad[/red]" if c["needed"] else "[yellow]-[/yellow]"
+            table.add_row(mark, escape(c["what"]), escape(c["found"]))
+        Console().print(table)
+    if any(c["needed"] and not c["ok"] for c in checks):
+        raise typer.Exit(1)
+
+
+def examine() -> list[dict[str, Any]]:
+    """Every check: what was looked at, what was found, whether it is in order and whether a run needs it."""
+    import torch
+
+    from ..engines import default_engine, default_workers
+    from ..version import __version__
+
+    checks: list[dict[str, Any]] = []
+
+    def note(what: str, found: str, ok: bool = True, needed: bool = True) -> None:
+        checks.append({"what": what, "found": found, "ok": ok, "needed": needed})
+
+    note("solera", __version__)
+    note("python", f"{platform.python_version()} on {platform.platform()}", sys.version_info >= (3, 11))
+    for name in NEEDED:
+        note(name, importlib.metadata.version(name))
+    workers = default_workers()
+    engine = default_engine(workers)
+    note("cores", f"{workers} usable: so many clients are trained at once")
+    note("torch threads", f"{torch.get_num_threads()} by default; a run uses 1 for each client, to keep its bits")
+    why = {
+        "inprocess": "there is one core only",
+        "processes": "there are several cores and processes can be forked: a crash costs one client, not the run",
+        "threads": "processes cannot be forked safely on this system",
+    }
+    note("default engine", f"{engine}: {why[engine]}")
+    for module, (purpose, extra) in EXTRAS.items():
+        there = importlib.util.find_spec(module) is not None
+        hint = "" if there else f"; to add it: pip install 'solera[{extra}]'"
+        note(module, f"{'installed' if there else 'not installed'} ({purpose}){hint}", there, needed=False)
+    ok, text = self_test()
+    note("self test", text, ok)
+    return checks
+
+
+def self_test() -> tuple[bool, str]:
+    """A tiny run in this process and in worker processes; their final states must be the same to the bit."""
+    from ..config import load_config
+    from ..run import execute
+
+    began = time.monotonic()
+    engines = ["inprocess", "processes" if sys.platform == "linux" else "threads"]
+    with tempfile.TemporaryDirectory(prefix="solera-doctor-") as folder:
+        try:
+            digests = {
+                e: execute(load_config(SELF_TEST | {"engine": {"name": e, "workers": 2}}), Path(folder) / e)["digest"]
+                for e in engines
+            }
+        except Exception as e:  # whatever it is, it is what the doctor was asked to find
+            return False, f"a tiny run fails with {type(e).__name__}: {e}"
+    seconds = f"{time.monotonic() - began:.1f} s"
+    if len(set(digests.values())) == 1:
+        return True, f"{' and '.join(engines)} end in the same state, {digests[engines[0]][:16]} ({seconds})"
+    return False, "engines disagree: " + ", ".join(f"{e} {d[:16]}" for e, d in digests.items())

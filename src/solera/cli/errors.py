@@ -1,0 +1,115 @@
+"""Errors as a user sees them: one line on stderr and a documented exit code; a traceback only with --debug.
+
+Nothing here imports torch: `solera --help` has to be quick.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+from ..track.display import Watcher
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 unexpected error; 2 configuration or usage; 3 data; 4 run directory; "
+    "5 too few clients answered; 130 interrupted (Ctrl-C); 143 terminated."
+)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
+
+
+def reported(command: Callable[P, R]) -> Callable[P, R]:
+    """Make a command report its errors in one line, and end with the exit code that belongs to them."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        debug = bool(kwargs.get("debug"))
+        if debug:
+            logging.getLogger("solera").setLevel(logging.DEBUG)
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt as e:
+            fail(*_interruption(e))
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except Exception as e:
+            if debug:
+                raise
+            if is_ours(e):
+                fail(str(e), e.exit_code)  # type: ignore[attr-defined]
+            fail(f"unexpected {type(e).__name__}: {e or 'no message'} (--debug shows where it comes from)", 1)
+
+    return guarded
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an error is one the library explains by itself."""
+    wire = sys.modules.get("solera.wire")  # not imported yet: then nothing of ours can have raised it
+    return wire is not None and isinstance(error, wire.SoleraError)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say what is wrong, in one line, and leave."""
+    typer.echo(f"solera: {' '.join(message.split())}", err=True)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """Whatever stops the run in `out`: say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as e:
+        message, code = _interruption(e)
+        fail(message + _go_on(out), code)
+    except Exception as e:
+        if is_ours(e) and e.exit_code in (5, 143):  # type: ignore[attr-defined]
+            fail(f"{e}{_go_on(out)}", e.exit_code)  # type: ignore[attr-defined]
+        raise
+
+
+def _interruption(e: KeyboardInterrupt) -> tuple[str, int]:
+    """Ctrl-C, or a signal that was turned into an exception of its kind."""
+    return str(e) or "interrupted", getattr(e, "exit_code", 130)
+
+
+def _go_on(out: Path) -> str:
+    return f"; go on with: {resume_command(out)}" if (out / "run.json").is_file() else ""
+
+
+def resume_command(out: str | os.PathLike[str]) -> str:
+    """The command that continues the run in `out`."""
+    return f"solera resume {shlex.quote(str(out))}"
+
+
+class _ToWatcher(logging.Handler):
+    def __init__(self, watcher: Watcher):
+        super().__init__(logging.WARNING)
+        self.watcher, self.pid = watcher, os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.getpid() == self.pid:  # a forked worker has no display
+            self.watcher.warn(record.getMessage())
+
+
+@contextlib.contextmanager
+def warnings_to(watcher: Watcher) -> Iterator[Any]:
+    """Show the library's warnings where the run is shown."""
+    log, handler = logging.getLogger("solera"), _ToWatcher(watcher)
+    propagate, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagate

@@ -1,0 +1,51 @@
+"""The program `solera`: its commands, and the options that belong to none of them."""
+
+from typing import Annotated
+
+import typer
+
+from ..version import __version__
+from .doctor import doctor
+from .errors import EXIT_CODES
+from .ls import ls
+from .quickstart import quickstart
+from .run import resume, run
+from .show import show
+
+app = typer.Typer(
+    name="solera",
+    epilog=EXIT_CODES,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (quickstart, run, resume, show, ls, doctor):
+    app.command(epilog=EXIT_CODES)(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"solera {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def solera(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Federated learning across different models, by ensemble distillation.
+
+    Example: [bold]solera quickstart[/bold] compares averaging with FedDF on embedded data, in about a minute.
+    """
+
+
+def main() -> None:
+    """The entry point."""
+    app(prog_name="solera")
+
+
+if __name__ == "__main__":
+    main()

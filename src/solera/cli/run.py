@@ -1,0 +1,106 @@
+"""`solera run` and `solera resume`."""
+
+import dataclasses
+import json as json_
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..track.display import choose_watcher
+from .errors import Debug, Json, reported, resumable, warnings_to
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the outcome only.")]
+
+
+@reported
+def run(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe (see `solera ls recipes`) or a file.")
+    ] = "toy",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting, e.g. partition.alpha=1. Repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory; made by name under runs/ if not given.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where clients run; the same as --set engine.name=...")] = None,
+    workers: Annotated[int | None, typer.Option(help="Clients at once; the same as --set engine.workers=...")] = None,
+    rounds: Annotated[int | None, typer.Option(help="The same as --set run.rounds=...")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same as --set run.seed=...")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a recipe or a configuration file.
+
+    Example: [bold]solera run quickstart/feddf --rounds 5 --set partition.alpha=1 --set method.fusion.steps=100[/bold]
+    """
+    from ..config import load_config
+
+    options = {"engine.name": engine, "engine.workers": workers, "run.rounds": rounds, "run.seed": seed}
+    given = [f"{k}={json_.dumps(v)}" for k, v in options.items() if v is not None]
+    config = named(load_config(recipe, [*(set_ or []), *given]), recipe)
+    print_json(perform(config, out or default_out(config), json, quiet), json)
+
+
+@reported
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")],
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Continue a run that was stopped, to the same result as if it never had been.
+
+    Example: [bold]solera resume runs/toy-feddf-s0[/bold]
+    """
+    from ..run import resume_run
+
+    with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(directory):
+        print_json(resume_run(directory, watcher), json)
+
+
+def perform(config: "Config", out: Path, json: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Run a configuration under a suitable display; the summary."""
+    from ..run import execute
+
+    with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
+        return execute(config, out, watcher=watcher)
+
+
+def print_json(found: Mapping[str, Any], wanted: bool) -> None:
+    """The result for a program to read, if that is wanted."""
+    if wanted:
+        typer.echo(json_.dumps(found, indent=2))
+
+
+def named(config: "Config", recipe: str) -> "Config":
+    """The configuration with a name: its own, or that of the recipe or file it came from."""
+    from ..config import recipe_names
+
+    stem = recipe if recipe in recipe_names() else Path(recipe).stem
+    name = config.run.name or re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64] or "run"
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, name=name))
+
+
+def default_out(config: "Config") -> Path:
+    """runs/<name>-<method>-s<seed>, or the first of its successors -2, -3, ... that does not exist."""
+    from ..method import name_of
+
+    name, method = config.run.name.replace(" ", "-"), name_of(config.method)
+    stem = name if name.endswith(method) else f"{name}-{method}"
+    return fresh(Path("runs") / f"{stem}-s{config.run.seed}")
+
+
+def fresh(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, ... that does not exist."""
+    candidate, n = path, 1
+    while candidate.exists():
+        n += 1
+        candidate = path.with_name(f"{path.name}-{n}")
+    return candidate

@@ -1,0 +1,172 @@
+"""`solera show`: a run directory at a glance."""
+
+import fcntl
+import json as json_
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..track.display import human_bytes, human_time, percent
+from .errors import Debug, Json, reported, resume_command
+
+FAILURES_SHOWN = 8
+
+
+@reported
+def show(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a run is, how far it is, what it reached, and how to continue it.
+
+    Example: [bold]solera show runs/toy-feddf-s0[/bold]
+    """
+    found = look(directory)
+    if json:
+        typer.echo(json_.dumps(found, indent=2))
+    else:
+        _print(found)
+
+
+def look(directory: Path) -> dict[str, Any]:
+    """The facts about a run directory, whether its run is finished, under way or was stopped."""
+    from ..track.store import read_metrics
+    from ..wire import RunError
+
+    if not (directory / "run.json").is_file():
+        raise RunError(f"{directory} is no run directory: it has no run.json")
+    settings = _settings(directory)
+    rounds = {m["round"]: m for m in read_metrics(directory)}  # a round that was run again counts once
+    wanted = settings.get("run", {}).get("rounds")
+    finished = (directory / "summary.json").is_file() and (wanted is None or len(rounds) >= wanted)
+    status = "finished" if finished else "running" if _in_use(directory) else "stopped"
+    failures = Counter(f["client"] for m in rounds.values() for f in m["failures"])
+    found: dict[str, Any] = {
+        "out": str(directory),
+        "status": status,
+        "continue": resume_command(directory) if status == "stopped" else None,
+        "rounds_done": len(rounds),
+        "rounds": wanted,
+        "settings": settings,
+        "models": _scores(rounds, "models"),
+        "ensembles": _scores(rounds, "ensembles"),
+        "personal": next((m["personal"] for _, m in sorted(rounds.items(), reverse=True) if "personal" in m), None),
+        "bytes": {w: sum(sum(m["bytes"][w].values()) for m in rounds.values()) for w in ("down", "up")},
+        "seconds": round(sum(m["seconds"]["total"] for m in rounds.values()), 3),
+        "failures": dict(failures.most_common()),
+        "digest": None,
+        "environment": None,
+    }
+    if finished:
+        summary = _read_summary(directory)
+        found["digest"], found["environment"] = summary.get("digest"), summary.get("environment")
+    return found
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    import tomllib
+
+    from ..wire import RunError
+
+    try:
+        return tomllib.loads((directory / "config.toml").read_text("utf-8"))
+    except FileNotFoundError:
+        return {}  # a run started from Python has none
+    except (OSError, ValueError) as e:
+        raise RunError(f"{directory}/config.toml cannot be read: {e}") from None
+
+
+def _read_summary(directory: Path) -> dict[str, Any]:
+    from ..wire import RunError
+
+    try:
+        return json_.loads((directory / "summary.json").read_text("utf-8"))
+    except (OSError, ValueError) as e:
+        raise RunError(f"{directory}/summary.json cannot be read: {e}") from None
+
+
+def _scores(rounds: dict[int, Any], group: str) -> dict[str, Any]:
+    """The last and the best accuracy of each model."""
+    found: dict[str, Any] = {}
+    for t, metrics in sorted(rounds.items()):
+        for name, score in metrics.get(group, {}).items():
+            best = found.get(name, {"best_accuracy": -1.0, "best_round": t})
+            if score["accuracy"] > best["best_accuracy"]:
+                best = {"best_accuracy": score["accuracy"], "best_round": t}
+            found[name] = {**score, "round": t} | {k: best[k] for k in ("best_accuracy", "best_round")}
+    return found
+
+
+def _in_use(directory: Path) -> bool:
+    """Whether a process holds the directory's lock."""
+    try:
+        lock = os.open(directory / ".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _print(found: dict[str, Any]) -> None:
+    console, s = Console(), found["settings"]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+
+    def line(name: str, text: str) -> None:
+        grid.add_row(name, escape(text))
+
+    done = f"{found['rounds_done']} of {found['rounds']}" if found["rounds"] else str(found["rounds_done"])
+    line("run", f"{s.get('run', {}).get('name') or Path(found['out']).name} ({found['status']})")
+    if s:
+        line("method", s["method"]["name"])
+        line("data", _data_line(s))
+        line("models", ", ".join(s["models"]["clients"]) + _if(", server: ", s["models"].get("server")))
+    line("rounds", f"{done} in {human_time(found['seconds'])}")
+    line("traffic", f"{human_bytes(found['bytes']['down'])} down, {human_bytes(found['bytes']['up'])} up")
+    if found["personal"] and "mean" in found["personal"]:
+        own = found["personal"]
+        line("own models", f"{percent(own['mean'])} on average, worst tenth {percent(own['worst_decile'])}")
+    if found["failures"]:
+        named = [f"{k} ({n})" for k, n in list(found["failures"].items())[:FAILURES_SHOWN]]
+        more = len(found["failures"]) - len(named)
+        line("dropped replies", ", ".join(named) + (f" and of {more} more clients" if more else ""))
+    if found["digest"]:
+        line("final state", found["digest"])
+    if found["continue"]:
+        line("continue", found["continue"])
+    console.print(grid)
+
+    scores = {**found["models"], **{f"ensemble {k}": v for k, v in found["ensembles"].items()}}
+    if scores:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        table.add_column("model", overflow="fold")
+        for column in ("accuracy", "loss", "best", "in round"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for name, m in scores.items():
+            best, at = percent(m["best_accuracy"]), f"{m['best_round'] + 1}/{found['rounds'] or found['rounds_done']}"
+            table.add_row(escape(name), percent(m["accuracy"]), f"{m['loss']:.3f}", best, at)
+        console.print()
+        console.print(table)
+
+
+def _data_line(s: dict[str, Any]) -> str:
+    p, f = s["partition"], s["federation"]
+    skew = f" alpha {p['alpha']}" if p["kind"] in ("dirichlet", "quantity") else ""
+    return f"{s['data']['name']}, {p['clients']} clients, {p['kind']}{skew}, {percent(f['fraction'])} a round"
+
+
+def _if(before: str, text: str | None) -> str:
+    return before + text if text else ""

@@ -1,0 +1,478 @@
+"""Configuration: strict TOML into frozen dataclasses, and back.
+
+Whatever is unknown, of the wrong type or out of range is refused before any work, in one line that names the key,
+the value and the nearest valid key. TOML has no null: a setting that may be absent is left out, or is switched off
+with the string "none" where leaving it out would mean its default.
+"""
+
+import copy
+import dataclasses
+import difflib
+import functools
+import importlib.resources
+import inspect
+import json
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pydantic
+import tomli_w
+
+from . import methods  # noqa: F401  (importing them is what registers them)
+from .data.partition import PartitionConfig
+from .data.public import PublicConfig
+from .federation import FederationConfig
+from .method import METHODS, find_method, load_plugins, name_of
+from .models import model_info
+from .scenario import DataConfig, ModelsConfig
+from .wire import ConfigError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
+OFF = "none"  # how None is written where leaving the key out would mean something else
+D = TypeVar("D", DataConfig, PublicConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """How long to run, from which seed, and how often to measure and to save."""
+
+    seed: int = 0
+    rounds: int = 10
+    name: str = ""
+    eval_every: int = 1  # rounds between evaluations; the last round is always evaluated
+    checkpoint_every: int = 1  # rounds between checkpoints
+    eval_clients: int = 100  # how many clients' personal models are scored
+
+    def check(self) -> None:
+        """Refuse what cannot be."""
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"run.seed = {self.seed}: must be from 0 up to 2^63 - 1")
+        for key in ("rounds", "eval_every", "checkpoint_every"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"run.{key} = {getattr(self, key)}: at least 1 is needed")
+        if self.eval_clients < 0:
+            raise ConfigError(f"run.eval_clients = {self.eval_clients}: at least 0 is needed (0: score none)")
+        if self.name and not NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"run.name = {_show(self.name)}: letters, digits, spaces, '.', '_' and '-' only, at most 64, "
+                "and a letter or digit first"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """Where the clients run. Of these settings only `threads` may change the bits of a result."""
+
+    name: Literal["auto", "inprocess", "threads", "processes"] = "auto"
+    workers: int = 0  # clients at once; 0: one for each core
+    threads: int = 1  # torch's threads within one client's or the server's work
+
+    def check(self) -> None:
+        """Refuse what cannot be."""
+        if self.workers < 0:
+            raise ConfigError(f"engine.workers = {self.workers}: at least 0 is needed (0: one for each core)")
+        if self.threads < 1:
+            raise ConfigError(f"engine.threads = {self.threads}: at least 1 is needed")
+        if self.threads > 1 and self.name != "inprocess":
+            raise ConfigError(
+                f"engine.threads = {self.threads}: more than 1 only with engine.name = 'inprocess'; "
+                "the other engines use the cores for more clients at once"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that determines a run."""
+
+    run: RunConfig
+    data: DataConfig
+    partition: PartitionConfig
+    public: PublicConfig
+    models: ModelsConfig
+    federation: FederationConfig
+    method: Any  # an instance of a registered method: its fields are the hyper-parameters
+    engine: EngineConfig
+
+
+TABLES: dict[str, type] = {
+    "run": RunConfig,
+    "data": DataConfig,
+    "partition": PartitionConfig,
+    "public": PublicConfig,
+    "models": ModelsConfig,
+    "federation": FederationConfig,
+    "engine": EngineConfig,
+}
+
+
+def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The configuration in `source`: a recipe's name, a TOML file, or the tables themselves.
+
+    `overrides` are "key=value" with dotted keys; a value is read as TOML, or else taken as a string. Overriding
+    `method.name` keeps those of the source's [method] settings that the other method has too, and no others.
+    Relative paths become absolute, so that the configuration means the same wherever the run is resumed.
+    """
+    given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read(source)
+    wanted = _parse_overrides(overrides)
+    _exchange_method(given, wanted)
+    _merge(given, wanted, "")
+    method = _method_class(given.get("method"))
+    for key, value in given.items():
+        if key not in TABLES and key != "method":
+            raise _unknown(key, value, method)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key} = {_show(value)}: this is a table; write [{key}] and its settings below")
+    if method is None:
+        load_plugins()
+        raise ConfigError(f"method.name is missing: choose one of {', '.join(sorted(METHODS))}")
+    built = {name: _build(cls, given.get(name, {}), name, None, method) for name, cls in TABLES.items()}
+    settings = {k: v for k, v in given["method"].items() if k != "name"}
+    config = Config(**built, method=_build(method, settings, "method", None, method))
+    _check(config)
+    return dataclasses.replace(config, data=_absolute(config.data), public=_absolute(config.public))
+
+
+def _check(config: Config) -> None:
+    """Refuse at once what the partition, the public data or the models would refuse after the data was loaded."""
+    tables = {"partition": config.partition, "public": config.public}
+    for key in (
+        "partition.clients",
+        "partition.classes_per_client",
+        "partition.min_size",
+        "public.size",
+        "public.per_round",
+    ):
+        table, name = key.split(".")
+        value = getattr(tables[table], name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{key} = {value}: at least 1 is needed")
+    if not config.partition.alpha > 0:
+        raise ConfigError(f"partition.alpha = {config.partition.alpha}: must be above 0 (small: skewed, large: equal)")
+    if not 0 < config.public.fraction <= 1:
+        raise ConfigError(f"public.fraction = {config.public.fraction}: must be above 0 and at most 1")
+    if config.public.source == "dataset" and not config.public.name:
+        raise ConfigError("public.name is missing: public.source = 'dataset' needs the name of a data set")
+    named = {"models.clients": config.models.clients, "models.server": [config.models.server]}
+    for key, names in named.items():
+        for name in names:
+            try:
+                _ = name is None or model_info(name)
+            except ConfigError as e:
+                raise ConfigError(f"{key}: {e}") from None
+
+
+def to_toml(config: Config) -> str:
+    """Every setting, defaults included, as TOML that loads to an equal configuration."""
+    tables: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        table = getattr(config, f.name)
+        head = {"name": name_of(table)} if f.name == "method" else {}
+        tables[f.name] = head | _dump(table, None)
+    return "# Every setting of this run, defaults included.\n\n" + tomli_w.dumps(tables)
+
+
+# ---- sources ----------------------------------------------------------------------------------------
+
+
+def recipe_names() -> list[str]:
+    """The names of the recipes inside the package."""
+    return sorted(_recipes())
+
+
+def recipe_text(name: str) -> str:
+    """A recipe as it is written, comments included."""
+    found = _recipes()
+    if name not in found:
+        near = difflib.get_close_matches(name, found, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "recipes are: " + ", ".join(sorted(found))
+        raise ConfigError(f"{_show(name)} is neither a recipe nor a .toml file; {hint}")
+    return found[name].read_text("utf-8")
+
+
+def _recipes() -> dict[str, Traversable]:
+    def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                yield from walk(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(".toml"):
+                yield prefix + entry.name.removesuffix(".toml"), entry
+
+    return dict(walk(importlib.resources.files("solera") / "recipes", ""))
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    try:
+        by_name = isinstance(source, str) and not source.endswith(".toml")
+        if by_name and (source in recipe_names() or not Path(source).is_file()):
+            text = recipe_text(str(source))
+        else:
+            text = Path(source).read_text("utf-8")
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{source} is not valid TOML: {e}") from None
+    except (OSError, ValueError) as e:  # ValueError: not UTF-8, or a NUL in the name
+        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the configuration {_show(str(source))}: {why}") from None
+
+
+# ---- overrides --------------------------------------------------------------------------------------
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """The overrides as nested tables; a later one wins."""
+    wanted: dict[str, Any] = {}
+    for text in overrides:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        names = key.split(".")
+        if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", n) for n in names):
+            raise ConfigError(f"{_show(text)} is not key=value, such as run.rounds=5")
+        parsed: Any = _parse_value(value)
+        for n in reversed(names):
+            parsed = {n: parsed}
+        _merge(wanted, parsed, "")
+    return wanted
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if list(parsed) == ["value"] else text  # a line break does not smuggle in other keys
+
+
+def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:
+    for name, value in wanted.items():
+        key = f"{path}{name}"
+        old = into.get(name)
+        if not isinstance(value, dict) or old is None:
+            into[name] = value
+        elif isinstance(old, dict):
+            _merge(old, value, f"{key}.")
+        else:
+            inner = next(iter(value), "...")
+            raise ConfigError(f"{key}.{inner} = {_show(value.get(inner))}: {key} is a value, not a table")
+
+
+def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    """If an override names another method, keep the settings that both have; check the others, then drop them."""
+    old, new = given.get("method"), wanted.get("method")
+    if not (isinstance(old, dict) and isinstance(new, dict) and old.get("name") and new.get("name")):
+        return
+    before, after = _method_class(old), _method_class(new)
+    if before is None or after is None or before is after:
+        return
+    settings = {k: v for k, v in old.items() if k != "name"}
+    _build(before, settings, "method", None, before)
+    theirs, ours = typing.get_type_hints(after), typing.get_type_hints(before)
+    fields = {f.name for f in dataclasses.fields(after)}
+    given["method"] = {k: v for k, v in settings.items() if k in fields and theirs[k] == ours[k]}
+
+
+def _method_class(table: Any) -> type | None:
+    """The method that a [method] table names; None if it names none."""
+    name = table.get("name") if isinstance(table, Mapping) else None
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise ConfigError(f"method.name = {_show(name)}: a string is wanted")
+    return find_method(name)
+
+
+# ---- from tables to dataclasses and back ------------------------------------------------------------
+
+
+def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: type | None) -> Any:
+    """An instance of `cls` with the settings in `given`; the others are those of `base`, or the defaults."""
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    for key, value in given.items():
+        if key not in fields:
+            raise _unknown(f"{path}.{key}", value, method)
+    values = {}
+    for name, f in fields.items():
+        key, default = f"{path}.{name}", _default(f, base)
+        if name in given:
+            values[name] = _value(hints[name], given[name], key, default, method)
+        elif default is dataclasses.MISSING:
+            raise ConfigError(f"{key} is missing: {_words(hints[name])} is wanted")
+        else:
+            values[name] = default
+    try:
+        built = cls(**values)
+        check = getattr(built, "check", None)
+        if check is not None and not inspect.signature(check).parameters:
+            check()
+    except (ConfigError, ValueError, TypeError) as e:
+        raise ConfigError(_locate(str(e), path, fields)) from None
+    return built
+
+
+def _locate(message: str, path: str, fields: Mapping[str, Any]) -> str:
+    """Give a message of a dataclass, which does not know where it stands, the full key."""
+    if message.startswith(path):
+        return message
+    bare = re.sub(r"^\w+: ", "", message)  # "fedprox: mu = -1 must ..." speaks of the same
+    first = re.match(r"\w*", bare)
+    return f"{path}.{bare}" if first and first.group() in fields else f"[{path}] {message}"
+
+
+def _default(f: dataclasses.Field[Any], base: Any) -> Any:
+    if base is not None:
+        return getattr(base, f.name)
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+
+
+def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None) -> Any:
+    if _optional(wanted) and value == OFF:
+        return None
+    table = _table_type(wanted)
+    if table is not None:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key} = {_show(value)}: this is a table; write [{key}] and its settings below")
+        return _build(table, value, key, default if isinstance(default, table) else None, method)
+    try:
+        # By way of JSON because it has TOML's kinds of values: a list may become a tuple, a string no number.
+        return _adapter(wanted).validate_json(json.dumps(value), strict=True)
+    except TypeError:  # a date or a time
+        raise ConfigError(f"{key} = {_show(value)}: {_words(wanted)} is wanted") from None
+    except pydantic.ValidationError as e:
+        raise ConfigError(_explain(wanted, value, key, e)) from None
+
+
+@functools.cache
+def _adapter(wanted: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(wanted, config=pydantic.ConfigDict(allow_inf_nan=False))
+
+
+def _explain(wanted: Any, value: Any, key: str, error: pydantic.ValidationError) -> str:
+    inside = error.errors(include_url=False)[0]["loc"]
+    inner = _strip(wanted)
+    if inside and isinstance(value, list) and isinstance(inside[0], int):
+        key, value, wanted = f"{key}[{inside[0]}]", value[inside[0]], typing.get_args(inner)[0]
+        inner = _strip(wanted)
+    text = f"{key} = {_show(value)}: {_words(wanted)} is wanted"
+    if typing.get_origin(inner) is Literal:
+        near = difflib.get_close_matches(str(value), [str(a) for a in typing.get_args(inner)], 1)
+        return text + (f"; did you mean {near[0]!r}?" if near else "")
+    if typing.get_origin(inner) in (list, tuple) and not isinstance(value, list | dict):
+        return f"{text}: write {key} = [{_show(value)}]"
+    if isinstance(value, str) and inner in (int, float, bool) and value.strip():
+        return f"{text}, without quotes"
+    return text
+
+
+def _unknown(key: str, value: Any, method: type | None) -> ConfigError:
+    """The error for a key that does not exist: with the one that was probably meant."""
+    known = list(_keys(method))
+    table, _, leaf = key.rpartition(".")
+    siblings = [k for k in known if k.rpartition(".")[0] == table]
+    near = [k for k in known if "." in k and k.rpartition(".")[2] == leaf]  # right name, wrong table
+    near = near or [f"{table}.{n}".lstrip(".") for n in _close(leaf, siblings)]
+    near = near or [k for n in _close(leaf, known)[:1] for k in known if k.rpartition(".")[2] == n]
+    if near:
+        hint = "did you mean " + " or ".join(repr(k) for k in near[:2]) + "?"
+    else:
+        hint = f"[{table}] has " if table else "the tables are "
+        hint += ", ".join(k.rpartition(".")[2] for k in siblings) or "no settings"
+    if isinstance(value, Mapping):
+        return ConfigError(f"[{key}]: there is no such table; {hint}")
+    return ConfigError(f"{key} = {_show(value)}: there is no such setting; {hint}")
+
+
+def _close(leaf: str, keys: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in keys], 1)
+
+
+def _keys(method: type | None) -> Iterator[str]:
+    """Every dotted key there is, tables included."""
+
+    def walk(cls: type, path: str) -> Iterator[str]:
+        yield path
+        hints = typing.get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            table = _table_type(hints[f.name])
+            yield from walk(table, f"{path}.{f.name}") if table else [f"{path}.{f.name}"]
+
+    for name, cls in TABLES.items():
+        yield from walk(cls, name)
+    yield "method.name"
+    yield from walk(method, "method") if method else ["method"]
+
+
+def _dump(settings: Any, base: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for f in dataclasses.fields(settings):
+        value, default = getattr(settings, f.name), _default(f, base)
+        if value is None:
+            if default is not None:
+                out[f.name] = OFF
+        elif dataclasses.is_dataclass(value):
+            out[f.name] = _dump(value, default if isinstance(default, type(value)) else None)
+        elif f.init:
+            out[f.name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def _absolute(table: D) -> D:
+    if table.path is None:
+        return table
+    return dataclasses.replace(table, path=os.path.abspath(os.path.expanduser(table.path)))
+
+
+# ---- types and values in words ----------------------------------------------------------------------
+
+
+def _strip(wanted: Any) -> Any:
+    """The type without Annotated and without its None."""
+    if typing.get_origin(wanted) is typing.Annotated:
+        return _strip(typing.get_args(wanted)[0])
+    if typing.get_origin(wanted) in (typing.Union, types.UnionType):
+        kinds = [a for a in typing.get_args(wanted) if a is not type(None)]
+        return _strip(kinds[0]) if len(kinds) == 1 else wanted
+    return wanted
+
+
+def _optional(wanted: Any) -> bool:
+    kinds = typing.get_args(wanted)
+    return typing.get_origin(wanted) in (typing.Union, types.UnionType) and type(None) in kinds
+
+
+def _table_type(wanted: Any) -> type | None:
+    inner = _strip(wanted)
+    return inner if isinstance(inner, type) and dataclasses.is_dataclass(inner) else None
+
+
+def _words(wanted: Any) -> str:
+    """What a setting takes, in words."""
+    inner = _strip(wanted)
+    plain = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+    many = {int: "integers", float: "numbers", bool: "booleans", str: "strings"}
+    if inner in plain:
+        words = plain[inner]
+    elif typing.get_origin(inner) is Literal:
+        words = "one of " + ", ".join(repr(a) for a in typing.get_args(inner))
+    elif typing.get_origin(inner) in (list, tuple):
+        words = f"a list of {many.get(typing.get_args(inner)[0], 'values')}"
+    elif typing.get_origin(inner) is dict or _table_type(inner):
+        words = "a table"
+    else:
+        words = str(inner)
+    return f'{words} (or "{OFF}")' if _optional(wanted) else words
+
+
+def _show(value: Any) -> str:
+    """A value in one short line, as TOML writes it."""
+    text = (
+        json.dumps(value, ensure_ascii=False, default=str)
+        if isinstance(value, bool | str | list | dict)
+        else str(value)
+    )
+    return text if len(text) <= 80 else f"{text[:77]}..."

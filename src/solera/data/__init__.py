@@ -1,0 +1,42 @@
+"""Data: sources by name, users' own data, partitions among clients, and public data for distillation."""
+
+from .catalogue import SOURCES, SourceInfo
+from .dataset import Dataset, from_tensors, from_torch
+from .partition import Partition, PartitionConfig, class_counts, partition, split_test
+from .public import (
+    Public,
+    PublicConfig,
+    make_public,
+    public_from_dataset,
+    public_from_generator,
+    public_from_noise,
+    public_from_samples,
+)
+from .sampling import balanced, hold_out
+from .sources import from_hf, load
+from .text import tokenize
+
+__all__ = [
+    "SOURCES",
+    "Dataset",
+    "Partition",
+    "PartitionConfig",
+    "Public",
+    "PublicConfig",
+    "SourceInfo",
+    "balanced",
+    "class_counts",
+    "from_hf",
+    "from_tensors",
+    "from_torch",
+    "hold_out",
+    "load",
+    "make_public",
+    "partition",
+    "public_from_dataset",
+    "public_from_generator",
+    "public_from_noise",
+    "public_from_samples",
+    "split_test",
+    "tokenize",
+]

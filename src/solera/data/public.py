@@ -1,0 +1,358 @@
+"""Public data: the unlabelled samples on which models teach each other.
+
+Every party may hold them, so only indices travel; `digest` lets two parties make sure that they mean the same
+samples in the same order. Samples are kept as stored (bytes, where they are images) and made ready on access.
+
+Where they come from: a part held out of the training data, another data set, a frozen generator, or noise.
+Images from elsewhere are converted to the task's channels and size, and all are normalised by the task's constants.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..wire import ConfigError, DataError
+from .dataset import Dataset
+from .sampling import hold_out, torch_rng
+from .sources import load
+from .transforms import augment, normalise, to_bytes, to_shape, to_unit
+
+Source = Literal["held-out", "dataset", "noise", "none"]
+Augment = Literal["off", "once", "draw"]
+Noise = Literal["uniform", "gauss"]
+CHUNK = 256  # samples made, augmented or hashed at a time
+NOISE_BATCH = 128  # gauss noise is rescaled by the extremes of so many samples: a batch of FedDF
+
+
+@dataclass(frozen=True)
+class PublicConfig:
+    """Which samples are public and how they are used."""
+
+    source: Source = "held-out"
+    name: str | None = None  # source "dataset": its name or hub id ...
+    path: str | None = None  # ... and folder
+    size: int | None = None  # held-out: taken out of the training set; dataset: kept; noise: made
+    fraction: float = 1.0  # share of them that is used
+    classes: list[int] | None = None  # only samples of these classes (of the data set they come from)
+    per_round: int | None = None  # samples used in a round; all unless given
+    labels: bool = False  # keep the labels
+    augment: Augment = "off"  # once: a fixed transformed copy; draw: transformed anew at each draw
+    noise: Noise = "uniform"
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Samples that are kept: every draw is the kept sample."""
+
+    raw: Tensor
+    fresh: bool = False
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def take(self, indices: Tensor) -> Tensor:
+        return self.raw[indices]
+
+    def draw(self, indices: Tensor, rng: torch.Generator) -> Tensor:
+        return self.raw[indices]
+
+    def subset(self, indices: Tensor) -> "_Stored":
+        return _Stored(self.raw[indices])
+
+
+@dataclass(frozen=True)
+class _Generated:
+    """Images made on access: the fixed view from kept latent vectors, each draw from new ones."""
+
+    make: Callable[[Tensor], Tensor]  # latent vectors -> byte images in the task's shape
+    latents: Tensor
+    fresh: bool = True
+
+    def __len__(self) -> int:
+        return len(self.latents)
+
+    def take(self, indices: Tensor) -> Tensor:
+        return torch.cat([self.make(z) for z in self.latents[indices].split(CHUNK)])
+
+    def draw(self, indices: Tensor, rng: torch.Generator) -> Tensor:
+        z = torch.randn(len(indices), *self.latents.shape[1:], generator=rng)
+        return torch.cat([self.make(part) for part in z.split(CHUNK)])
+
+    def subset(self, indices: Tensor) -> "_Generated":
+        return _Generated(self.make, self.latents[indices])
+
+
+_Samples = _Stored | _Generated
+
+
+class Public:
+    """Public samples. Made by the `public_from_...` functions."""
+
+    def __init__(
+        self,
+        samples: _Samples,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        labels: Tensor | None = None,
+        augment: Augment = "off",
+    ):
+        self.labels = labels
+        self.augment = augment
+        self._samples = samples
+        self._mean, self._std = mean, std
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        """The samples with these indices, ready for a model: always the same."""
+        return normalise(self._samples.take(torch.as_tensor(indices)), self._mean, self._std)
+
+    def view(self, indices: Tensor, seed: int) -> Tensor:
+        """The samples as drawn with this seed: transformed anew where that is asked for, else as by [].
+
+        The same indices in the same order with the same seed give the same view.
+        """
+        if not self.fresh:
+            return self[indices]
+        rng = torch_rng(seed, "public view")
+        raw = self._samples.draw(torch.as_tensor(indices), rng)
+        return normalise(augment(to_unit(raw), rng) if self.augment == "draw" else raw, self._mean, self._std)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a view changes with its seed: augmented per draw, or generated per draw."""
+        return self.augment == "draw" or self._samples.fresh
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one prepared sample."""
+        return tuple(self._samples.take(torch.tensor([0])).shape[1:])
+
+    def round_indices(self, per_round: int | None, seed: int) -> Tensor:
+        """The sorted indices used in one round: `per_round` drawn without replacement, or all."""
+        if per_round is None:
+            return torch.arange(len(self))
+        if not 1 <= per_round <= len(self):
+            raise ConfigError(
+                f"public.per_round = {per_round}: there are {len(self)} public samples; ask for 1 to {len(self)}"
+            )
+        return torch.randperm(len(self), generator=torch_rng(seed, "public round"))[:per_round].sort().values
+
+    def subset(self, indices: Tensor) -> "Public":
+        """Only these samples, in this order."""
+        labels = None if self.labels is None else self.labels[indices]
+        return Public(self._samples.subset(indices), self._mean, self._std, labels, self.augment)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of content, order, normalisation, augmentation and, where kept, labels."""
+        first = self._samples.take(torch.tensor([0]))
+        about = {
+            "samples": [len(self), *first.shape[1:]],
+            "dtype": str(first.dtype),
+            "mean": self._mean,
+            "std": self._std,
+            "augment": self.augment,
+            "fresh": self.fresh,
+            "labels": self.labels is not None,
+        }
+        total = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        for indices in torch.arange(len(self)).split(CHUNK):
+            total.update(self._samples.take(indices).contiguous().numpy().tobytes())
+        if self.labels is not None:
+            total.update(self.labels.numpy().tobytes())
+        return total.hexdigest()
+
+
+def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -> Public | None:
+    """The public data that a configuration describes; `held_out` are the indices of the training samples set aside
+    for it (used by source "held-out" only)."""
+    _check_choices(cfg)
+    match cfg.source:
+        case "none":
+            return None
+        case "held-out":
+            return public_from_samples(task, task.train.inputs[held_out], task.train.labels[held_out], cfg, seed)
+        case "dataset":
+            if cfg.name is None:
+                raise ConfigError('public.source = "dataset" needs public.name: the data set to take')
+            return public_from_dataset(task, load(cfg.name, cfg.path), cfg, seed)
+        case "noise":
+            return public_from_noise(task, cfg, seed)
+
+
+def public_from_samples(
+    task: Dataset, inputs: Tensor, labels: Tensor | None, cfg: PublicConfig | None = None, seed: int = 0
+) -> Public:
+    """Public data from samples stored like the task's own. All are taken (`cfg.size` has been applied already),
+    less what `classes` and `fraction` leave out."""
+    return _assemble(task, inputs, labels, cfg or PublicConfig(), None, seed)
+
+
+def public_from_dataset(task: Dataset, other: Dataset, cfg: PublicConfig, seed: int = 0) -> Public:
+    """Public data from the training samples of another data set, converted to the task's shape."""
+    if bool(task.vocabulary) != bool(other.vocabulary) or len(task.shape) != len(other.shape):
+        raise ConfigError(
+            f"public.name: {other.name} has samples of shape {other.shape}, the task {task.name} of {task.shape}; "
+            "public data must be of the task's kind (images for images, text for text)"
+        )
+    if task.vocabulary != other.vocabulary:
+        raise ConfigError(
+            f"public.name: {other.name} has {other.vocabulary} token ids, the task {task.name} {task.vocabulary}; "
+            "both must have been made with one tokenizer"
+        )
+    if cfg.classes is not None and not set(cfg.classes) <= set(range(other.classes)):
+        raise ConfigError(f"public.classes = {cfg.classes}: {other.name} has the classes 0..{other.classes - 1}")
+    return _assemble(task, other.train.inputs, other.train.labels, cfg, cfg.size, seed)
+
+
+def public_from_noise(task: Dataset, cfg: PublicConfig, seed: int = 0) -> Public:
+    """Images of noise: `uniform` in [0, 1] per pixel, or `gauss`: N(0, 1) rescaled to [0, 1] by the extremes of each
+    batch of 128. Pixels are rounded to bytes like those of any image, then normalised by the task's constants."""
+    if len(task.shape) != 3:
+        raise ConfigError(f'public.source = "noise" makes images, but samples of {task.name} have shape {task.shape}')
+    if cfg.size is None or cfg.size < 1:
+        raise ConfigError(f'public.source = "noise" with public.size = {cfg.size}: say how many samples to make')
+    if cfg.labels or cfg.classes:
+        raise ConfigError('public.source = "noise": noise has no classes; leave out public.labels and public.classes')
+    _check_choices(cfg)
+    rng = torch_rng(seed, "public noise")
+    images = torch.empty((cfg.size, *task.shape), dtype=torch.uint8)
+    for part in images.split(NOISE_BATCH):
+        if cfg.noise == "uniform":
+            part.copy_(to_bytes(torch.rand(part.shape, generator=rng)))
+        else:
+            values = torch.randn(part.shape, generator=rng)
+            low, high = values.min(), values.max()
+            part.copy_(to_bytes((values - low) / (high - low)))
+    return _assemble(task, images, None, cfg, None, seed)
+
+
+def public_from_generator(
+    generate: Callable[[Tensor], Tensor] | nn.Module,
+    task: Dataset,
+    size: int,
+    latent: int | tuple[int, ...],
+    seed: int = 0,
+    cached: bool = True,
+    value_range: tuple[float, float] = (0.0, 1.0),
+) -> Public:
+    """Images that a frozen generator makes of z ~ N(0, I) of shape `latent`.
+
+    `cached` makes them once and keeps them as bytes; otherwise they are made on access, and every view from new z.
+    `generate` gets [n, *latent] and answers [n, C, H, W]: bytes, or floats in `value_range` ((-1, 1) for a tanh
+    output). The images are converted to the task's channels and size. A module is used in eval mode.
+    """
+    if len(task.shape) != 3:
+        raise ConfigError(f"a generator makes images, but samples of {task.name} have shape {task.shape}")
+    if size < 1:
+        raise ConfigError(f"size = {size}: at least one public sample is needed")
+    shape = (latent,) if isinstance(latent, int) else tuple(latent)
+    latents = torch.randn(size, *shape, generator=torch_rng(seed, "public generator"))
+    source = _Generated(lambda z: _generated_bytes(generate, z, task.shape, value_range), latents)
+    samples = _Stored(source.take(torch.arange(size))) if cached else source
+    return Public(samples, task.mean, task.std)
+
+
+def _generated_bytes(
+    generate: Callable[[Tensor], Tensor] | nn.Module,
+    z: Tensor,
+    shape: tuple[int, ...],
+    value_range: tuple[float, float],
+) -> Tensor:
+    module = generate if isinstance(generate, nn.Module) else None
+    training = module is not None and module.training
+    if module is not None:
+        module.eval()
+    try:
+        with torch.no_grad():
+            images = generate(z)
+    finally:
+        if module is not None:
+            module.train(training)
+    if images.ndim != 4 or len(images) != len(z):
+        raise DataError(f"the generator answered {tuple(images.shape)} to {len(z)} latent vectors, not [n, C, H, W]")
+    if images.dtype != torch.uint8:
+        low, high = value_range
+        slack = 1e-3 * (high - low)
+        if not bool(((images >= low - slack) & (images <= high + slack)).all()):  # NaN fails as well
+            raise DataError(
+                f"the generator's values run from {float(images.min()):.3g} to {float(images.max()):.3g}, outside of "
+                f"value_range {value_range}; pass the range of its output, e.g. value_range=(-1, 1) for tanh"
+            )
+        images = to_bytes((images - low) / (high - low))
+    return to_shape(images, shape)
+
+
+def _assemble(
+    task: Dataset, inputs: Tensor, labels: Tensor | None, cfg: PublicConfig, size: int | None, seed: int
+) -> Public:
+    """Choose samples, strip labels, convert, and transform once if asked to."""
+    _check_choices(cfg)
+    chosen = _choose(len(inputs), labels, cfg, size, seed)
+    raw = _fit(inputs[chosen], task)
+    if cfg.augment != "off":
+        raw = _augmentable(raw, once=cfg.augment == "once", seed=seed)
+    kept = labels[chosen] if cfg.labels and labels is not None else None
+    public = Public(_Stored(raw), task.mean, task.std, kept, cfg.augment)
+    if cfg.per_round is not None:
+        public.round_indices(cfg.per_round, seed)  # refuses what no round could do
+    return public
+
+
+def _check_choices(cfg: PublicConfig) -> None:
+    for key, kind in (("source", Source), ("augment", Augment), ("noise", Noise)):
+        if (value := getattr(cfg, key)) not in get_args(kind):
+            raise ConfigError(f"public.{key} = {value!r}: choose one of {', '.join(get_args(kind))}")
+
+
+def _choose(total: int, labels: Tensor | None, cfg: PublicConfig, size: int | None, seed: int) -> Tensor:
+    """Sorted indices: the wanted classes, then `size` of them, then the fraction."""
+    if not 0 < cfg.fraction <= 1:
+        raise ConfigError(f"public.fraction = {cfg.fraction}: a share, above 0 and at most 1")
+    if (cfg.classes is not None or cfg.labels) and labels is None:
+        raise ConfigError("public.labels or public.classes: these samples have no labels; leave both out")
+    chosen = torch.arange(total)
+    if cfg.classes is not None and labels is not None:
+        chosen = chosen[torch.isin(labels, torch.tensor(cfg.classes, dtype=labels.dtype))]
+    if size is not None and not 1 <= size <= len(chosen):
+        raise ConfigError(f"public.size = {size}: {len(chosen)} samples are to be had; ask for 1 to {len(chosen)}")
+    if not len(chosen):
+        raise ConfigError(f"public.classes = {cfg.classes}: of {total} samples none is left; name other classes")
+    count = len(chosen) if size is None else size
+    count = max(1, int(cfg.fraction * count + 0.5))
+    if count < len(chosen):
+        groups = torch.zeros(len(chosen)) if labels is None else labels[chosen]
+        chosen = chosen[hold_out(groups, count, seed)[1]]
+    return chosen
+
+
+def _fit(raw: Tensor, task: Dataset) -> Tensor:
+    """Samples in the task's shape: images converted, texts cut or padded with token 0."""
+    if tuple(raw.shape[1:]) == task.shape:
+        return raw
+    if len(task.shape) == 3 and raw.ndim == 4:
+        return to_shape(raw, task.shape)
+    if raw.dtype == torch.int64 and raw.ndim == 2 and len(task.shape) == 1:
+        length = task.shape[0]
+        return nn.functional.pad(raw[:, :length], (0, max(0, length - raw.shape[1])))
+    raise DataError(f"samples of shape {tuple(raw.shape[1:])} cannot become samples of shape {task.shape}")
+
+
+def _augmentable(raw: Tensor, once: bool, seed: int) -> Tensor:
+    """Check that the images can be transformed; `once` also does it, to bytes."""
+    if raw.ndim != 4:
+        raise ConfigError('public.augment: only images can be transformed; use augment = "off"')
+    if raw.dtype != torch.uint8 and not bool(((raw >= 0) & (raw <= 1)).all()):
+        raise ConfigError('public.augment: float images must lie in [0, 1] to be transformed; use augment = "off"')
+    if not once:
+        return raw
+    rng = torch_rng(seed, "public augment")
+    return torch.cat([to_bytes(augment(to_unit(part), rng)) for part in raw.split(CHUNK)])

@@ -1,0 +1,175 @@
+"""Readers of the plain binary formats in which image sets are published: IDX, CIFAR binary, STL-10 binary.
+
+None of them can hold code. Python pickles can, so the pickled versions of these sets are not read.
+"""
+
+import gzip
+import hashlib
+import lzma
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..wire import DataError
+from .catalogue import SourceInfo
+
+IDX_FILE = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz|\.xz)?")
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows of a training or test set as read: labels at once, inputs (to be decoded) when they are taken."""
+
+    labels: np.ndarray  # whole numbers, or names
+    take: Callable[[np.ndarray], Tensor]  # the inputs of these rows (sorted)
+    users: np.ndarray | None = None
+
+
+def files_in(folder: Path, depth: int = 2) -> list[Path]:
+    """The files of a folder and, to a depth, of the folders in it (archives unpack into one), in sorted order."""
+    levels = ("/".join("*" * (level + 1)) for level in range(depth))
+    return sorted(path for level in levels for path in folder.glob(level) if path.is_file())
+
+
+def read_idx(path: Path, sha256: str | None = None, rows: int | None = None) -> np.ndarray:
+    """The bytes of an IDX file, plain or compressed, in the shape its header states.
+
+    `sha256` is that of the uncompressed file; with `rows` it must hold only for a file of so many rows.
+    """
+    content = _uncompressed(path)
+    if len(content) < 4 or content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
+        raise DataError(f"{path}: not an IDX file of bytes (its header does not say so)")
+    dimensions = content[3]
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    begin = 4 + 4 * dimensions
+    if len(content) - begin != prod(shape):
+        raise DataError(
+            f"{path}: the header promises {'x'.join(map(str, shape))} bytes but {len(content) - begin} follow; "
+            "the file is damaged or cut short, get it again"
+        )
+    if sha256 is not None and (rows is None or rows == shape[0]):
+        _check_sum(path, content, sha256)
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
+
+
+def idx_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
+    """MNIST-like IDX files: {train, t10k or test}-images-idx3-ubyte and -labels-idx1-ubyte, also .gz or .xz."""
+    found: dict[tuple[str, str], Path] = {}
+    others = set()
+    for path in files_in(folder):
+        if match := IDX_FILE.fullmatch(path.name):
+            if match["prefix"] in ("", info.prefix):
+                found.setdefault(("train" if match["split"] == "train" else "test", match["what"]), path)
+            else:
+                others.add(match["prefix"])
+    if others and not found:
+        raise DataError(
+            f"{folder}: has IDX files that begin with {', '.join(sorted(others))}, "
+            f"but {info.title} is read from files that begin with {info.prefix or 'train or t10k'}"
+        )
+    splits = {}
+    for i, split in enumerate(("train", "test")):
+        paths = [found.get((split, what)) for what in ("images", "labels")]
+        if paths == [None, None]:
+            continue
+        images_path, labels_path = paths
+        if images_path is None or labels_path is None:
+            raise DataError(f"{folder}: of the {split} split only {images_path or labels_path} is there")
+        full = info.rows[i] if info.rows else None
+        arrays = [read_idx(p, info.sums.get(_plain_name(p)), full) for p in (images_path, labels_path)]
+        splits[split] = image_split(arrays[0], arrays[1], images_path, "idx", info)
+    return splits
+
+
+def cifar_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
+    """The binary version of CIFAR: records of one label byte (CIFAR-100: coarse, fine) and 3x32x32 pixel bytes."""
+    label_bytes = 2 if info.classes == 100 else 1
+    names = {path.name: path for path in files_in(folder)}
+    groups = {
+        "train": [names[n] for n in sorted(names) if re.fullmatch(r"data_batch_\d+\.bin|train\.bin", n)],
+        "test": [names[n] for n in ("test_batch.bin", "test.bin") if n in names][:1],
+    }
+    splits = {}
+    for split, paths in groups.items():
+        if not paths:
+            continue
+        records = []
+        for path in paths:
+            content = np.fromfile(path, np.uint8)
+            if not len(content) or len(content) % (label_bytes + 3072):
+                raise DataError(
+                    f"{path}: {len(content)} bytes are not a whole number of records of {label_bytes + 3072} bytes; "
+                    "the file is damaged or another set's, get it again"
+                )
+            records.append(content.reshape(-1, label_bytes + 3072))
+        table = np.concatenate(records)
+        images = table[:, label_bytes:].reshape(-1, 3, 32, 32)
+        splits[split] = image_split(images, table[:, label_bytes - 1], paths[0], "cifar", info)
+    return splits
+
+
+def stl10_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
+    """STL-10's binary files: {train, test}_X.bin with 3x96x96 bytes an image, column by column, and _y.bin."""
+    names = {path.name: path for path in files_in(folder)}
+    splits = {}
+    for i, split in enumerate(("train", "test")):
+        paths = [names.get(f"{split}_{part}.bin") for part in "Xy"]
+        if paths == [None, None]:
+            continue
+        images_path, labels_path = paths
+        if images_path is None or labels_path is None:
+            raise DataError(f"{folder}: of the {split} split only {images_path or labels_path} is there")
+        pixels, labels = (np.fromfile(path, np.uint8) for path in (images_path, labels_path))
+        if len(pixels) != len(labels) * 3 * 96 * 96:
+            raise DataError(f"{images_path}: {len(pixels)} bytes for {len(labels)} labels; 27648 bytes each are needed")
+        if info.rows and len(labels) == info.rows[i]:
+            for path, content in ((images_path, pixels), (labels_path, labels)):
+                _check_sum(path, content.tobytes(), info.sums[path.name])
+        splits[split] = image_split(pixels.reshape(-1, 3, 96, 96), labels, images_path, "stl10", info)
+    return splits
+
+
+def image_split(images: np.ndarray, labels: np.ndarray, path: Path, form: str, info: SourceInfo) -> Split:
+    """A split of byte images [n, H, W] or [n, C, H, W], put upright, with labels counted from 0."""
+    if images.ndim == 3:
+        images = images[:, None]
+    if len(images) != len(labels):
+        raise DataError(f"{path}: {len(images)} images but {len(labels)} labels")
+    if form in info.transposed:
+        images = images.swapaxes(2, 3)
+    numbers = labels.astype(np.int64) - info.first_label.get(form, 0)
+    return Split(numbers, lambda rows: torch.from_numpy(np.ascontiguousarray(images[rows])))
+
+
+def _plain_name(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".xz").replace(".idx", "-idx")
+
+
+def _uncompressed(path: Path) -> bytes:
+    content = path.read_bytes()
+    try:
+        if path.suffix == ".gz":
+            return gzip.decompress(content)
+        if path.suffix == ".xz":
+            return lzma.decompress(content)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path}: cannot be decompressed ({error}); the file is damaged, get it again") from error
+    return content
+
+
+def _check_sum(path: Path, content: bytes, expected: str) -> None:
+    kind = "sha256" if len(expected) == 64 else "md5"
+    found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
+    if found != expected:
+        raise DataError(
+            f"{path}: its {kind} is {found}, that of the published file is {expected}; the file is damaged or another "
+            "set's. Get it again, or load your own data with solera.data.from_tensors"
+        )

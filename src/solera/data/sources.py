@@ -1,0 +1,304 @@
+"""Data sets by name: the embedded sample, a local folder, or the Hugging Face hub.
+
+How a folder is judged: a file that contradicts itself (header and size, images and labels) or that has as many rows
+as the published file but another checksum is refused, and so is a set with more rows than the published one. Fewer
+rows are accepted as a sample, with a warning that names both numbers.
+"""
+
+import difflib
+import importlib.resources
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..task import Data
+from ..wire import ConfigError, DataError
+from .catalogue import SOURCES, SourceInfo, unnamed
+from .dataset import Dataset, user_numbers
+from .images import channel_statistics
+from .readers import Split, cifar_splits, files_in, idx_splits, image_split, read_idx, stl10_splits
+from .sampling import balanced, hold_out
+from .tables import csv_splits, find_columns, hub_split, parquet_splits, split_word
+from .text import LENGTH, VOCABULARY
+
+log = logging.getLogger("solera")
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+EMBEDDED = {  # sha256 of the uncompressed files that scripts/make_fashion_mnist_sample.py makes
+    "train-images-idx3-ubyte": "d33512cfdc636a0d8972818e6659995be209a88891df7fa2109d7895922c8985",
+    "train-labels-idx1-ubyte": "620cb8e3b9348037c5ff9a07b02d773ab165330e072dfd19e0d21c59f8042dcf",
+    "t10k-images-idx3-ubyte": "15a92dd1e9b16ea361928086e77df4dfa890c255c00b5a8c8162c1040ce8eef1",
+    "t10k-labels-idx1-ubyte": "234596aeb6eb48133ec99a62541f90bc0728c9559a681f1e0638037462458f2c",
+}
+FILES = {  # what is looked for in a folder, in words
+    "idx": "IDX files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-...; also .gz)",
+    "cifar": "CIFAR binary files (data_batch_1.bin ... test_batch.bin, or train.bin and test.bin)",
+    "stl10": "STL-10 binary files (train_X.bin, train_y.bin, test_X.bin, test_y.bin)",
+    "parquet": "parquet files (train-*.parquet, test-*.parquet)",
+    "csv": "csv files (train.csv, test.csv)",
+}
+PICKLES = re.compile(r"data_batch_\d+|test_batch|batches\.meta|train|test|meta|.*\.(pkl|pickle)")
+
+
+def load(
+    name: str,
+    path: str | Path | None = None,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    seed: int = 0,
+    length: int = LENGTH,
+) -> Dataset:
+    """The data set called `name`: one of SOURCES, or a hub id "owner/name".
+
+    Read from the folder `path`; without one, "fashion-mnist" is the sample inside the package, and others are looked
+    for in $SOLERA_DATA/<name> and ./data/<name> and then on the hub, if the package `datasets` is installed.
+    `train_size` and `test_size` take a sample with equal classes (as far as the data allow), the same for the same
+    seed. A set without a test split gives up a tenth of its training samples for one (or `test_size`), by a draw
+    that is always the same. `length` is the number of tokens of a text.
+    """
+    info = SOURCES.get(name) or _hub_source(name)
+    splits = _read(name, info, path, length)
+    return _assemble(name, info, splits, train_size, test_size, seed)
+
+
+def from_hf(
+    train: Any,
+    test: Any,
+    name: str = "own",
+    image: str | None = None,
+    text: str | None = None,
+    label: str | None = None,
+    user: str | None = None,
+    classes: int | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    length: int = LENGTH,
+) -> Dataset:
+    """A data set from two Hugging Face `datasets.Dataset`s.
+
+    The columns are found by their usual names (image or img, text or sentence, label, user) unless they are given.
+    Texts are made into tokens by the hashing tokenizer; bytes are normalised by the training images' own statistics
+    unless constants are given.
+    """
+    if (mean is None) != (std is None):
+        raise DataError(f"{name}: give both mean and std, or neither")
+    if image is not None and text is not None:
+        raise DataError(f"{name}: give an image column or a text column, not both")
+    info = replace(unnamed(name), classes=classes or 0, mean=mean, std=std)
+    given = {"image": image, "text": text, "label": label, "user": user}
+    splits = {}
+    for split, rows in (("train", train), ("test", test)):
+        where = f"{name}, {split}"
+        splits[split] = hub_split(rows, find_columns(rows.column_names, info, where, given), length, None, where)
+    return _assemble(name, info, splits)
+
+
+def _assemble(
+    name: str,
+    info: SourceInfo,
+    splits: Mapping[str, Split],
+    train_size: int | None = None,
+    test_size: int | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Choose the rows that are wanted, decode those, and join everything into a data set."""
+    known = _labels(name, info, splits)
+    rows = {split: np.flatnonzero(known[split] >= 0) for split in splits}
+    source = dict(splits)
+    if "test" not in splits:
+        rows["train"], rows["test"] = _divide(name, known["train"], rows["train"], test_size)
+        source["test"], known["test"] = splits["train"], known["train"]
+    data = {}
+    for split, size in (("train", train_size), ("test", test_size)):
+        if size is not None:
+            rows[split] = _subsample(f"{split}_size", known[split], rows[split], size, seed)
+        data[split] = Data(source[split].take(rows[split]), torch.from_numpy(known[split][rows[split]]))
+    inputs = data["train"].inputs
+    mean, std = info.mean, info.std
+    if mean is None or std is None:
+        mean, std = channel_statistics(inputs) if inputs.dtype == torch.uint8 and inputs.ndim == 4 else ((), ())
+    if len(info.shape) == 3 and tuple(inputs.shape[1:]) != info.shape:
+        log.warning("%s: images are %s, those of the full set %s", name, tuple(inputs.shape[1:]), info.shape)
+    users = splits["train"].users
+    return Dataset(
+        name,
+        data["train"],
+        data["test"],
+        info.classes or int(max(values.max() for values in known.values())) + 1,
+        mean,
+        std,
+        None if users is None else user_numbers(users[rows["train"]]),
+        VOCABULARY if inputs.dtype == torch.int64 else 0,
+    )
+
+
+def _read(name: str, info: SourceInfo, path: str | Path | None, length: int) -> dict[str, Split]:
+    """The training split and, if there is one, the test split, from wherever the set is to be had."""
+    if path is not None:
+        folder = Path(path)
+        if not folder.is_dir():
+            raise DataError(f"{name}: path = {str(path)!r} is not a folder. {_wanted(info)}")
+        return _read_folder(name, info, folder, length)
+    if name == "fashion-mnist":
+        return _read_embedded(info)
+    root = os.environ.get("SOLERA_DATA")
+    roots = ([Path(root)] if root else []) + [Path("data")]
+    places = [place / spelling for place in roots for spelling in dict.fromkeys((name, name.replace("-", "_")))]
+    for place in places:
+        if place.is_dir():
+            return _read_folder(name, info, place, length)
+    return _read_hub(name, info, places, length)
+
+
+def _read_embedded(info: SourceInfo) -> dict[str, Split]:
+    splits = {}
+    with importlib.resources.as_file(importlib.resources.files(__package__) / "embedded") as folder:
+        for split, prefix in (("train", "train"), ("test", "t10k")):
+            names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
+            images, labels = (read_idx(folder / f"{n}.xz", EMBEDDED[n]) for n in names)
+            splits[split] = image_split(images, labels, folder, "idx", info)
+    return splits
+
+
+def _read_folder(name: str, info: SourceInfo, folder: Path, length: int) -> dict[str, Split]:
+    for form in info.formats:
+        match form:
+            case "idx":
+                found = idx_splits(folder, info)
+            case "cifar":
+                found = cifar_splits(folder, info)
+            case "stl10":
+                found = stl10_splits(folder, info)
+            case "parquet":
+                found = parquet_splits(folder, info, length)
+            case "csv":
+                found = csv_splits(folder, info, length)
+        if found:
+            return _train_and_test(name, info, found, str(folder))
+    pickles = [path.name for path in files_in(folder) if PICKLES.fullmatch(path.name)]
+    if pickles:
+        raise DataError(
+            f"{name}: {folder} holds pickle files ({', '.join(pickles[:3])}), which are not read because they can run "
+            f"code; get the binary version (for CIFAR: cifar-10-binary or cifar-100-binary). {_wanted(info)}"
+        )
+    raise DataError(f"{name}: nothing to read in {folder}. {_wanted(info)}")
+
+
+def _read_hub(name: str, info: SourceInfo, places: list[Path], length: int) -> dict[str, Split]:
+    looked = f"looked for the folders {', '.join(map(str, places))}"
+    if "SOLERA_DATA" not in os.environ:
+        looked += " ($SOLERA_DATA is not set)"
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{name}: not found; {looked}, and the package `datasets` is not installed. {_wanted(info)} "
+            f"Or install it with: pip install 'solera[hub]', to fetch {info.hub} from the Hugging Face hub"
+        ) from error
+    try:
+        loaded = datasets.load_dataset(info.hub, info.config)
+    except Exception as error:  # the library raises whatever its many back ends raise
+        raise DataError(
+            f"{name}: not found; {looked}, and fetching {info.hub} from the Hugging Face hub failed: {error}. "
+            f"{_wanted(info)}"
+        ) from error
+    channels = info.shape[0] if len(info.shape) == 3 else None
+    found = {}
+    for name_on_hub, rows in loaded.items():
+        if (split := split_word(name_on_hub)) in ("train", *info.test_splits):
+            where = f"{info.hub}, {name_on_hub}"
+            columns = find_columns(rows.column_names, info, where)
+            found[split] = hub_split(rows, columns, length, channels, where)
+    return _train_and_test(name, info, found, f"the hub's {info.hub}")
+
+
+def _train_and_test(name: str, info: SourceInfo, found: Mapping[str, Split], where: str) -> dict[str, Split]:
+    """Name the splits that count, and check their numbers of rows."""
+    if "train" not in found:
+        raise DataError(f"{name}: {where} has no training split, only {', '.join(found) or 'nothing'}")
+    splits = {"train": found["train"]}
+    test = next((found[split] for split in info.test_splits if split in found), None)
+    if test is not None:
+        splits["test"] = test
+    for split, rows in splits.items():
+        if not len(rows.labels):
+            raise DataError(f"{name}: {where} has no rows in its {split} split")
+    for (split, rows), full in zip(splits.items(), info.rows or (), strict=False):
+        count = len(rows.labels)
+        if count > full:
+            raise DataError(
+                f"{name}: {where} has {count} {split} rows, the published set {full}; this is another set "
+                "(load your own data with solera.data.from_tensors, from_torch or from_hf)"
+            )
+        if count < full:
+            log.warning("%s: %s has %d of the %d %s rows of the full set: a sample", name, where, count, full, split)
+    return splits
+
+
+def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> dict[str, np.ndarray]:
+    """Labels as numbers from 0; -1 marks rows that are left out."""
+    raw = {split: rows.labels for split, rows in splits.items()}
+    if any(values.dtype.kind == "f" for values in raw.values()):
+        raise DataError(f"{name}: labels are fractional numbers; classes must be whole numbers or names")
+    if any(values.dtype.kind not in "iu" for values in raw.values()):
+        names = np.unique(raw["train"].astype(str))
+        for split, values in raw.items():
+            if strange := sorted(set(values.astype(str)) - set(names)):
+                raise DataError(f"{name}, {split}: labels {strange[:3]} do not occur in the training split")
+        return {split: np.searchsorted(names, values.astype(str)) for split, values in raw.items()}
+    known = {split: values.astype(np.int64) for split, values in raw.items()}
+    highest = max(int(values.max(initial=0)) for values in known.values())
+    if info.label_map and highest >= info.classes:  # otherwise they have been mapped by whoever made the files
+        known = {split: _mapped(name, split, values, info) for split, values in known.items()}
+    elif any((values < 0).any() for values in known.values()):
+        bad = next(split for split, values in known.items() if (values < 0).any())
+        raise DataError(f"{name}, {bad}: has rows without a label (negative numbers); use a labelled split")
+    return known
+
+
+def _mapped(name: str, split: str, values: np.ndarray, info: SourceInfo) -> np.ndarray:
+    result = np.full(len(values), -1, np.int64)
+    for stored, label in info.label_map.items():
+        if label is not None:
+            result[values == stored] = label
+    if strange := set(np.unique(values).tolist()) - set(info.label_map):
+        raise DataError(f"{name}, {split}: labels {sorted(strange)} are none of {sorted(info.label_map)}")
+    return result
+
+
+def _divide(name: str, labels: np.ndarray, rows: np.ndarray, size: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Take a test split out of the training rows. The seed is fixed: every run has the same test samples."""
+    count = max(1, len(rows) // 10) if size is None else size
+    log.warning("%s: has no test split; %d of its %d training rows serve as one", name, count, len(rows))
+    kept, held = hold_out(torch.from_numpy(labels[rows]), count, seed=0)
+    return rows[kept.numpy()], rows[held.numpy()]
+
+
+def _subsample(key: str, labels: np.ndarray, rows: np.ndarray, size: int, seed: int) -> np.ndarray:
+    if not 1 <= size <= len(rows):
+        raise ConfigError(f"{key} = {size}: there are {len(rows)} such samples; ask for 1 to {len(rows)}")
+    return rows[balanced(torch.from_numpy(labels[rows]), size, seed).numpy()]
+
+
+def _hub_source(name: str) -> SourceInfo:
+    if HUB_ID.fullmatch(name) and ".." not in name:
+        return unnamed(name)
+    near = difflib.get_close_matches(name, SOURCES, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(SOURCES)}"
+    raise ConfigError(f'data set {name!r} is not known; {hint} (or give a hub id like "owner/name")')
+
+
+def _wanted(info: SourceInfo) -> str:
+    """How to provide a data set, for error messages."""
+    files = ", or ".join(FILES[form] for form in info.formats)
+    return (
+        f"Put {files} of {info.title} into a folder and set path to it (or to $SOLERA_DATA/<name>, ./data/<name>); "
+        f"the parquet files are those of the hub's {info.hub}."
+    )

@@ -1,0 +1,181 @@
+"""Image transformations on whole batches [n, C, H, W], without torchvision.
+
+Random ones draw every sample's numbers separately, from the torch.Generator they are given. Colour operations work
+on values in [0, 1], before normalisation.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..wire import DataError
+
+GRAY = (0.299, 0.587, 0.114)  # weights of red, green, blue in the brightness (ITU-R 601-2)
+CHUNK = 1024  # images converted at a time, to keep the float copies small
+
+
+def to_unit(images: Tensor) -> Tensor:
+    """Pixels as float32 in [0, 1]; float images are taken to be in that range already."""
+    return images.to(torch.float32) / 255 if images.dtype == torch.uint8 else images.to(torch.float32)
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Values in [0, 1] as pixels 0..255, rounded to nearest; what lies outside is clipped."""
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def normalise(inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Make stored samples ready for a model: tokens stay, pixels become (x/255 - mean) / std per channel.
+
+    Float samples are not divided by 255. Without constants nothing is subtracted or divided.
+    """
+    if inputs.dtype == torch.int64:
+        return inputs
+    values = to_unit(inputs)
+    if not mean:
+        return values
+    shape = (1, len(mean)) + (1,) * (inputs.ndim - 2)
+    return (values - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
+
+
+def resize(images: Tensor, height: int, width: int) -> Tensor:
+    """Bilinear, with antialiasing when shrinking. Keeps the kind of number: pixels are rounded to nearest."""
+    if tuple(images.shape[-2:]) == (height, width):
+        return images
+    scaled = F.interpolate(to_unit(images), size=(height, width), mode="bilinear", antialias=True, align_corners=False)
+    return to_bytes(scaled) if images.dtype == torch.uint8 else scaled
+
+
+def to_channels(images: Tensor, channels: int) -> Tensor:
+    """Colour to gray by the weights of brightness, gray to colour by repetition."""
+    present = images.shape[1]
+    if present == channels:
+        return images
+    if (present, channels) == (1, 3):
+        return images.expand(-1, 3, -1, -1)
+    if (present, channels) == (3, 1):
+        gray = grayscale(to_unit(images))
+        return to_bytes(gray) if images.dtype == torch.uint8 else gray
+    raise DataError(f"images with {present} channels cannot become {channels}-channel images: only 1 and 3 convert")
+
+
+def to_shape(images: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Images as [C, H, W] = `shape`: channels converted, then resized; a chunk at a time."""
+    if tuple(images.shape[1:]) == tuple(shape):
+        return images
+    channels, height, width = shape
+    parts = [resize(to_channels(part, channels), height, width) for part in images.split(CHUNK)]
+    return torch.cat(parts)
+
+
+def grayscale(images: Tensor) -> Tensor:
+    """The brightness [n, 1, H, W] of colour images; gray images stay."""
+    if images.shape[1] == 1:
+        return images
+    return torch.einsum("nchw,c->nhw", images, images.new_tensor(GRAY)).unsqueeze(1)
+
+
+def crop(images: Tensor, top: Tensor, left: Tensor, padding: int) -> Tensor:
+    """Windows of the original size out of images padded with zeros; top, left in 0..2*padding per sample."""
+    n, _, height, width = images.shape
+    padded = F.pad(images, (padding,) * 4)
+    rows = top[:, None, None] + torch.arange(height)[None, :, None]
+    columns = left[:, None, None] + torch.arange(width)[None, None, :]
+    return padded[torch.arange(n)[:, None, None], :, rows, columns].permute(0, 3, 1, 2).contiguous()
+
+
+def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
+    """Scale towards black; `factor` is one number per sample, 1 = unchanged."""
+    return _blend(images, torch.zeros_like(images), factor)
+
+
+def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """Scale towards each image's mean brightness."""
+    return _blend(images, grayscale(images).mean(dim=(1, 2, 3), keepdim=True), factor)
+
+
+def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
+    """Scale towards the gray image; a gray image stays as it is."""
+    return _blend(images, grayscale(images), factor)
+
+
+def adjust_hue(images: Tensor, turn: Tensor) -> Tensor:
+    """Turn the hue by `turn` of a full circle; a gray image has no hue and stays."""
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images.unbind(1)
+    value, low = images.amax(1), images.amin(1)
+    chroma = value - low
+    safe = torch.where(chroma > 0, chroma, torch.ones_like(chroma))
+    hue = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    sector = hue + 6 * turn[:, None, None]  # hue in sixths of the circle
+    # Each channel is the value lowered by the chroma times its distance from the channel's own hue.
+    offsets = images.new_tensor([5.0, 3.0, 1.0])[None, :, None, None]
+    position = (sector.unsqueeze(1) + offsets).remainder(6)
+    return value.unsqueeze(1) - chroma.unsqueeze(1) * torch.minimum(position, 4 - position).clamp(0, 1)
+
+
+def color_jitter(
+    images: Tensor,
+    rng: torch.Generator,
+    brightness: float = 0.8,
+    contrast: float = 0.8,
+    saturation: float = 0.8,
+    hue: float = 0.2,
+) -> Tensor:
+    """Change brightness, contrast, saturation and hue of each sample, in a random order of its own.
+
+    Factors are uniform in [max(0, 1 - s), 1 + s], the turn of the hue in [-hue, hue]. On one-channel images the
+    parts that concern colour (saturation, hue) do nothing; they use up the same random numbers all the same.
+    """
+    n = len(images)
+    steps = (
+        (adjust_brightness, _uniform(n, max(0.0, 1 - brightness), 1 + brightness, rng)),
+        (adjust_contrast, _uniform(n, max(0.0, 1 - contrast), 1 + contrast, rng)),
+        (adjust_saturation, _uniform(n, max(0.0, 1 - saturation), 1 + saturation, rng)),
+        (adjust_hue, _uniform(n, -hue, hue, rng)),
+    )
+    order = torch.rand(n, len(steps), generator=rng).argsort(1)
+    images = images.clone()
+    for place in range(len(steps)):
+        for which, (adjust, amount) in enumerate(steps):
+            rows = torch.nonzero(order[:, place] == which).flatten()
+            if len(rows):
+                images[rows] = adjust(images[rows], amount[rows])
+    return images
+
+
+def augment(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Fed-ET's transformation of public images, on values in [0, 1] (Cho et al., IJCAI 2022, appendix).
+
+    A crop of the padded image (4 black pixels on each side), a horizontal flip (1/2), colour jitter of strength
+    0.8/0.8/0.8/0.2 (with probability 0.8) and conversion to gray (with probability 0.2). On one-channel images the
+    jitter changes brightness and contrast only, and the conversion to gray changes nothing.
+    """
+    n, channels = len(images), images.shape[1]
+    if channels not in (1, 3):
+        raise DataError(f"images with {channels} channels cannot be augmented: the colour steps need 1 or 3")
+    corner = torch.randint(0, 9, (2, n), generator=rng)
+    images = crop(images, corner[0], corner[1], padding=4)
+    flip = _with_probability(0.5, n, rng)
+    images = torch.where(flip, images.flip(-1), images)
+    jitter = _with_probability(0.8, n, rng)
+    images = torch.where(jitter, color_jitter(images, rng), images)
+    to_gray = _with_probability(0.2, n, rng)
+    return torch.where(to_gray, grayscale(images).expand_as(images), images)
+
+
+def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(other.expand_as(images), images, factor[:, None, None, None]).clamp(0, 1)
+
+
+def _uniform(n: int, low: float, high: float, rng: torch.Generator) -> Tensor:
+    return low + (high - low) * torch.rand(n, generator=rng)
+
+
+def _with_probability(p: float, n: int, rng: torch.Generator) -> Tensor:
+    return (torch.rand(n, generator=rng) < p)[:, None, None, None]

@@ -1,0 +1,158 @@
+"""Averaging of client models: FedAvg, FedProx and FedAvgM.
+
+FedAvg: McMahan et al., AISTATS 2017, Algorithm 1. FedProx: Li et al., MLSys 2020, Algorithm 2. FedAvgM: Hsu et al.,
+2019, as FedDF states it in its appendix C.2.
+
+Where clients run different architectures ("prototypes"), each is averaged over its own clients; with one
+architecture that is the usual average. BatchNorm statistics are averaged with the same weights as parameters.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from ..federation import Federation, Means, per_client
+from ..method import Info, Model, register
+from ..parts.aggregate import momentum_step
+from ..parts.local import Local
+from ..parts.norms import parameter_names
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .local_update import local_update
+from .shared import models_of
+
+Average = Literal["weighted", "uniform"]
+
+
+def info(title: str, paper: str) -> Info:
+    """The three methods differ in name only, as far as a user who has to choose is concerned."""
+    return Info(
+        title=title,
+        paper=paper,
+        models="any mix; only clients of the same architecture share",
+        wire="model down, model up",
+        public="none",
+        state="nothing",
+        privacy="means only",
+    )
+
+
+def average_round(
+    x: dict[str, Weights], S: list[str], fed: Federation, average: Average, local: Any, mu: float = 0.0
+) -> Means:
+    """Clients S train the model of their architecture; the mean of what they send, for each architecture."""
+    sent = per_client(lambda k: x[fed.prototype(k)])
+    return fed.mean(local_update, S, by=fed.prototype, uniform=average == "uniform", weights=sent, local=local, mu=mu)
+
+
+@register("fedavg")
+@dataclass(frozen=True)
+class FedAvg:
+    """Federated averaging."""
+
+    local: Local = field(default_factory=Local)
+    average: Average = "weighted"  # by number of examples, or every client the same
+
+    info: ClassVar[Info] = info("FedAvg", "McMahan et al., AISTATS 2017")
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # prototype -> weights
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({P: server.init(P) for P in server.prototypes})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x = state.weights
+        S = fed.sample()  # S_t <- random set of m clients
+        mean = average_round(x, S, fed, self.average, self.local)  # w_{t+1} <- sum_k n_k/n w^k_{t+1}
+        return self.State(x | {P: mean[P].weights for P in mean})
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)
+
+
+@register("fedprox")
+@dataclass(frozen=True)
+class FedProx:
+    """FedAvg with a proximal term in the clients' objective, and clients that may do less than their full share."""
+
+    local: Local = field(default_factory=Local)
+    average: Average = "weighted"
+    mu: float = 0.01  # mu/2 ||w - w_t||^2
+    straggler_fraction: float = 0.0  # of the cohort; these do between one epoch and one less than all
+
+    info: ClassVar[Info] = info("FedProx", "Li et al., MLSys 2020")
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ConfigError(f"fedprox: mu = {self.mu} must not be negative")
+        if not 0 <= self.straggler_fraction <= 1:
+            raise ConfigError(f"fedprox: straggler_fraction = {self.straggler_fraction} must be between 0 and 1")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({P: server.init(P) for P in server.prototypes})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x = state.weights
+        S = fed.sample()
+        work = self.work(S, fed)
+        mean = average_round(x, S, fed, self.average, per_client(work.__getitem__), self.mu)
+        return self.State(x | {P: mean[P].weights for P in mean})
+
+    def work(self, S: list[str], fed: Federation) -> dict[str, Local]:
+        """What each client can do this round: stragglers get a random part of the epochs (or steps)."""
+        count = int(self.straggler_fraction * len(S) + 0.5)
+        slow = {S[i] for i in torch.randperm(len(S), generator=fed.rng)[:count].tolist()}
+        unit = "epochs" if self.local.steps is None else "steps"
+        full = getattr(self.local, unit)
+
+        def part() -> Local:
+            done = int(torch.randint(1, max(full, 2), (), generator=fed.rng))
+            return replace(self.local, **{unit: min(done, full)})
+
+        return {k: part() if k in slow else self.local for k in S}
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)
+
+
+@register("fedavgm")
+@dataclass(frozen=True)
+class FedAvgM:
+    """FedAvg with momentum on the server."""
+
+    local: Local = field(default_factory=Local)
+    average: Average = "weighted"
+    momentum: float = 0.3  # beta
+
+    info: ClassVar[Info] = info("FedAvgM", "Hsu et al., 2019")
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]
+        velocity: dict[str, Weights]  # v, of parameters only
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"fedavgm: momentum = {self.momentum} must be in [0, 1)")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        x = {P: server.init(P) for P in server.prototypes}
+        v = {P: {n: torch.zeros_like(x[P][n]) for n in parameter_names(server.template(P))} for P in x}
+        return self.State(x, v)
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x, v = dict(state.weights), dict(state.velocity)
+        mean = average_round(x, fed.sample(), fed, self.average, self.local)
+        for P in mean:
+            x[P], v[P] = momentum_step(x[P], mean[P].weights, v[P], self.momentum)  # v <- beta v + dx; x <- x - v
+        return self.State(x, v)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

@@ -1,0 +1,147 @@
+"""FedDF (Lin, Kong, Stich, Jaggi, NeurIPS 2020): ensemble distillation for robust model fusion, Algorithm 3.
+
+Clients run different architectures ("prototypes"). Each round every prototype is averaged over its own clients and
+then distilled, on unlabelled public samples, from the mean logits of *all* clients. With one architecture this is
+Algorithm 1, and with no distillation steps it is FedAvg.
+
+BatchNorm: teachers answer with their own running statistics and keep them. Running statistics are averaged like
+parameters (line 11); the student's then follow the public samples, unless fusion.student_norm = "frozen".
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..federation import Federation, Replies, per_client
+from ..method import Info, Model, register
+from ..parts.aggregate import weighted_mean
+from ..parts.distill import Distill, Distilled, distill, visits
+from ..parts.local import Local, logits_of, weights_of
+from ..parts.teachers import Cache, Ensemble, Rule, drop_worst
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .local_update import local_update
+from .shared import accuracy_on, finite_models, models_of, side_by_side
+
+
+@register("feddf")
+@dataclass(frozen=True)
+class FedDF:
+    """Server-side fusion of client models by distilling their averaged logits."""
+
+    local: Local = field(default_factory=Local)
+    fusion: Distill = field(default_factory=Distill)
+    mu: float = 0.0  # proximal term in the clients' objective, as in FedProx
+    average: Literal["weighted", "uniform"] = "weighted"  # line 11; teachers always count the same
+    student_init: Literal["from_average", "from_previous"] = "from_average"
+    ensemble: Rule = "avg_logits"
+    drop_worst: bool = False  # clients that guess on the validation set are neither averaged nor teachers
+    drop_threshold: float = 1.2  # in multiples of chance
+    drop_outliers: bool = False  # and if there are none, those far below the others
+    distill_absent: bool = False  # also distil prototypes that had no client this round
+    report_ensemble: bool = False  # measure the teachers' joint prediction each round (costs a pass of each)
+
+    info: ClassVar[Info] = Info(
+        title="FedDF",
+        paper="Lin et al., NeurIPS 2020",
+        models="any mix",
+        wire="model down, model up",
+        public="unlabelled, on the server",
+        state="nothing",
+        privacy="individual replies",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # M: prototype -> weights
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        return self.State({P: server.init(P) for P in server.prototypes})  # line 2
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        M = state.weights
+        S = fed.sample()  # line 6
+        sent = per_client(lambda k: M[fed.prototype(k)])
+        x = fed.map(local_update, S, weights=sent, local=self.local, mu=self.mu)  # lines 7-8
+        d = self.public_indices(fed, server)
+        teachers = self.teachers(x, d, fed, server)
+        n = {k: fed.copies.get(k, 1) * (fed.num_examples(k) if self.average == "weighted" else 1) for k in teachers}
+        x_0 = {}
+        for P in server.prototypes:  # line 9
+            S_P = [k for k in teachers if fed.prototype(k) == P]  # line 10
+            if S_P and self.student_init == "from_average":
+                x_0[P] = weighted_mean([x[k].weights for k in S_P], [n[k] for k in S_P])  # line 11
+            elif S_P or (self.distill_absent and teachers):
+                x_0[P] = M[P]
+        return self.State(M | self.fuse(x_0, teachers, d, fed, server))  # line 15
+
+    def fuse(
+        self, x_0: dict[str, Weights], teachers: dict[str, nn.Module], d: Tensor, fed: Federation, server: Server
+    ) -> dict[str, Weights]:
+        """Lines 12-14 for every prototype, side by side: given the teachers they are independent.
+
+        All students see the same mini-batches, so the teachers are asked once about each public sample in them.
+        """
+        if self.fusion.steps == 0 or not teachers:
+            return x_0
+        seed, copies = fed.seed("fusion"), [float(fed.copies.get(k, 1)) for k in teachers]
+        teacher: Any = Ensemble(list(teachers.values()), self.ensemble, copies, self.fusion.temperature)
+        if not server.public.fresh:
+            seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
+            teacher = Cache.of(teacher, server.public, seen, partial(side_by_side, fed, server))
+        validate = accuracy_on(server.validation)
+
+        def student(P: str) -> tuple[Weights, Distilled]:
+            model = server.model(P, x_0[P])
+            done = distill(model, server.public, teacher, self.fusion, seed, indices=d, validate=validate)  # line 14
+            return weights_of(model), done
+
+        results = side_by_side(fed, server, [partial(student, P) for P in x_0])
+        for P, (_, done) in zip(x_0, results, strict=True):
+            kind = "distill_diverged" if done.diverged else "distilled"
+            facts = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss, "accuracy": done.accuracy}
+            server.event(kind, prototype=P, **facts)
+        return {P: weights for P, (weights, _) in zip(x_0, results, strict=True)}
+
+    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, nn.Module]:
+        """The clients' models that are averaged and teach: finite on public samples, and not the worst."""
+        models = finite_models(x, server.public[d[: self.fusion.batch]] if len(d) else d, fed, server)
+        accuracy = accuracy_on(server.validation)
+        if self.drop_worst and models and accuracy is not None:
+            scores = side_by_side(fed, server, [partial(accuracy, m) for m in models.values()])
+            kept = drop_worst(scores, server.num_classes, self.drop_threshold, self.drop_outliers)
+            for i, k in enumerate(list(models)):
+                if i not in kept:
+                    server.event("client_rejected", client=k, reason="drop_worst", accuracy=scores[i])
+                    del models[k]
+        if not models:
+            server.event("round_empty", reason="no upload is usable")
+        elif self.report_ensemble:
+            server.report_ensemble("teachers", [(fed.prototype(k), x[k].weights) for k in models], self.ensemble)
+        return models
+
+    def public_indices(self, fed: Federation, server: Server) -> Tensor:
+        """The public samples of this round, the source of line 13."""
+        if self.fusion.steps == 0:
+            return torch.empty(0, dtype=torch.int64)
+        return server.public.round_indices(server.per_round, fed.seed("public"))
+
+    def check(self, server: Server) -> None:
+        """Refuse at the start what would fail in the middle."""
+        if server.validation is None and (self.drop_worst or self.fusion.keep_init_if_better):
+            raise ConfigError("feddf: drop_worst and fusion.keep_init_if_better need a validation set on the server")
+        if self.fusion.steps == 0:
+            return
+        if server.public is None:
+            raise ConfigError("feddf distils on public samples: set public.source, or fusion.steps = 0 to average only")
+        for P in server.prototypes:
+            shape = tuple(logits_of(server.model(P, server.init(P)), server.public[torch.tensor([0])]).shape)
+            if shape != (1, server.num_classes):
+                raise ConfigError(f"feddf: {P!r} gives logits {shape} for one sample, not (1, {server.num_classes})")
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

@@ -1,0 +1,153 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020), Algorithm 1: clients correct their drift with control variates.
+
+Client k keeps c_k, an estimate of its own gradient; the server keeps c, their mean over all clients. Each local step
+goes along g - c_k + c. Different architectures are separate federations that share nothing.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+
+from ..federation import Federation, Means, Replies, per_client
+from ..method import Info, Model, register
+from ..parts.aggregate import RunningMean
+from ..parts.local import Local, fit, gradient_of, is_finite, weights_of
+from ..parts.norms import parameter_names
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError, Weights, like
+from .shared import models_of
+
+Option = Literal["I", "II"]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What local training changed: in the model (parameters and buffers) and in the client's control variate."""
+
+    weights: Weights = like("weights")
+    control: Weights = like("control")
+
+
+@dataclass(frozen=True)
+class Move:
+    """What local training changed in the model, and the sum of its step sizes: the server derives the rest."""
+
+    lr_sum: float
+    weights: Weights = like("weights")
+
+
+@task
+def controlled_update(client: Client, weights: Weights, control: Weights, local: Local, option: Option) -> Delta:
+    """Train with the corrected gradient; send the changes of the model and of the control variate."""
+    dy, dc, _ = train(client, weights, control, local, option)
+    return Delta(dy, dc)  # line 13
+
+
+@task
+def controlled_move(client: Client, weights: Weights, control: Weights, local: Local) -> Move:
+    """The same with option II, sending only the change of the model."""
+    dy, _, lr_sum = train(client, weights, control, local, "II")
+    return Move(lr_sum, dy)
+
+
+def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) -> tuple[Weights, Weights, float]:
+    """The client's side, lines 7-14; option II divides by the sum of the step sizes, which is K eta_l."""
+    data = client.train
+    c_k = client.state.get("control") or {n: torch.zeros_like(t) for n, t in c.items()}
+    model = client.model(x)  # line 7
+    correct = lambda n, g: g - c_k[n] + c[n]  # noqa: E731
+    done = fit(model, data.inputs, data.labels, local, client.seed, correct=correct)  # lines 8-11
+    y = weights_of(model)
+    if done.lr_sum == 0 or not is_finite(y):  # nothing was learned about the gradient
+        new = c_k
+    elif option == "I":
+        new = gradient_of(client.model(x), data.inputs, data.labels, local.batch)  # line 12 (i)
+    else:
+        new = {n: c_k[n] - c[n] + (x[n] - y[n]) / done.lr_sum for n in c}  # line 12 (ii)
+    client.state["control"] = new  # line 14
+    return {n: y[n] - x[n] for n in x}, {n: new[n] - c_k[n] for n in c}, done.lr_sum
+
+
+@register("scaffold")
+@dataclass(frozen=True)
+class Scaffold:
+    """Averaging with control variates against client drift."""
+
+    local: Local = field(default_factory=Local)
+    option: Option = "II"  # how a client renews its control variate: I, its gradient at x; II, from its steps
+    server_lr: float = 1.0  # eta_g
+    weighted: bool = False  # weigh clients by examples; the paper does not
+    derive_dc: bool = False  # send only the model up: the server sees single clients, but 1/4 less travels
+    allow_momentum: bool = False  # option II assumes plain SGD: c_k is then not a mean of gradients
+
+    info: ClassVar[Info] = Info(
+        title="SCAFFOLD",
+        paper="Karimireddy et al., ICML 2020",
+        models="any mix; only clients of the same architecture share",
+        wire="model and control variate down and up (with derive_dc: model up)",
+        public="none",
+        state="its control variate",
+        privacy="means only (with derive_dc: individual replies)",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # x
+        control: dict[str, Weights]  # c, of parameters only
+        clients: dict[str, int]  # N
+
+    def __post_init__(self) -> None:
+        if (self.local.momentum or self.local.optimiser != "sgd") and not self.allow_momentum:
+            raise ConfigError("scaffold: needs plain SGD (momentum 0); set allow_momentum = true to try anyway")
+        if self.derive_dc and self.option == "I":
+            raise ConfigError("scaffold: derive_dc = true works with option = 'II' only")
+        if self.server_lr <= 0:
+            raise ConfigError(f"scaffold: server_lr = {self.server_lr} must be positive")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        x = {P: server.init(P) for P in server.prototypes}
+        c = {P: {n: torch.zeros_like(x[P][n]) for n in parameter_names(server.template(P))} for P in x}
+        N = Counter(client.prototype for client in fed.clients.values() if client.num_examples)
+        return self.State(x, c, {P: N[P] for P in x})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x, c, N = dict(state.weights), dict(state.control), state.clients
+        S = fed.sample()  # line 4
+        sent = {
+            "weights": per_client(lambda k: x[fed.prototype(k)]),
+            "control": per_client(lambda k: c[fed.prototype(k)]),
+            "local": self.local,
+        }
+        if self.derive_dc:
+            mean = self.derived(fed.map(controlled_move, S, **sent), c, fed)
+        else:
+            by, uniform = fed.prototype, not self.weighted
+            mean = fed.mean(controlled_update, S, by=by, uniform=uniform, option=self.option, **sent)  # line 16
+        for P, d in mean.items():
+            share = mean.counts[P] / N[P]
+            step = {n: self.server_lr * t if n in c[P] else t for n, t in d.weights.items()}  # buffers: the mean
+            x[P] = {n: t + step[n] for n, t in x[P].items()}  # line 17
+            c[P] = {n: t + share * d.control[n] for n, t in c[P].items()}  # line 17
+        return self.State(x, c, N)
+
+    def derived(self, replies: Replies, c: dict[str, Weights], fed: Federation) -> Means:
+        """Line 16 from the moves alone: c_k+ - c_k = -c - dy / (K eta_l), and 0 for a client that took no step."""
+        sums: dict[str, tuple[RunningMean, RunningMean]] = {}
+        counts: Counter[str] = Counter()
+        for k, move in replies.items():
+            P, lr_sum, copies = fed.prototype(k), move.lr_sum, fed.copies.get(k, 1)
+            n = copies * (fed.num_examples(k) if self.weighted else 1)
+            dc = {a: -t - move.weights[a] / lr_sum if lr_sum else torch.zeros_like(t) for a, t in c[P].items()}
+            dy_mean, dc_mean = sums.setdefault(P, (RunningMean(), RunningMean()))
+            dy_mean.add(move.weights, n)
+            dc_mean.add(dc, n)
+            counts[P] += copies
+        mean = Means((P, Delta(dy.result(), dc.result())) for P, (dy, dc) in sorted(sums.items()))
+        mean.counts = dict(counts)
+        return mean
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

@@ -1,0 +1,46 @@
+"""Small things that several methods need on the server's side."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..federation import Federation, Replies
+from ..method import Model
+from ..parts.distill import Validate
+from ..parts.local import evaluate, logits_of
+from ..server import Server
+from ..task import Data
+from ..wire import Weights
+
+
+def models_of(weights: dict[str, Weights]) -> dict[str, Model]:
+    """One model to evaluate for each architecture."""
+    return {P: Model(P, w) for P, w in weights.items()}
+
+
+def side_by_side(fed: Federation, server: Server, jobs: list[Callable[[], Any]]) -> list[Any]:
+    """Run independent jobs in the server's threads; results in order."""
+    return server.parallel(jobs, [fed.seed("job", i) for i in range(len(jobs))])
+
+
+def accuracy_on(data: Data | None) -> Validate | None:
+    """The accuracy of a model on `data`, as a function; None without data."""
+    return None if data is None else lambda model: evaluate(model, data.inputs, data.labels).accuracy
+
+
+def finite_models(x: Replies, probe: Tensor, fed: Federation, server: Server) -> dict[str, nn.Module]:
+    """The uploaded models whose logits on `probe` are finite numbers; the others are noted and left out."""
+    models = {k: server.model(fed.prototype(k), x[k].weights) for k in x}
+    fine = side_by_side(fed, server, [partial(_answers, model, probe) for model in models.values()])
+    for k, ok in zip(list(models), fine, strict=True):
+        if not ok:
+            server.event("client_rejected", client=k, reason="non-finite logits on public samples")
+            del models[k]
+    return models
+
+
+def _answers(model: nn.Module, inputs: Tensor) -> bool:
+    return len(inputs) == 0 or bool(torch.isfinite(logits_of(model, inputs)).all())

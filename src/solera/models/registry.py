@@ -1,0 +1,175 @@
+"""The zoo by name: what there is, how to build one, how to add one's own."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+from solera.models.layers import positive
+from solera.models.norm import DEFAULT_GROUPS, Norm, NormKind
+from solera.models.split import SHARED_WIDTH, Head, as_split, require_split
+from solera.wire import ConfigError
+
+Builder = Callable[..., Any]
+BuilderT = TypeVar("BuilderT", bound=Builder)
+
+# What `build` itself fills in, for the builders that ask for it by parameter name.
+_GIVEN = ("classes", "shape", "norm", "head", "vocabulary")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A line of `solera ls models`."""
+
+    name: str
+    title: str
+    source: str  # the paper, its venue and year
+    kind: Literal["image", "text"]
+    notes: str
+    builder: Builder
+    own: bool = True  # added by a user, not part of the zoo
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether the architecture has normalisation layers, which the `norm` setting then chooses."""
+        return "norm" in inspect.signature(self.builder).parameters
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The model's own options and their defaults (inspect.Parameter.empty: it must be given)."""
+        parameters = inspect.signature(self.builder).parameters.values()
+        return {p.name: p.default for p in parameters if p.name not in _GIVEN and p.kind is not p.VAR_KEYWORD}
+
+
+MODELS: dict[str, ModelInfo] = {}
+
+
+def register_model(
+    name: str, title: str = "", source: str = "", kind: Literal["image", "text"] = "image", notes: str = ""
+) -> Callable[[BuilderT], BuilderT]:
+    """Add a builder to the zoo: `@register_model("my-net")` above a function or a module class.
+
+    The builder is called with those of `classes`, `shape`, `norm`, `head` and `vocabulary` that are among its
+    parameters, and with the options given to `build`. It returns a whole model, or the pair (body, feature_dim), on
+    which `build` then puts the head that is asked for. `norm` is a `Norm`: `norm(64)` is the normalisation layer for
+    64 channels. Registering a name of one's own again replaces the builder; the names of the zoo are taken.
+    """
+    return _register(name, title, source, kind, notes, own=True)
+
+
+def zoo_model(
+    name: str, title: str, source: str, kind: Literal["image", "text"] = "image", notes: str = ""
+) -> Callable[[BuilderT], BuilderT]:
+    """`register_model` for the models that come with the library."""
+    return _register(name, title, source, kind, notes, own=False)
+
+
+def _register(
+    name: str, title: str, source: str, kind: Literal["image", "text"], notes: str, own: bool
+) -> Callable[[BuilderT], BuilderT]:
+    def add(builder: BuilderT) -> BuilderT:
+        if name in MODELS and not MODELS[name].own:
+            raise ConfigError(f"model name {name!r} is taken by the zoo; register yours under another name")
+        MODELS[name] = ModelInfo(name, title or name, source, kind, notes, builder, own)
+        return builder
+
+    return add
+
+
+def model_info(name: str) -> ModelInfo:
+    """The entry of that name; a ConfigError names the nearest ones if there is none."""
+    if name in MODELS:
+        return MODELS[name]
+    near = difflib.get_close_matches(str(name), MODELS, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"there are {', '.join(sorted(MODELS))}"
+    raise ConfigError(f"model {name!r} is unknown; {hint} `solera ls models` shows them all")
+
+
+def build(
+    name: str,
+    classes: int,
+    shape: tuple[int, ...],
+    norm: NormKind = "batch",
+    head: Head = "plain",
+    *,
+    groups: int = DEFAULT_GROUPS,
+    representation: int | None = None,
+    head_hidden: int = SHARED_WIDTH,
+    vocabulary: int | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A freshly initialised model for inputs of one `shape`: (C, H, W) for images, (L,) for tokens.
+
+    `norm` and `groups` choose the normalisation layers of architectures that have such layers; the others
+    (`ModelInfo.has_norm` is False) never have any, whatever `norm` is, so that one setting serves a mix of models.
+    `head`, `representation` and `head_hidden` are those of `as_split`. `vocabulary` is the number of token ids, which
+    text models need. `options` are the model's own, see `ModelInfo.options`. Weights are drawn from torch's global
+    generator.
+
+    Every model of the zoo is a SplitModel. A user's builder that returns a whole model gets it back as it is, which
+    must be a SplitModel if `head` is not "plain".
+    """
+    info = model_info(name)
+    _check_sizes(name, classes, shape)
+    _check_vocabulary(info, vocabulary)
+    _check_options(info, options)
+    given: Mapping[str, Any] = {
+        "classes": classes,
+        "shape": tuple(shape),
+        "norm": Norm(norm, groups),
+        "head": head,
+        "vocabulary": vocabulary,
+    }
+    parameters = inspect.signature(info.builder).parameters
+    made = info.builder(**{key: value for key, value in given.items() if key in parameters}, **options)
+    if isinstance(made, tuple):
+        body, feature_dim = made
+        return as_split(body, feature_dim, classes, head, representation, head_hidden)
+    if not isinstance(made, nn.Module):
+        raise ConfigError(
+            f"the builder of model {name!r} returns a {type(made).__name__}; "
+            f"it must return a torch.nn.Module, or the pair (body, feature_dim)"
+        )
+    if head != "plain":
+        require_split(made, f"head = {head!r}", name)
+    return made
+
+
+def _check_sizes(name: str, classes: int, shape: tuple[int, ...]) -> None:
+    if not isinstance(classes, int) or isinstance(classes, bool) or classes < 2:
+        raise ConfigError(f"model {name!r}: classes = {classes!r} must be a whole number of at least 2")
+    if not shape or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise ConfigError(
+            f"model {name!r}: shape = {shape!r} must be positive whole numbers, "
+            f"such as (3, 32, 32) for images or (64,) for tokens"
+        )
+
+
+def _check_vocabulary(info: ModelInfo, vocabulary: int | None) -> None:
+    if info.kind == "image" and vocabulary is not None:
+        text = ", ".join(repr(name) for name, other in MODELS.items() if other.kind == "text")
+        raise ConfigError(f"model {info.name!r} takes images, but the task is text; models for text: {text}")
+    if info.kind == "text" and vocabulary is None and "vocabulary" in inspect.signature(info.builder).parameters:
+        raise ConfigError(
+            f"model {info.name!r} needs vocabulary, the number of token ids; if the task is images, use an image model"
+        )
+    if vocabulary is not None:
+        positive("vocabulary", vocabulary)
+
+
+def _check_options(info: ModelInfo, options: Mapping[str, Any]) -> None:
+    known = info.options
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(info.builder).parameters.values())
+    for option in options:
+        if option not in known and not open_ended:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'no options'}"
+            raise ConfigError(f"model {info.name!r} has no option {option!r}; {hint}")
+    for option, default in known.items():
+        if default is inspect.Parameter.empty and option not in options:
+            raise ConfigError(f"model {info.name!r} needs the option {option!r}")

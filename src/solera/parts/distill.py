@@ -1,0 +1,180 @@
+"""Distillation: fit a student to what a teacher says about unlabelled samples."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .local import check_number, check_optimiser, is_finite, make_optimiser, weights_of
+from .norms import evaluating, train_mode
+from .teachers import Cache, Samples, Teacher, soft_targets
+
+Loss = Callable[..., Tensor]  # (student's logits, *targets) -> scalar
+Validate = Callable[[nn.Module], float]  # -> accuracy
+
+
+@dataclass(frozen=True)
+class Distill:
+    """How a student is distilled. The defaults are FedDF's, but for the number of steps (10,000 in the paper)."""
+
+    steps: int = 500
+    batch: int = 128
+    optimiser: Literal["adam", "sgd"] = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Literal["cosine", "constant"] = "cosine"
+    temperature: float = 1.0
+    t_squared: bool = False  # multiply the loss by T^2
+    clip: float | None = 5.0  # largest norm of the gradient
+    every: int = 100  # steps between looks at the validation set, if there is one
+    patience: int | None = 1000  # stop that many steps after the best look; None: never
+    student_norm: Literal["train", "frozen"] = "train"  # BatchNorm statistics of the student
+    keep_init_if_better: bool = False  # the undistilled student may win on the validation set
+
+    def __post_init__(self) -> None:
+        check_number("steps", self.steps, 0)
+        check_number("batch", self.batch, 1)
+        check_number("every", self.every, 1)
+        check_number("patience", self.patience, 1)
+        check_optimiser(self.optimiser, self.lr, self.momentum, self.weight_decay, self.clip)
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be positive, not {self.temperature}")
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What a distillation did. `best_step` is the step whose weights the student was left with (0: its start)."""
+
+    steps: int
+    best_step: int
+    diverged: bool
+    loss: float | None  # mean over the last steps (at most `every`); None if no step was taken
+    accuracy: float | None  # on the validation set, at `best_step`; None if never looked at
+
+
+def divergence(
+    logits: Tensor, probs: Tensor, entropy: Tensor, temperature: float = 1.0, t_squared: bool = False
+) -> Tensor:
+    """Mean over the batch of (cross-entropy of `probs` against softmax(logits / T)) - entropy, times T^2 if asked.
+
+    That is KL(probs || student) for the entropy of `probs`. The gradient per sample is (q - p) / T: written with
+    logsumexp, not log_softmax, because it is then exactly zero where student and teacher agree exactly. (Adam makes
+    full steps out of rounding errors.)
+    """
+    scaled = logits / temperature
+    loss = (scaled.logsumexp(-1) - (probs * scaled).sum(-1) - entropy).mean()
+    return loss * temperature**2 if t_squared else loss
+
+
+def kd_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0, t_squared: bool = False) -> Tensor:
+    """KL(softmax(teacher / T) || softmax(student / T)) of logits, mean over the batch, times T^2 if asked."""
+    return divergence(student, *soft_targets(teacher, temperature), temperature, t_squared)
+
+
+def visits(n: int, steps: int, batch: int, seed: int) -> Tensor:
+    """Which of n samples each step sees, [steps, min(batch, n)]: a walk through a shuffle, reshuffled at its end."""
+    if n < 1:
+        raise ValueError("there is no public sample to distil on")
+    batch = min(batch, n)
+    generator = torch.Generator().manual_seed(seed)
+    shuffles = [torch.randperm(n, generator=generator) for _ in range(-(-steps * batch // n) or 1)]
+    return torch.cat(shuffles)[: steps * batch].view(steps, batch)
+
+
+def cosine(lr: float, step: int, steps: int) -> float:
+    """Cosine annealing from lr at step 0 to 0 at step `steps`."""
+    return lr / 2 * (1 + math.cos(math.pi * step / steps))
+
+
+def distill(
+    student: nn.Module,
+    public: Samples,
+    teacher: Teacher | Cache,
+    cfg: Distill,
+    seed: int,
+    *,
+    indices: Tensor | None = None,
+    loss: Loss | None = None,
+    validate: Validate | None = None,
+) -> Distilled:
+    """Train `student` in place on the public samples `indices` (all, unless given); it ends in evaluation mode.
+
+    `teacher` is a Cache (looked up by sample) or a function of a batch of inputs; either gives the targets that
+    `loss(logits, *targets)` takes: (probabilities, entropy) for the built-in KL loss. `validate(student)` is the
+    accuracy to stop early by: the student then ends with the best weights seen (strictly better, every `every`
+    steps and at the last one), else with the last. A loss or weights that are not finite stop the distillation,
+    and the student falls back to its best finite weights, or to its start.
+    Samples that are augmented anew at each draw (`public.fresh`) need a teacher that is asked anew as well.
+    """
+    if cfg.keep_init_if_better and validate is None:
+        raise ValueError("keep_init_if_better compares accuracies: it needs a validation set")
+    if getattr(public, "fresh", False) and isinstance(teacher, Cache):
+        raise ValueError("samples are augmented anew at each draw: stored targets would not belong to them")
+    loss = loss or (lambda z, p, h: divergence(z, p, h, cfg.temperature, cfg.t_squared))
+    chosen = torch.arange(len(public)) if indices is None else indices
+    walk = chosen[visits(len(chosen), cfg.steps, cfg.batch, seed)]
+    parameters = [p for p in student.parameters() if p.requires_grad]
+    optimiser = make_optimiser(cfg.optimiser, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
+    best = _Best(student, validate)
+    if cfg.keep_init_if_better:
+        best.look(0)
+    # A batch of one has no variance for BatchNorm to use.
+    train_mode(student, frozen=cfg.student_norm == "frozen" or walk.shape[1] == 1)
+
+    step, diverged = 0, False
+    losses: deque[float] = deque(maxlen=cfg.every)
+    for step, i in enumerate(walk, 1):
+        x = _draw(public, i, seed + step)
+        targets = teacher[i] if isinstance(teacher, Cache) else teacher(x)
+        value = loss(student(x), *targets)
+        if diverged := not math.isfinite(value.item()):
+            break
+        losses.append(value.item())
+        optimiser.zero_grad()
+        value.backward()
+        if cfg.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, cfg.clip)
+        if cfg.schedule == "cosine":
+            for group in optimiser.param_groups:
+                group["lr"] = cosine(cfg.lr, step - 1, cfg.steps)
+        optimiser.step()
+        if step == cfg.steps or (validate is not None and step % cfg.every == 0):
+            if diverged := not best.look(step):
+                break
+            if cfg.patience is not None and step - best.step >= cfg.patience:
+                break
+    optimiser.zero_grad()
+    student.load_state_dict(best.weights)
+    student.eval()
+    return Distilled(step, best.step, diverged, sum(losses) / len(losses) if losses else None, best.accuracy)
+
+
+class _Best:
+    """The best weights of a student so far; the latest ones, where nothing tells good from bad."""
+
+    def __init__(self, student: nn.Module, validate: Validate | None):
+        self.student, self.validate = student, validate
+        self.step, self.weights = 0, weights_of(student)
+        self.accuracy: float | None = None
+
+    def look(self, step: int) -> bool:
+        """Consider the student as it is now; False if its weights are not finite."""
+        weights = weights_of(self.student)
+        if not is_finite(weights):
+            return False
+        accuracy = None
+        if self.validate is not None:
+            with evaluating(self.student):
+                accuracy = self.validate(self.student)
+        if accuracy is None or self.accuracy is None or accuracy > self.accuracy:
+            self.step, self.weights, self.accuracy = step, weights, accuracy
+        return True
+
+
+def _draw(public: Any, indices: Tensor, seed: int) -> Tensor:
+    return public.view(indices, seed) if getattr(public, "fresh", False) else public[indices]

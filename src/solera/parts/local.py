@@ -1,0 +1,209 @@
+"""Training and evaluating one model on data one party holds. Nothing here knows about federations."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .norms import evaluating, has_batchnorm, train_mode
+from .objectives import Objective, cross_entropy
+
+Weights = dict[str, Tensor]
+Correct = Callable[[str, Tensor], Tensor]
+
+DIVERGED = 1e3  # a local loss above this is a training that has blown up: stop it
+BLOCK = 64  # minibatches that are gathered into one permuted copy
+MIN_ROWS = 32  # with fewer rows in a batch the CPU kernels round differently
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains: E epochs (or a number of steps) of minibatch SGD or Adam on its own data."""
+
+    epochs: int = 5
+    steps: int | None = None  # instead of epochs
+    batch: int = 64
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    clip: float | None = None  # largest norm of the gradient
+
+    def __post_init__(self) -> None:
+        check_number("epochs", self.epochs, 0)
+        check_number("steps", self.steps, 0)
+        check_number("batch", self.batch, 1)
+        check_optimiser(self.optimiser, self.lr, self.momentum, self.weight_decay, self.clip)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a training did: steps taken, the sum of their step sizes, their mean loss, and whether it blew up."""
+
+    steps: int
+    lr_sum: float
+    loss: float  # nan if no step was taken
+    stopped: bool
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a model does on labelled samples."""
+
+    correct: int
+    total: int
+    loss: float  # mean cross-entropy
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction of correct answers, between 0 and 1 (0 without samples)."""
+        return self.correct / self.total if self.total else 0.0
+
+
+def fit(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    cfg: Local,
+    seed: int,
+    objective: Objective = cross_entropy,
+    correct: Correct | None = None,
+) -> Fitted:
+    """Train `model` in place; it is left in evaluation mode.
+
+    `objective(model, x, y)` is the loss to minimise. `correct(name, gradient)` may amend a parameter's gradient
+    after clipping, just before the step (SCAFFOLD). The order of minibatches depends on `seed` alone.
+    Training stops at a loss that is not a number or above 1,000: the weights stay as that step found them.
+    """
+    batch = min(cfg.batch, len(labels))
+    normalised = has_batchnorm(model)
+    # A batch of one has no variance: such batches are skipped, unless there are no others.
+    train_mode(model, frozen=batch == 1)
+    smallest = 2 if normalised and batch > 1 else 1
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimiser = make_optimiser(cfg.optimiser, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
+
+    steps, total, stopped = 0, 0.0, False
+    for x, y in minibatches(inputs, labels, cfg, seed):
+        if len(y) < smallest:
+            continue
+        loss = objective(model, x, y)
+        value = loss.item()
+        if not value <= DIVERGED:
+            stopped = True
+            break
+        optimiser.zero_grad()
+        loss.backward()
+        if cfg.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, cfg.clip)
+        if correct is not None:
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    p.grad = correct(name, p.grad)
+        optimiser.step()
+        steps, total = steps + 1, total + value
+    optimiser.zero_grad()
+    model.eval()
+    return Fitted(steps, steps * cfg.lr, total / steps if steps else math.nan, stopped)
+
+
+def gradient_of(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int) -> Weights:
+    """The gradient of the mean cross-entropy over all samples, for every parameter; `model` is used up.
+
+    In training mode, as `fit` sees the model, so batch by batch where BatchNorm makes the batch matter.
+    """
+    smallest = 2 if has_batchnorm(model) and min(batch, len(labels)) > 1 else 1
+    train_mode(model, frozen=min(batch, len(labels)) == 1)
+    model.zero_grad()
+    for x, y in zip(inputs.split(batch), labels.split(batch), strict=True):
+        if len(y) >= smallest:
+            (cross_entropy(model, x, y) * (len(y) / len(labels))).backward()
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def minibatches(inputs: Tensor, labels: Tensor, cfg: Local, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The minibatches of one training: shuffled epochs, each ending with what is left over."""
+    generator = torch.Generator().manual_seed(seed)
+    n = len(labels)
+    per_epoch = -(-n // cfg.batch)
+    left = cfg.epochs * per_epoch if cfg.steps is None else cfg.steps
+    while left > 0 and n > 0:
+        visited = torch.randperm(n, generator=generator)[: left * cfg.batch]
+        # Slices of a permuted copy are faster than indexing every batch; a block at a time bounds the copy.
+        for block in visited.split(BLOCK * cfg.batch):
+            yield from zip(inputs[block].split(cfg.batch), labels[block].split(cfg.batch), strict=True)
+        left -= per_epoch
+
+
+def weights_of(model: nn.Module) -> Weights:
+    """A copy of the parameters and buffers of `model`, in one memory layout whatever the model's own."""
+    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in model.state_dict().items()}
+
+
+def is_finite(weights: Weights) -> bool:
+    """Whether no number in `weights` is infinite or not a number."""
+    return all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point())
+
+
+def logits_of(model: nn.Module, inputs: Tensor, batch: int = 512) -> Tensor:
+    """What `model` answers to `inputs`, in evaluation mode and without gradients; its mode is put back.
+
+    The answer to a sample has the same bits whatever samples it is asked together with.
+    """
+    with evaluating(model):
+        return torch.cat([_answer(model, x) for x in inputs.split(batch)])
+
+
+def _answer(model: nn.Module, inputs: Tensor) -> Tensor:
+    missing = MIN_ROWS - len(inputs)
+    if missing <= 0 or len(inputs) == 0:
+        return model(inputs)
+    # CPU kernels for a handful of rows add up in another order. Rows do not depend on each other in evaluation
+    # mode, so copies of the last one keep the bits of the others.
+    return model(torch.cat([inputs, inputs[-1:].expand(missing, *inputs.shape[1:])]))[: len(inputs)]
+
+
+def evaluate(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int = 512) -> Score:
+    """Count the right answers of `model`; ties go to the lowest class."""
+    if len(labels) == 0:
+        return Score(0, 0, 0.0)
+    logits = logits_of(model, inputs, batch)
+    right = int((logits.argmax(-1) == labels).sum())
+    return Score(right, len(labels), F.cross_entropy(logits, labels).item())
+
+
+# ---- settings shared by every kind of training ------------------------------------------------------
+
+
+def make_optimiser(
+    kind: str, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """A new optimiser: no training inherits the momentum of another one."""
+    if kind == "adam":
+        return torch.optim.Adam(parameters, lr, weight_decay=weight_decay, fused=True)
+    return torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay, fused=True)
+
+
+def check_number(name: str, value: float | None, least: float) -> None:
+    """Refuse a setting below `least` (None means: not set)."""
+    if value is not None and not least <= value < math.inf:
+        raise ValueError(f"{name} must be a number from {least} up, not {value}")
+
+
+def check_optimiser(kind: str, lr: float, momentum: float, weight_decay: float, clip: float | None) -> None:
+    """Refuse optimiser settings that make no sense."""
+    check_number("lr", lr, 0)
+    check_number("weight_decay", weight_decay, 0)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), not {momentum}")
+    if momentum and kind == "adam":
+        raise ValueError("momentum belongs to sgd; adam has its own: leave momentum at 0")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be positive (or absent), not {clip}")

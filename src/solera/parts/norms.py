@@ -1,0 +1,81 @@
+"""BatchNorm: whose statistics are used when, and what becomes of them.
+
+The policy, everywhere: a model that predicts (a teacher, an evaluation) uses its running statistics and never
+changes them; a model that trains (a client, a student) uses the statistics of the batch and updates its running
+ones, unless it is told to keep them frozen. Averages of models include the running statistics.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def batchnorms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Every BatchNorm layer of `model`."""
+    return [m for m in model.modules() if isinstance(m, BATCHNORM)]
+
+
+def has_batchnorm(model: nn.Module) -> bool:
+    """Whether the output of `model` in training depends on the whole batch."""
+    return bool(batchnorms(model))
+
+
+def parameter_names(model: nn.Module) -> list[str]:
+    """Names of the parameters in the weights of `model`; every other name there is a buffer."""
+    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
+
+
+def train_mode(model: nn.Module, frozen: bool = False) -> None:
+    """Put `model` in training mode; with `frozen`, its BatchNorm layers keep to their running statistics."""
+    model.train()
+    if frozen:
+        for layer in batchnorms(model):
+            layer.eval()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every layer is back in the mode it was in.
+
+    Layer by layer, because `model.train()` would wake up the BatchNorm layers that somebody has frozen.
+    """
+    before = [(m, m.training) for m in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for m, training in before:
+            m.training = training
+
+
+def reestimate(model: nn.Module, inputs: Tensor, batch: int = 512) -> None:
+    """Replace the running statistics of `model` by their plain average over one pass of `inputs`.
+
+    For weights nobody has trained (a sample from a distribution, an average), whose statistics belong to no model.
+    Every batch counts the same; a last batch of one sample is left out (it has no variance).
+    """
+    layers = batchnorms(model)
+    if not layers:
+        return
+    momenta = [layer.momentum for layer in layers]
+    modes = [(m, m.training) for m in model.modules()]
+    model.eval()  # dropout stays off: only the BatchNorm layers see a training pass
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # torch's sign for a cumulative average
+        layer.train()
+    try:
+        with torch.no_grad():
+            for x in inputs.split(batch):
+                if len(x) > 1:
+                    model(x)
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        for m, training in modes:
+            m.training = training

@@ -1,0 +1,31 @@
+"""What a client minimises on its own data: functions of (model, inputs, labels)."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def cross_entropy(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of the batch."""
+    return F.cross_entropy(model(inputs), labels)
+
+
+def proximal(mu: float, received: dict[str, Tensor], objective: Objective = cross_entropy) -> Objective:
+    """`objective` plus mu/2 ||y - x||^2, with x the weights the client `received` (FedProx).
+
+    Only parameters are pulled back, never buffers. With mu = 0 this is `objective` itself, bit for bit.
+    """
+    if mu < 0:
+        raise ValueError(f"mu (the proximal factor) must not be negative, not {mu}")
+    if mu == 0:
+        return objective
+
+    def pulled_back(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        squares = [(p - received[name]).square().sum() for name, p in model.named_parameters() if p.requires_grad]
+        return objective(model, inputs, labels) + mu / 2 * torch.stack(squares).sum()
+
+    return pulled_back

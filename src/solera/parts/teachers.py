@@ -1,0 +1,148 @@
+"""Teachers: what an ensemble of frozen models says about public samples.
+
+Every rule for combining models ends in the same pair per sample: a probability vector p and an entropy h, such that
+the student's loss is (cross-entropy of p against the student) - h, with softmax at temperature T on both sides:
+
+    avg_logits   p = softmax(mean of logits / T)      h = H(p)             FedDF's AVGLOGITS
+    avg_probs    p = mean of softmax(logits / T)      h = H(p)
+    avg_losses   p = mean of softmax(logits / T)      h = mean of H(p_k)   the mean of the teachers' KL losses
+
+The last two have the same gradient and differ in the value of the loss: the mean of KL(p_k || q) is KL(p || q) plus
+a number the student cannot change.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean, pstdev
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .local import logits_of
+
+Rule = Literal["avg_logits", "avg_probs", "avg_losses"]
+Targets = tuple[Tensor, ...]
+Teacher = Callable[[Tensor], Targets]
+Run = Callable[[list[Callable[[], Any]]], list[Any]]
+
+
+class Samples(Protocol):
+    """Public samples: a tensor is one, and so is anything with a length that can be indexed by a tensor."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, indices: Tensor, /) -> Tensor: ...
+
+
+def soft_targets(logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """softmax(logits / T) and its entropy.
+
+    Computed with the operations of the student's loss (see distill.divergence), so that a student that answers
+    exactly like its teacher has a loss and a gradient of exactly zero.
+    """
+    scaled = logits / temperature
+    log_sum = scaled.logsumexp(-1)
+    probs = (scaled - log_sum[:, None]).exp()
+    return probs, log_sum - (probs * scaled).sum(-1)
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """-sum p log p of every row, with 0 log 0 = 0."""
+    return -torch.xlogy(probs, probs).sum(-1)
+
+
+class Ensemble:
+    """Several frozen models as one teacher: inputs -> (probabilities, entropy).
+
+    The models may differ in architecture. They are put in evaluation mode and stay in it, so their BatchNorm
+    statistics never change and an answer never depends on the rest of the batch.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        rule: Rule = "avg_logits",
+        weights: Sequence[float] | None = None,
+        temperature: float = 1.0,
+    ):
+        if not models:
+            raise ValueError("an ensemble needs at least one model")
+        if weights is not None and (len(weights) != len(models) or min(weights) < 0 or sum(weights) <= 0):
+            raise ValueError(f"{len(models)} models need as many weights, none negative: {list(weights)}")
+        self.models = [m.eval().requires_grad_(False) for m in models]
+        self.rule = rule
+        self.weights = [1.0] * len(models) if weights is None else list(weights)
+        self.temperature = temperature
+
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The targets of a batch. Sums run in float64, in the order of the models: equal models give their own
+        answer back exactly."""
+        total: list[Tensor] = []
+        for model, a in zip(self.models, self.weights, strict=True):
+            said = self._said(logits_of(model, inputs))
+            terms = [t.double().mul_(a) for t in said]
+            total = [s.add_(t) for s, t in zip(total, terms, strict=True)] if total else terms
+        mean = [(s / sum(self.weights)).to(said[0].dtype) for s in total]
+        if self.rule == "avg_logits":
+            return soft_targets(mean[0], self.temperature)
+        return mean[0], mean[1] if self.rule == "avg_losses" else entropy(mean[0])
+
+    def _said(self, logits: Tensor) -> list[Tensor]:
+        if self.rule == "avg_logits":
+            return [logits]
+        return list(soft_targets(logits, self.temperature))
+
+
+class Cache:
+    """Targets of public samples, computed once and looked up by the index of the sample."""
+
+    def __init__(self, targets: Sequence[Tensor], indices: Tensor | None = None, size: int | None = None):
+        """`targets[...][r]` belong to sample `indices[r]` of `size` samples (to sample r, without indices)."""
+        self.targets = tuple(targets)
+        rows = torch.arange(len(self.targets[0]))
+        self._row = rows if indices is None else torch.full((size or int(indices.max()) + 1,), -1)
+        if indices is not None:
+            self._row[indices] = rows
+
+    @classmethod
+    def of(
+        cls, teacher: Teacher, samples: Samples, indices: Tensor, run: Run | None = None, batch: int = 512
+    ) -> "Cache":
+        """Ask `teacher` once about each of the samples `indices`, in large batches.
+
+        Batches are independent: `run` may work on them side by side. At no time is more kept than the targets and
+        one teacher's answers to one batch per worker.
+        """
+        run = run or (lambda functions: [f() for f in functions])
+        chunks = run([partial(_ask, teacher, samples, i) for i in indices.split(batch)])
+        return cls([torch.cat(parts) for parts in zip(*chunks, strict=True)], indices, len(samples))
+
+    def __getitem__(self, indices: Tensor) -> Targets:
+        rows = self._row[indices]
+        if bool((rows < 0).any()):
+            raise IndexError("targets asked for public samples the teacher was never shown")
+        return tuple(t[rows] for t in self.targets)
+
+
+def _ask(teacher: Teacher, samples: Samples, indices: Tensor) -> Targets:
+    return teacher(samples[indices])
+
+
+def drop_worst(accuracies: Sequence[float], classes: int, threshold: float = 1.2, outlier: bool = False) -> list[int]:
+    """Positions of the teachers to keep: those better than guessing (FedDF's "drop-worst").
+
+    Dropped are accuracies (between 0 and 1) below `threshold` times chance, 1/classes. With `outlier`, if nobody
+    falls below that, those more than 1.5 standard deviations below the mean of all but the best go. If nobody
+    would be left, the best one stays.
+    """
+    if not accuracies:
+        return []
+    if not 0 <= threshold <= classes:
+        raise ValueError(f"threshold (in multiples of chance) must be in [0, {classes}], not {threshold}")
+    best = max(range(len(accuracies)), key=lambda i: accuracies[i])
+    kept = [i for i, a in enumerate(accuracies) if a >= threshold / classes]
+    if outlier and len(kept) == len(accuracies) > 1:
+        others = [a for i, a in enumerate(accuracies) if i != best]
+        least = fmean(others) - 1.5 * pstdev(others)
+        kept = [i for i, a in enumerate(accuracies) if a >= least]
+    return kept or [best]

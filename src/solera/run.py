@@ -1,0 +1,385 @@
+"""The round loop: begin, round, measure, commit; and resume, which is the same loop entered later.
+
+Nothing but the method's state and the clients' own state is saved, because nothing else is needed: every random
+choice follows from (seed, round, client, purpose).
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import platform
+import signal
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .config import Config, EngineConfig, RunConfig, load_config, to_toml
+from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
+from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
+from .method import Model, name_of, personal_task
+from .parts.local import Score, evaluate
+from .parts.teachers import Ensemble
+from .scenario import Scenario, build_scenario
+from .server import EnsembleReport, Server
+from .task import Data
+from .track.display import Watcher
+from .track.store import FORMAT, RunDirectory
+from .version import __version__
+from .wire import ConfigError, RunError, SoleraError
+
+
+class Interrupted(SoleraError):
+    """The run was asked to stop; it can be resumed."""
+
+    exit_code = 143
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run leaves in the hand of whoever called it from Python."""
+
+    summary: dict[str, Any]
+    state: Any
+    models: dict[str, Any]  # name -> method.Model
+    out: pathlib.Path
+
+    @property
+    def digest(self) -> str:
+        return self.summary["digest"]
+
+
+def execute(config: Config, out: str | os.PathLike[str], resume: bool = False, watcher: Watcher | None = None) -> dict:
+    """Run what a configuration describes and return the summary."""
+    workers = config.engine.workers or default_workers()
+    scenario = build_scenario(
+        config.data, config.partition, config.public, config.models, config.run.seed, workers
+    )  # fmt: skip
+    return simulate(
+        scenario,
+        config.method,
+        out,
+        config.run,
+        config.federation,
+        config.engine,
+        resume=resume,
+        watcher=watcher,
+        config_text=to_toml(config),
+    ).summary
+
+
+def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None) -> dict:
+    """Continue the run in `out` from its last checkpoint, to the same end as if it had never stopped."""
+    path = pathlib.Path(out)
+    if not (path / "config.toml").is_file():
+        if not (path / "run.json").is_file():
+            raise RunError(f"{out} holds no run: there is neither run.json nor config.toml in it")
+        raise RunError(
+            f"{out} has no config.toml: it was started from Python; call solera.simulate(..., resume=True) there"
+        )
+    return execute(load_config(path / "config.toml"), path, resume=True, watcher=watcher)
+
+
+def simulate(
+    scenario: Scenario,
+    method: Any,
+    out: str | os.PathLike[str],
+    config: RunConfig | None = None,
+    federation: FederationConfig | None = None,
+    engine: EngineConfig | None = None,
+    *,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    config_text: str | None = None,
+) -> Result:
+    """Run `method` on `scenario` into the directory `out`.
+
+    With `resume=True` the run in `out` is continued (or begun, if there is none); the scenario and the method must
+    be the same.
+    """
+    config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine or EngineConfig()
+    watcher = watcher or Watcher()
+    check_fit(method, scenario)
+    resume = resume and (pathlib.Path(out) / "run.json").is_file()
+    home = RunDirectory(out, __version__, resume, config_text)
+    with contextlib.closing(home), _pinned(engine.threads), _stoppable() as check_stop:
+        states = ClientStates(home.clients)
+        start, state, damaged = home.latest(type(method).State) if resume else (0, None, [])
+        for text in damaged:
+            watcher.warn(text)
+        home.rewind(start)
+        states.rewind(start * STEPS)
+        with contextlib.closing(_open_engine(engine, scenario, states)) as moving:
+
+            def progress(what: str, done: int, of: int) -> None:
+                check_stop()
+                watcher.progress(what, done, of)
+
+            fed = Federation(moving, scenario.seed, federation, progress=progress)
+            loop = _Loop(scenario, method, fed, home, states, config, watcher)
+            watcher.begin(
+                {
+                    "name": config.name or home.path.name,
+                    "method": name_of(method),
+                    "rounds": config.rounds,
+                    "start_round": start,
+                    "clients": len(fed.clients),
+                    "cohort": max(1, int(federation.fraction * len(fed.clients) + 0.5)),
+                    "engine": type(moving).__name__.lower(),
+                    "workers": getattr(moving, "count", getattr(moving, "workers", 1)),
+                    "out": str(home.path),
+                }
+            )
+            result = loop(start, state)
+        watcher.end(result.summary)
+        return result
+
+
+class _Loop:
+    def __init__(
+        self,
+        scenario: Scenario,
+        method: Any,
+        fed: Federation,
+        home: RunDirectory,
+        states: ClientStates,
+        config: RunConfig,
+        watcher: Watcher,
+    ):
+        self.scenario, self.method, self.fed, self.home, self.states = scenario, method, fed, home, states
+        self.config, self.watcher, self.server = config, watcher, scenario.server
+        self.test: Data = scenario.test
+        self.commit_s = 0.0
+
+    def __call__(self, start: int, state: Any) -> Result:
+        fed, server, rounds = self.fed, self.server, self.config.rounds
+        if start == 0:
+            fed.begin(0)
+            state = self.method.init(fed, server)
+        empty = 0
+        for t in range(start, rounds):
+            began = time.monotonic()
+            fed.begin(t, keep_from=self.home.oldest_round())
+            server.begin()
+            self.watcher.phase(t, "clients")
+            fed.idle = functools.partial(self.watcher.phase, t, "server")
+            try:
+                state = self.method.round(state, fed, server)
+                if t == rounds - 1 and hasattr(self.method, "finish"):
+                    state = self.method.finish(state, fed, server)
+                empty = 0
+            except QuorumNotMet as e:
+                empty += 1
+                if empty >= fed.config.max_empty_rounds:
+                    raise QuorumNotMet(f"{empty} rounds in a row were void; last: {e}") from None
+                server.event("round_empty", reason=str(e))
+                self.watcher.warn(str(e))
+            self._close_round(t, state, began)
+        return self._finish(state)
+
+    def _close_round(self, t: int, state: Any, began: float) -> None:
+        fed, server = self.fed, self.server
+        worked = time.monotonic()
+        metrics: dict[str, Any] = {
+            "round": t,
+            "bytes": {
+                "down": {k: v.bytes for k, v in fed.down.items()},
+                "up": {k: v.bytes for k, v in fed.up.items()},
+            },
+            "floats": {
+                "down": sum(v.floats for v in fed.down.values()),
+                "up": sum(v.floats for v in fed.up.values()),
+            },
+            "cohort": len(fed.answered),
+        }
+        clients_s = fed.waited_s
+        last = t == self.config.rounds - 1
+        if last or (t + 1) % self.config.eval_every == 0:
+            self.watcher.phase(t, "evaluate")
+            metrics |= self._measure(state)
+        measured = time.monotonic()
+        metrics["seconds"] = {
+            "clients": round(clients_s, 4),
+            "server": round(worked - began - clients_s, 4),
+            "evaluate": round(measured - worked, 4),
+            "commit": round(self.commit_s, 4),  # of the round before: this one's comes after its line is written
+            "total": round(measured - began + self.commit_s, 4),
+        }
+        metrics["failures"], metrics["events"] = fed.failures, server.events
+        self.watcher.phase(t, "commit")
+        self.home.append(metrics)
+        if last or (t + 1) % self.config.checkpoint_every == 0:
+            self.states.flush(fed.answered, range(t * STEPS, (t + 1) * STEPS))
+            self.home.commit(t, state)
+        self.commit_s = time.monotonic() - measured
+        for f in fed.failures:
+            self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
+        self.watcher.round_done(metrics)
+
+    def _measure(self, state: Any) -> dict[str, Any]:
+        server, test = self.server, self.test
+        models = self.method.models(state)
+        jobs = [functools.partial(_evaluate, server, m, test) for m in models.values()]
+        jobs += [functools.partial(_evaluate_ensemble, server, e, test) for e in server.ensembles]
+        scores = [_score(s) for s in server.parallel(jobs, range(len(jobs)))]
+        found: dict[str, Any] = {
+            "models": dict(zip(models, scores, strict=False)),
+            "ensembles": {e.name: s for e, s in zip(server.ensembles, scores[len(models) :], strict=True)},
+        }
+        if task := personal_task(self.method):
+            found["personal"] = self._measure_personal(task, state)
+        return found
+
+    def _measure_personal(self, task: Any, state: Any) -> dict[str, Any]:
+        """Each client's own model on its own test split. What this costs on the wire is not the method's traffic."""
+        g = torch.Generator().manual_seed(self.scenario.seed)
+        who = torch.randperm(len(self.fed.clients), generator=g)[: self.config.eval_clients].tolist()
+        payload = self.method.personal_payload(state, self.fed) if hasattr(self.method, "personal_payload") else {}
+        replies = self.fed.map(task, [self.fed.clients.id(i) for i in who], **payload)
+        accuracy = sorted(r.correct / r.total for r in replies.values() if r.total)
+        if not accuracy:
+            return {"clients": 0}
+        return {
+            "mean": statistics.fmean(accuracy),
+            "std": statistics.pstdev(accuracy),
+            "worst_decile": statistics.fmean(accuracy[: max(1, len(accuracy) // 10)]),
+            "clients": len(accuracy),
+        }
+
+    def _finish(self, state: Any) -> Result:
+        models = self.method.models(state)
+        for name, m in models.items():
+            facts = {"architecture": m.prototype, "classes": str(self.server.num_classes), "solera": __version__}
+            self.home.write_model(name, m.weights, facts)
+        summary = summarise(self.home, self.method, state, self.states, self.fed, self.config)
+        self.home.write_summary(summary)
+        return Result(summary, state, models, self.home.path)
+
+
+def _score(s: Score) -> dict[str, float]:
+    return {"accuracy": s.correct / s.total, "loss": s.loss}
+
+
+def _evaluate(server: Server, model: Model, test: Data) -> Score:
+    return evaluate(server.model(model.prototype, model.weights), test.inputs, test.labels)
+
+
+def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
+    ensemble = Ensemble([server.model(P, w) for P, w in e.members], e.rule)  # type: ignore[arg-type]
+    said = torch.cat([ensemble(x)[0] for x in test.inputs.split(512)])
+    loss = F.nll_loss(said.clamp_min(1e-12).log(), test.labels).item()
+    return Score(int((said.argmax(-1) == test.labels).sum()), len(test), loss)
+
+
+def summarise(
+    home: RunDirectory, method: Any, state: Any, states: ClientStates, fed: Federation, config: RunConfig
+) -> dict[str, Any]:
+    """The outcome of a run, from what it recorded."""
+    rounds = list(home.metrics())
+    failures = Counter(f["client"] for m in rounds for f in m["failures"])
+    evaluated = [m for m in rounds if "models" in m]
+
+    def best(group: str) -> dict[str, Any]:
+        out = {}
+        for name in evaluated[-1][group] if evaluated else ():
+            seen = [(m[group][name]["accuracy"], -m["round"]) for m in evaluated if name in m[group]]
+            accuracy, negative = max(seen)
+            out[name] = {**evaluated[-1][group][name], "best_accuracy": accuracy, "best_round": -negative}
+        return out
+
+    return {
+        "format": FORMAT,
+        "solera": __version__,
+        "name": config.name or home.path.name,
+        "method": name_of(method),
+        "rounds": len(rounds),
+        "finished": True,
+        "digest": states.digest(state),
+        "models": best("models"),
+        "ensembles": best("ensembles"),
+        **({"personal": evaluated[-1]["personal"]} if evaluated and "personal" in evaluated[-1] else {}),
+        "bytes": {way: sum(sum(m["bytes"][way].values()) for m in rounds) for way in ("down", "up")},
+        "seconds": round(sum(m["seconds"]["total"] for m in rounds), 3),
+        "failures": dict(sorted(failures.items())),
+        "environment": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "platform": platform.platform(),
+        },
+        "engine": type(fed.engine).__name__.lower(),
+        "workers": getattr(fed.engine, "count", getattr(fed.engine, "workers", 1)),
+        "out": str(home.path),
+    }
+
+
+def check_fit(method: Any, scenario: Scenario) -> None:
+    """Refuse, before any work, a scenario that lacks what the method needs."""
+    name, info = name_of(method), type(method).info
+    if info.public != "none" and scenario.public is None:
+        raise ConfigError(f"method {name!r} needs public data: set public.source (it is 'none')")
+    if info.models == "one architecture" and len(scenario.server.prototypes) > 1:
+        raise ConfigError(
+            f"method {name!r} needs clients of one architecture, models.clients has "
+            f"{', '.join(scenario.server.prototypes)}"
+        )
+    if personal_task(method) and scenario.client_test == 0:
+        raise ConfigError(
+            f"method {name!r} is judged by each client's own test split: set data.client_test, for example 0.2"
+        )
+    if hasattr(method, "check"):
+        method.check(scenario.server)
+
+
+def _open_engine(config: EngineConfig, scenario: Scenario, states: ClientStates) -> Engine:
+    workers = config.workers or default_workers()
+    name = default_engine(workers) if config.name == "auto" else config.name
+    if name != "inprocess" and config.threads != 1:
+        raise ConfigError(f"engine.threads = {config.threads}: only the engine 'inprocess' can use more than 1")
+    return ENGINES[name](scenario, states, workers)
+
+
+@contextlib.contextmanager
+def _pinned(threads: int) -> Iterator[None]:
+    """The number of torch threads changes the bits of a sum, so a run fixes it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[Callable[[], None]]:
+    """Turn SIGTERM into an exception, so that workers end and the lock is given free.
+
+    The exception is raised at once, but Python swallows it where it happens to hit a destructor or a fork: so the
+    run also asks, between replies.
+    """
+    asked = False
+
+    def check() -> None:
+        if asked:
+            raise Interrupted("stopped by SIGTERM")
+
+    def stop(*_: Any) -> None:
+        nonlocal asked
+        asked = True
+        check()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,325 @@
+"""What a run shows while it runs: a live display on a terminal, a line a round elsewhere, or nothing."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Self, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+WARNINGS_A_ROUND = 5  # more are counted, not shown: all of them are in metrics.jsonl
+MODELS_SHOWN = 12
+NARROW = 50  # columns; below, the display leaves out its bar and its third column
+PHASES = {
+    "clients": "clients train",
+    "server": "the server works",
+    "evaluate": "models are tested",
+    "commit": "the round is saved",
+}
+
+
+class Watcher:
+    """Is told what a run does; this one does nothing with it. Use as a context manager: leaving it ends the display."""
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """The run starts: its name, method, rounds, start_round, clients, cohort, engine, workers, out."""
+
+    def phase(self, round: int, name: str) -> None:
+        """The round enters "clients", "server", "evaluate" or "commit"."""
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        """So many clients have answered in the current exchange."""
+
+    def round_done(self, metrics: Mapping[str, Any]) -> None:
+        """A round is over; `metrics` is its line in metrics.jsonl."""
+
+    def warn(self, text: str) -> None:
+        """Something went wrong that does not stop the run."""
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """The run is finished; `summary` is what summary.json holds."""
+
+    def close(self) -> None:
+        """Leave the terminal in order, whatever happened."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Warnings:
+    """Says each warning of a round once, and only so many of them."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def is_new(self, text: str) -> bool:
+        """Whether to show this warning."""
+        key = text[:200]  # the same mishap may be told in full and cut short
+        if key in self.said:
+            return False
+        self.said.add(key)
+        return len(self.said) <= WARNINGS_A_ROUND
+
+    def round_done(self) -> int:
+        """How many warnings were not shown; forgets the round."""
+        more = max(0, len(self.said) - WARNINGS_A_ROUND)
+        self.said.clear()
+        return more
+
+
+class QuietWatcher(Watcher):
+    """Warnings only, on stderr: stdout belongs to whoever asked for JSON."""
+
+    def __init__(self, file: TextIO | None = None):
+        self.file = file or sys.stderr
+        self.warnings = _Warnings()
+
+    def warn(self, text: str) -> None:
+        if self.warnings.is_new(text):
+            print(f"warning: {text}", file=self.file, flush=True)
+
+    def round_done(self, metrics: Mapping[str, Any]) -> None:
+        if more := self.warnings.round_done():
+            print(f"warning: and {more} more", file=self.file, flush=True)
+
+
+class PlainWatcher(QuietWatcher):
+    """One line a round (or, without `every_round`, only the outcome), for files and pipes."""
+
+    def __init__(self, every_round: bool = True, file: TextIO | None = None):
+        super().__init__(file or sys.stdout)
+        self.every_round, self.rounds = every_round, 0
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        self.rounds = facts["rounds"]
+        if self.every_round:
+            self._say(headline(facts))
+
+    def round_done(self, metrics: Mapping[str, Any]) -> None:
+        super().round_done(metrics)
+        if not self.every_round:
+            return
+        width = len(str(self.rounds))
+        parts = [f"[{metrics['round'] + 1:{width}}/{self.rounds}]", *scores(metrics)]
+        parts.append(f"{human_bytes(_sum(metrics, 'down'))} down, {human_bytes(_sum(metrics, 'up'))} up")
+        parts.append(human_time(metrics["seconds"]["total"]))
+        if metrics["failures"]:
+            parts.append(f"{len(metrics['failures'])} dropped")
+        self._say("  ".join(parts))
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        for line in outcome(summary):
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        print(line, file=self.file, flush=True)
+
+
+class LiveWatcher(Watcher):
+    """Round, phase, clients done, accuracy, traffic and time left, redrawn in place; warnings scroll by above it."""
+
+    def __init__(self, console: Console | None = None):
+        self.console = console or Console()
+        self.warnings = _Warnings()
+        self.live: Live | None = None
+        self.facts: Mapping[str, Any] = {}
+        self.began = self.round_began = 0.0
+        self.done, self.now, self.answered = 0, "", (0, 0)
+        self.seconds: list[float] = []
+        self.best: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        self.traffic = {"down": 0, "up": 0}
+        self.dropped = 0
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        self.facts, self.done = facts, facts["start_round"]
+        self.began = self.round_began = time.monotonic()
+        self.console.print(headline(facts), style="bold", markup=False, highlight=False)
+        self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=4, transient=True)
+        self.live.start()
+
+    def phase(self, round: int, name: str) -> None:
+        self.now, self.answered = PHASES.get(name, name), (0, 0)
+        if name == "clients":
+            self.round_began = time.monotonic()
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        self.answered = (done, of)
+
+    def round_done(self, metrics: Mapping[str, Any]) -> None:
+        self.done = metrics["round"] + 1
+        self.seconds.append(metrics["seconds"]["total"])
+        self.dropped += len(metrics["failures"])
+        for way in self.traffic:
+            self.traffic[way] += _sum(metrics, way)
+        for name, accuracy in accuracies(metrics).items():
+            self.last[name] = accuracy
+            self.best[name] = max(accuracy, self.best.get(name, 0.0))
+        self.now = ""
+        if more := self.warnings.round_done():
+            self._print(f"warning: and {more} more", "yellow")
+
+    def warn(self, text: str) -> None:
+        if self.warnings.is_new(text):
+            self._print(f"warning: {text}", "yellow")
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.close()
+        for line in outcome(summary):
+            self.console.print(line, markup=False, highlight=False)
+
+    def close(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def _print(self, text: str, style: str) -> None:
+        self.console.print(text, style=style, markup=False, highlight=False)
+
+    # -- the picture --
+
+    def render(self) -> RenderableType:
+        """The display as it is at this moment; drawn again several times a second."""
+        return Group(self._bar(), self._state(), *([self._table()] if self.last else []))
+
+    @property
+    def narrow(self) -> bool:
+        return self.console.width < NARROW
+
+    def _bar(self) -> RenderableType:
+        rounds, left = self.facts["rounds"], self.time_left()
+        where = Text(f"round {min(self.done + 1, rounds)}/{rounds}", style="bold")
+        clock = human_time(time.monotonic() - self.began) + (f", {human_time(left)} left" if left is not None else "")
+        if self.narrow:
+            return Group(where, Text(clock, style="cyan", no_wrap=True, overflow="ellipsis"))
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True, justify="right")
+        grid.add_row(where, ProgressBar(total=max(rounds, 1), completed=self.done), Text(clock, style="cyan"))
+        return grid
+
+    def _state(self) -> Text:
+        done, of = self.answered
+        parts = [self.now] if self.now else []
+        if of:
+            parts.append(f"{done}/{of} answered")
+        parts.append(f"{human_bytes(self.traffic['down'])} down, {human_bytes(self.traffic['up'])} up")
+        if self.dropped:
+            parts.append(f"{self.dropped} replies dropped")
+        return Text(" · ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 1), pad_edge=False)
+        table.add_column("model", overflow="ellipsis", no_wrap=True)
+        table.add_column("now" if self.narrow else "accuracy", justify="right", no_wrap=True, min_width=6)
+        if not self.narrow:
+            table.add_column("best", justify="right", no_wrap=True, style="dim")
+        for name in list(self.last)[:MODELS_SHOWN]:
+            cells = [percent(self.last[name]), percent(self.best[name])]
+            table.add_row(escape(name), *cells[: 1 if self.narrow else 2])
+        if len(self.last) > MODELS_SHOWN:
+            table.add_row(f"... {len(self.last) - MODELS_SHOWN} more")
+        return table
+
+    def time_left(self) -> float | None:
+        """Seconds to the end, if the coming rounds take as long as the last few."""
+        if not self.seconds:
+            return None
+        recent = self.seconds[-5:]
+        expected = sum(recent) / len(recent) * (self.facts["rounds"] - self.done)
+        return max(0.0, expected - (time.monotonic() - self.round_began if self.now else 0.0))
+
+
+def choose_watcher(json: bool = False, quiet: bool = False) -> Watcher:
+    """What suits the caller: nothing beside JSON, the outcome only, a live display, or plain lines."""
+    if json:
+        return QuietWatcher()
+    if quiet:
+        return PlainWatcher(every_round=False)
+    console = Console()
+    return LiveWatcher(console) if console.is_terminal and not console.is_dumb_terminal else PlainWatcher()
+
+
+# ---- words and numbers ------------------------------------------------------------------------------
+
+
+def headline(facts: Mapping[str, Any]) -> str:
+    """The run in one line."""
+    start = f", continued after {facts['start_round']}" if facts["start_round"] else ""
+    side = f" x {facts['workers']}" if facts["workers"] > 1 else ""
+    return (
+        f"{facts['name']}: {facts['method']}, {facts['rounds']} rounds{start}, {facts['cohort']} of "
+        f"{facts['clients']} clients a round, engine {facts['engine']}{side}"
+    )
+
+
+def outcome(summary: Mapping[str, Any]) -> list[str]:
+    """What a finished run reached and where it is."""
+    rounds = summary["rounds"]
+    lines = [f"{rounds} rounds in {human_time(summary['seconds'])}, digest {summary['digest'][:16]}"]
+    named = {**summary["models"], **{f"ensemble {k}": v for k, v in summary["ensembles"].items()}}
+    for name, s in list(named.items())[:MODELS_SHOWN]:
+        best = f"best {percent(s['best_accuracy'])} at {s['best_round'] + 1}/{rounds}"
+        lines.append(f"  {name}: {percent(s['accuracy'])}, {best}")
+    if len(named) > MODELS_SHOWN:
+        lines.append(f"  ... {len(named) - MODELS_SHOWN} more")
+    if "mean" in (own := summary.get("personal") or {}):
+        lines.append(f"  clients' own models: {percent(own['mean'])} on average of {own['clients']}")
+    if summary["failures"]:
+        lines.append(f"  {sum(summary['failures'].values())} replies dropped, of {len(summary['failures'])} clients")
+    return [*lines, f"run directory: {summary['out']}"]
+
+
+def accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Accuracy by name in one round's metrics; empty if the round was not evaluated."""
+    found = {name: s["accuracy"] for name, s in metrics.get("models", {}).items()}
+    found |= {f"ensemble {name}": s["accuracy"] for name, s in metrics.get("ensembles", {}).items()}
+    if "mean" in metrics.get("personal", {}):
+        found["own models"] = metrics["personal"]["mean"]
+    return found
+
+
+def scores(metrics: Mapping[str, Any]) -> list[str]:
+    """One round's accuracies as short texts."""
+    found = accuracies(metrics)
+    shown = [f"{name} {percent(a)}" for name, a in list(found.items())[:MODELS_SHOWN]]
+    return shown + ([f"... {len(found) - MODELS_SHOWN} more"] if len(found) > MODELS_SHOWN else [])
+
+
+def _sum(metrics: Mapping[str, Any], way: str) -> int:
+    return sum(metrics["bytes"][way].values())
+
+
+def percent(share: float) -> str:
+    """0.7123 as 71.2%."""
+    return f"{100 * share:.1f}%"
+
+
+def human_bytes(n: float) -> str:
+    """12345678 as 12.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 999.5:
+            return f"{n:.0f} {unit}" if unit == "B" or n >= 99.95 else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+def human_time(seconds: float) -> str:
+    """75 as 1 min 15 s."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"

@@ -1,0 +1,197 @@
+"""A run directory: everything a run made, in open formats, and whole at every moment.
+
+    config.toml          the full effective configuration
+    metrics.jsonl        one line a round
+    summary.json         the outcome, with a digest of the final state
+    models/*.safetensors the final models, under their parameters' own names
+    checkpoints/         the last two states, each with its sha256 in its name
+    clients/             what clients keep between rounds, versioned by step
+
+A file is written beside its place and renamed into it, so `kill -9` at any moment leaves the old one or the new one.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import safetensors.torch
+
+from ..wire import RunError, Weights, WireError, decode, encode, safe_name
+
+FORMAT = 1
+BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind
+CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
+KEEP = 2  # checkpoints: if the newest is damaged, the one before it serves
+_OPEN: set[pathlib.Path] = set()  # POSIX locks do not exclude the process that holds them
+
+
+class RunDirectory:
+    """One run's files. Opening locks the directory until `close`."""
+
+    def __init__(self, path: str | os.PathLike[str], version: str, resume: bool = False, config: str | None = None):
+        self.path, self.version = pathlib.Path(path).resolve(), version
+        if resume and not (self.path / "run.json").is_file():
+            raise RunError(
+                f"{path} is no run directory: it has no run.json; start a run with `solera run --out {path}`"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as e:
+            raise RunError(f"{path} cannot be used as a run directory: {e.strerror}") from None
+        try:
+            self._acquire()
+            if resume:
+                self._check_format()
+            elif (self.path / "run.json").exists():
+                raise RunError(
+                    f"{path} already holds a run; continue it with `solera resume {path}` or choose another --out"
+                )
+            elif extra := [p.name for p in self.path.iterdir() if p.name not in BEGINNING]:
+                raise RunError(f"{path} is not empty (it has {extra[0]!r}); choose another --out")
+            else:
+                if config is not None:  # first, so that whatever else is there can be resumed
+                    self._write("config.toml", config.encode())
+                self._write("run.json", json.dumps({"format": FORMAT, "solera": version}).encode())
+        except BaseException:
+            self.close()
+            raise
+
+    def _acquire(self) -> None:
+        holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+        try:
+            if self.path in _OPEN:
+                raise BlockingIOError
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{self.path} is in use by another run (process {holder or 'unknown'})") from None
+        _OPEN.add(self.path)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        self._mine = True
+
+    def _check_format(self) -> None:
+        try:
+            facts = json.loads((self.path / "run.json").read_bytes())
+            found, by = facts["format"], facts["solera"]
+        except (ValueError, KeyError, TypeError) as e:
+            raise RunError(f"{self.path}/run.json is damaged ({e}); the run cannot be continued") from None
+        if found != FORMAT:
+            raise RunError(
+                f"{self.path} was written in format {found} by solera {by}; this is solera {self.version}, format "
+                f"{FORMAT}: continue it with that version (pip install solera=={by})"
+            )
+
+    def close(self) -> None:
+        """Give the directory free."""
+        if self._lock >= 0:
+            if getattr(self, "_mine", False):
+                _OPEN.discard(self.path)
+            os.close(self._lock)
+            self._lock = -1
+
+    # -- files --
+
+    def _write(self, name: str, content: bytes) -> None:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(path.name + ".draft")
+        try:
+            with open(draft, "wb") as f:
+                f.write(content)
+                f.flush()
+                os.fsync(f.fileno())
+            draft.replace(path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as e:
+            raise RunError(f"{path} cannot be written: {e.strerror}; the last checkpoint is unharmed") from None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        self._write("summary.json", json.dumps(summary, indent=2).encode())
+
+    def write_model(self, name: str, weights: Weights, facts: dict[str, str]) -> None:
+        """A final model, loadable with `safetensors.torch.load_file`."""
+        tensors = {n: t.detach().cpu().contiguous() for n, t in weights.items()}
+        self._write(
+            f"models/{safe_name(name, 'model name')}.safetensors", safetensors.torch.save(tensors, metadata=facts)
+        )
+
+    @property
+    def clients(self) -> pathlib.Path:
+        return self.path / "clients"
+
+    # -- rounds --
+
+    def commit(self, round: int, state: Any) -> None:
+        """Make a round's state the one a resumed run starts from. Its metrics have been appended already."""
+        blob = encode(state)
+        self._write(f"checkpoints/{round:06d}.{hashlib.sha256(blob).hexdigest()}.safetensors", blob)
+        for old in self._checkpoints()[:-KEEP]:
+            old.unlink(missing_ok=True)
+
+    def _checkpoints(self) -> list[pathlib.Path]:
+        """Files that look like checkpoints, oldest first."""
+        return sorted(p for p in (self.path / "checkpoints").glob("*.safetensors") if CHECKPOINT.fullmatch(p.name))
+
+    def oldest_round(self) -> int:
+        """The first round that may have to be run again, should the newest checkpoint turn out damaged."""
+        kept = self._checkpoints()
+        return int(kept[0].name[:6]) + 1 if len(kept) == KEEP else 0
+
+    def latest(self, into: Any) -> tuple[int, Any, list[str]]:
+        """The newest usable checkpoint as (rounds done, state, what was wrong with newer ones); 0 rounds if none."""
+        damaged: list[str] = []
+        for path in reversed(self._checkpoints()):
+            round, sha256 = int(path.name[:6]), path.name[7:71]
+            try:
+                blob = path.read_bytes()
+                if hashlib.sha256(blob).hexdigest() != sha256:
+                    raise ValueError("its content does not match the sha256 in its name")
+                return round + 1, decode(blob, into), damaged
+            except (OSError, ValueError, WireError) as e:
+                damaged.append(f"checkpoint of round {round} is damaged: {e}")
+        return 0, None, damaged
+
+    def rewind(self, round: int) -> None:
+        """Forget what was written in `round` and later: those rounds are about to be run again."""
+        lines = [json.dumps(m) + "\n" for m in self.metrics() if m["round"] < round]
+        self._write("metrics.jsonl", "".join(lines).encode())
+        for path in self._checkpoints():
+            if int(path.name[:6]) >= round:
+                path.unlink()
+
+    def append(self, metrics: dict[str, Any]) -> None:
+        """Add a round's line to metrics.jsonl."""
+        try:
+            with open(self.path / "metrics.jsonl", "a") as f:
+                f.write(json.dumps(metrics) + "\n")
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as e:
+            raise RunError(f"{self.path}/metrics.jsonl cannot be written: {e.strerror}") from None
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The rounds recorded so far; a line cut short by a crash ends the list."""
+        return read_metrics(self.path)
+
+
+def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a run directory's metrics.jsonl, up to the first that is not whole."""
+    try:
+        with open(pathlib.Path(path) / "metrics.jsonl") as f:
+            for line in f:
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    return
+    except FileNotFoundError:
+        return

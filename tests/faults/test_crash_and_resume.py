@@ -1,0 +1,272 @@
+"""A run killed anywhere, any number of times, resumes to the same bits."""
+
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from solera.config import EngineConfig, RunConfig
+from solera.engines import ClientStates
+from solera.federation import FederationConfig
+from solera.method import find_method
+from solera.run import simulate
+from solera.testing import run_toy, small, toy_for
+from solera.track.store import RunDirectory, read_metrics
+from solera.wire import RunError
+
+STATEFUL = "scaffold"
+
+
+class Death(BaseException):
+    """The process ends here, as far as the run can tell."""
+
+
+def make(name: str):
+    return small(find_method(name)())
+
+
+@pytest.mark.parametrize("name", [STATEFUL, "local", "feddf"])
+def test_death_at_every_file_operation(name, tmp_path, monkeypatch):
+    """Before and after each rename, for every rename of the run: all of them end in the same digest."""
+    method = make(name)
+    expected = run_toy(method, tmp_path / "whole", rounds=2).digest
+    replace, seen = pathlib.Path.replace, 0
+
+    def dying(self, target):
+        nonlocal seen
+        seen += 1
+        if seen == point and before:
+            raise Death
+        result = replace(self, target)
+        if seen == point:
+            raise Death
+        return result
+
+    monkeypatch.setattr(pathlib.Path, "replace", dying)
+    points = 0
+    for before in (True, False):
+        point = 0
+        while True:
+            point, seen = point + 1, 0
+            out = tmp_path / f"{before}{point}"
+            try:
+                run_toy(method, out, rounds=2)
+                break  # fewer renames than `point`: every one has been tried
+            except Death:
+                points += 1
+            seen = -(10**9)
+            assert run_toy(method, out, rounds=2).digest == expected, f"died at rename {point}"
+            assert [m["round"] for m in read_metrics(out)] == [0, 1], f"died at rename {point}"
+    assert points >= 10
+
+
+SCRIPT = """
+import logging, pathlib, sys
+from solera.method import find_method
+from solera.testing import run_toy, small
+logging.disable(logging.CRITICAL)
+name, out, engine, rounds = sys.argv[1:]
+method = small(find_method(name)())
+print("go", flush=True)
+print(run_toy(method, pathlib.Path(out), engine, int(rounds)).digest, flush=True)
+"""
+
+
+def start(name, out, engine, rounds=8) -> subprocess.Popen:
+    args = [sys.executable, "-c", SCRIPT, name, str(out), engine, str(rounds)]
+    process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "go\n", process.stderr.read() if process.stderr else ""
+    return process
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "kills"),
+    [
+        ("scaffold", "inprocess", 5),
+        ("scaffold", "processes", 5),
+        ("local", "processes", 5),
+        ("feddf", "processes", 5),
+        pytest.param("scaffold", "inprocess", 50, marks=pytest.mark.slow),
+        pytest.param("local", "processes", 50, marks=pytest.mark.slow),
+        pytest.param("feddf", "processes", 50, marks=pytest.mark.slow),
+        pytest.param("fedavgm", "threads", 50, marks=pytest.mark.slow),
+    ],
+)
+def test_kill_nine_at_random_moments(name, engine, kills, tmp_path):
+    whole = start(name, tmp_path / "whole", engine)
+    began = time.monotonic()
+    expected = whole.communicate()[0].strip()
+    length = time.monotonic() - began
+    moments, done, run_number = random.Random(f"{name}{engine}"), 0, 0
+    while done < kills:
+        out = tmp_path / f"run{run_number}"
+        run_number += 1
+        digest = ""
+        while not digest:
+            process = start(name, out, engine)
+            if done < kills:
+                try:
+                    process.wait(moments.uniform(0, length))
+                except subprocess.TimeoutExpired:
+                    process.send_signal(signal.SIGKILL)
+                    process.communicate()
+                    done += 1
+                    continue
+            digest = process.communicate()[0].strip()
+        assert digest == expected, f"after {done} kills"
+
+
+@pytest.mark.parametrize("damage", ["truncate", "zeros", "delete", "renamed"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage, tmp_path):
+    method = make(STATEFUL)
+    expected = run_toy(method, tmp_path / "whole", rounds=4).digest
+    run_toy(method, tmp_path / "hurt", rounds=3)
+    newest = sorted((tmp_path / "hurt" / "checkpoints").glob("*.safetensors"))[-1]
+    content = newest.read_bytes()
+    if damage == "truncate":
+        newest.write_bytes(content[: len(content) // 2])
+    elif damage == "zeros":
+        newest.write_bytes(b"\0" * len(content))
+    elif damage == "delete":
+        newest.unlink()
+    else:
+        newest.rename(newest.with_name("000002.safetensors"))
+    assert run_toy(method, tmp_path / "hurt", rounds=4).digest == expected
+
+
+def test_truncation_at_any_offset_is_noticed(tmp_path):
+    method = make(STATEFUL)
+    run_toy(method, tmp_path, rounds=3)
+    newest = sorted((tmp_path / "checkpoints").glob("*.safetensors"))[-1]
+    content = newest.read_bytes()
+    for cut in torch.linspace(0, len(content) - 1, 200).int().tolist():
+        newest.write_bytes(content[:cut])
+        home = RunDirectory(tmp_path, "0", resume=True)
+        rounds, _, damaged = home.latest(method.State)
+        home.close()
+        assert rounds == 2, f"cut at {cut}"
+        assert "checkpoint of round 2 is damaged" in damaged[0]
+
+
+def test_all_checkpoints_damaged_means_from_the_start_and_the_same_end(tmp_path):
+    method = make(STATEFUL)
+    expected = run_toy(method, tmp_path / "whole", rounds=3).digest
+    run_toy(method, tmp_path / "hurt", rounds=2)
+    for f in (tmp_path / "hurt" / "checkpoints").glob("*.safetensors"):
+        f.write_bytes(b"")
+    assert run_toy(method, tmp_path / "hurt", rounds=3).digest == expected
+
+
+def test_without_versions_of_client_state_a_resumed_run_would_differ(tmp_path, monkeypatch):
+    """The control: loading the newest state, whatever the step, gives other bits. So the tests above can fail."""
+    method = make(STATEFUL)
+    expected = run_toy(method, tmp_path / "whole", rounds=3).digest
+    load = ClientStates.load
+    monkeypatch.setattr(ClientStates, "load", lambda self, k, step: load(self, k, 10**9))
+    monkeypatch.setattr(ClientStates, "rewind", lambda self, step: None)
+    run_toy(method, tmp_path / "hurt", rounds=3)
+    newest = sorted((tmp_path / "hurt" / "checkpoints").glob("*.safetensors"))[-1]
+    newest.unlink()
+    assert run_toy(method, tmp_path / "hurt", rounds=3).digest != expected
+
+
+def test_metrics_have_one_line_a_round_after_a_crash(tmp_path):
+    method = make("fedavg")
+    run_toy(method, tmp_path, rounds=2)
+    with open(tmp_path / "metrics.jsonl", "a") as f:
+        f.write('{"round": 2, "models"')  # cut short
+    run_toy(method, tmp_path, rounds=4)
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rounds == [0, 1, 2, 3]
+
+
+def test_two_runs_cannot_share_a_directory(tmp_path):
+    home = RunDirectory(tmp_path / "a", "0.1")
+    with pytest.raises(RunError, match="in use by another run"):
+        RunDirectory(tmp_path / "a", "0.1", resume=True)
+    home.close()
+    RunDirectory(tmp_path / "a", "0.1", resume=True).close()
+    child = start("fedavg", tmp_path / "b", "inprocess", 200)
+    while not (tmp_path / "b" / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    with pytest.raises(RunError, match=f"in use by another run .process {child.pid}"):
+        run_toy(make("fedavg"), tmp_path / "b")
+    child.kill()
+    child.communicate()
+
+
+def test_a_directory_of_another_version_or_content_is_refused(tmp_path):
+    run_toy(make("fedavg"), tmp_path / "a", rounds=1)
+    method = make("fedavg")
+    with pytest.raises(RunError, match="already holds a run; continue it with `solera resume"):
+        simulate(toy_for(method), method, tmp_path / "a", RunConfig(rounds=1))
+    (tmp_path / "a" / "run.json").write_text('{"format": 99, "solera": "9.9"}')
+    with pytest.raises(RunError, match=r"format 99 by solera 9\.9.*pip install solera==9\.9"):
+        run_toy(method, tmp_path / "a")
+    (tmp_path / "a" / "run.json").write_text("{")
+    with pytest.raises(RunError, match="damaged"):
+        run_toy(method, tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").write_text("mine")
+    with pytest.raises(RunError, match=r"not empty \(it has 'thesis\.tex'\)"):
+        run_toy(method, tmp_path / "b")
+    assert (tmp_path / "b" / "thesis.tex").read_text() == "mine"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be used"):
+        run_toy(method, tmp_path / "file")
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
+    method = make(STATEFUL)
+    expected = run_toy(method, tmp_path / "whole", rounds=4).digest
+    run_toy(method, tmp_path / "full", rounds=2)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr("solera.track.store.os.fsync", full)
+        with pytest.raises(RunError, match="No space left on device"):
+            run_toy(method, tmp_path / "full", rounds=4)
+    assert run_toy(method, tmp_path / "full", rounds=4).digest == expected
+
+
+def test_sigterm_ends_soon_and_can_be_resumed(tmp_path):
+    expected = start("scaffold", tmp_path / "whole", "processes", 30).communicate()[0].strip()
+    process = start("scaffold", tmp_path / "cut", "processes", 30)
+    while len(list(read_metrics(tmp_path / "cut"))) < 2:
+        time.sleep(0.01)
+    began = time.monotonic()
+    process.terminate()
+    process.communicate()
+    assert time.monotonic() - began < 5
+    assert start("scaffold", tmp_path / "cut", "processes", 30).communicate()[0].strip() == expected
+
+
+def test_a_run_without_clients_stops_with_a_name_and_can_be_resumed(tmp_path, monkeypatch):
+    from solera.engines.faulty import Faulty
+    from solera.federation import QuorumNotMet
+
+    method = make("fedavg")
+    expected = run_toy(method, tmp_path / "whole", rounds=3).digest
+    run_toy(method, tmp_path / "gone", rounds=1)
+    import solera.run as module
+
+    open_engine = module._open_engine
+    with monkeypatch.context() as m:
+        m.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), lambda c: "drop"))
+        with pytest.raises(QuorumNotMet, match="3 rounds in a row were void"):
+            simulate(
+                toy_for(method), method, tmp_path / "gone", RunConfig(rounds=9), FederationConfig(fraction=0.75),
+                EngineConfig(name="inprocess"), resume=True,
+            )  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "gone" / "metrics.jsonl").read_text().splitlines()]
+    assert [e["kind"] for m in lines for e in m["events"]] == ["round_empty", "round_empty"]
+    assert expected != ""

@@ -1,0 +1,19 @@
+"""The public names, pinned: a name added or removed is a decision."""
+
+import subprocess
+import sys
+
+import solera
+
+
+def test_every_public_name_exists_and_nothing_else_is_promised():
+    assert sorted(solera.__all__) == solera.__all__
+    for name in solera.__all__:
+        assert getattr(solera, name) is not None
+    assert set(solera.__all__) == set(dir(solera))
+    assert len(solera.__all__) == 36
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, solera; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -1,0 +1,343 @@
+"""FedDF: equal to FedAvg without distillation, to Algorithm 3 by hand with it, and calm when things go wrong."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from solera.methods.fedavg import FedAvg, FedProx
+from solera.methods.feddf import FedDF
+from solera.parts.aggregate import uniform_mean
+from solera.parts.distill import Distill, distill
+from solera.parts.local import Local, evaluate, fit, weights_of
+from solera.parts.teachers import Ensemble
+from solera.task import Data
+from solera.wire import ConfigError, digest
+from toys import Conv, World, images, mlp, same_bits
+
+LOCAL = Local(epochs=2, batch=8, lr=0.05)
+FUSION = Distill(steps=6, batch=16)
+SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
+
+
+def mixed(tmp, **options) -> World:
+    """Five clients of different sizes, two architectures (one with BatchNorm), 40 public samples."""
+    builders = {"c": lambda: Conv(0), "m": lambda: mlp(1)}
+    parties = [(P, Data(*images(n, n))) for n, P in zip(SIZES, KINDS, strict=True)]
+    return World(tmp, builders, parties, **{"public": images(40, seed=9)[0], **options})
+
+
+def uploads(world: World, state) -> dict[str, nn.Module]:
+    """Every client's model after its local training, by hand."""
+    models = {}
+    for k, seed in zip(world.fed.clients, world.seeds, strict=True):
+        P, data = world.fed.prototype(k), world.data[k]
+        models[k] = world.server.model(P, state.weights[P])
+        fit(models[k], data.inputs, data.labels, LOCAL, seed)
+    return models
+
+
+# ---- what it is equal to ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("average", ["weighted", "uniform"])
+def test_without_steps_it_is_fedavg_bit_for_bit(tmp_path, average):
+    a = mixed(tmp_path / "a", fraction=0.8).run(FedAvg(LOCAL, average), 3)[-1]
+    none = Distill(steps=0)
+    b = mixed(tmp_path / "b", fraction=0.8).run(FedDF(LOCAL, none, average=average), 3)[-1]
+    assert digest(a) == digest(b)
+    c = mixed(tmp_path / "c", fraction=0.8, public=None).run(FedDF(LOCAL, none, average=average), 3)[-1]
+    assert digest(a) == digest(c)
+
+
+def test_with_zero_learning_rate_it_is_fedavg_bit_for_bit(tmp_path):
+    a = mixed(tmp_path / "a").run(FedAvg(LOCAL), 2)[-1]
+    still = dataclasses.replace(FUSION, lr=0.0, student_norm="frozen")
+    b = mixed(tmp_path / "b").run(FedDF(LOCAL, still), 2)[-1]
+    assert digest(a) == digest(b)
+
+
+def test_without_steps_and_with_a_proximal_term_it_is_fedprox(tmp_path):
+    a = mixed(tmp_path / "a").run(FedProx(LOCAL, mu=0.5), 2)[-1]
+    b = mixed(tmp_path / "b").run(FedDF(LOCAL, Distill(steps=0), mu=0.5), 2)[-1]
+    assert digest(a) == digest(b)
+
+
+def test_a_round_is_algorithm_3(tmp_path):
+    world = mixed(tmp_path)
+    start, end = world.run(FedDF(LOCAL, FUSION, average="uniform"))
+    models = uploads(world, start)
+    world.fed.begin(0)
+    for P in "cm":
+        student = world.server.model(
+            P, uniform_mean([weights_of(m) for k, m in models.items() if KINDS[int(k[1])] == P])
+        )
+        distill(student, images(40, seed=9)[0], Ensemble(list(models.values())), FUSION, world.fed.seed("fusion"))
+        assert same_bits(weights_of(student), end.weights[P])
+
+
+def test_one_architecture_and_identical_clients_do_not_move_beyond_their_average(tmp_path):
+    data = Data(*images(10))
+    world = World(tmp_path, {"c": lambda: Conv(0)}, [("c", data)] * 3, public=images(40)[0])
+    frozen = dataclasses.replace(FUSION, student_norm="frozen")
+    idle = Local(epochs=0)  # every upload is what was sent
+    start, end = world.run(FedDF(idle, frozen))
+    assert digest(start) == digest(end)
+    assert world.events("distilled")[0]["loss"] == 0
+
+
+def test_side_by_side_gives_the_same_bits(tmp_path):
+    a = mixed(tmp_path / "a").run(FedDF(LOCAL, FUSION), 2)[-1]
+    b = mixed(tmp_path / "b", workers=2).run(FedDF(LOCAL, FUSION), 2)[-1]
+    assert digest(a) == digest(b)
+
+
+def test_students_with_dropout_do_not_depend_on_workers(tmp_path):
+    def end(workers):
+        builders = {"c": lambda: Conv(0, dropout=0.3), "m": lambda: mlp(1)}
+        parties = [(P, Data(*images(n, n))) for n, P in zip(SIZES, KINDS, strict=True)]
+        world = World(tmp_path / str(workers), builders, parties, public=images(40)[0], workers=workers)
+        return digest(world.run(FedDF(LOCAL, FUSION), 2)[-1])
+
+    assert end(1) == end(2)
+
+
+# ---- options ---------------------------------------------------------------------------------------
+
+
+def test_from_previous_starts_at_the_last_fused_model(tmp_path):
+    world = mixed(tmp_path)
+    start, end = world.run(FedDF(LOCAL, FUSION, student_init="from_previous"))
+    teacher = Ensemble(list(uploads(world, start).values()))
+    world.fed.begin(0)
+    for P in "cm":
+        student = world.server.model(P, start.weights[P])
+        distill(student, images(40, seed=9)[0], teacher, FUSION, world.fed.seed("fusion"))
+        assert same_bits(weights_of(student), end.weights[P])
+
+
+@pytest.mark.parametrize("rule", ["avg_logits", "avg_probs", "avg_losses"])
+def test_ensemble_rules(tmp_path, rule):
+    world = mixed(tmp_path)
+    state = world.run(FedDF(LOCAL, FUSION, ensemble=rule))[-1]
+    logits = mixed(tmp_path / "l").run(FedDF(LOCAL, FUSION))[-1]
+    probs = mixed(tmp_path / "p").run(FedDF(LOCAL, FUSION, ensemble="avg_probs"))[-1]
+    assert (digest(state) == digest(logits)) == (rule == "avg_logits")
+    assert (digest(state) == digest(probs)) == (rule != "avg_logits")  # the same gradient, another loss value
+
+
+def test_absent_architectures_stay_or_are_distilled_from_where_they_are(tmp_path):
+    for absent in (False, True):
+        world = mixed(tmp_path / str(absent))
+        world.fed.sample = lambda: ["c1", "c3"]
+        start, end = world.run(FedDF(LOCAL, FUSION, distill_absent=absent))
+        assert same_bits(start.weights["c"], end.weights["c"]) == (not absent)
+        assert not same_bits(start.weights["m"], end.weights["m"])
+
+
+def test_only_the_samples_of_the_round_are_used(tmp_path):
+    world = mixed(tmp_path, per_round=10)
+    asked: set[int] = set()
+    public = world.server.public
+    original = type(public).__getitem__
+    rounds = []
+
+    class Watched(type(public)):
+        def __getitem__(self, i):
+            asked.update(i.tolist())
+            return original(self, i)
+
+    world.server.public = Watched(public.inputs)
+    method = FedDF(LOCAL, FUSION)
+    state = method.init(world.fed, world.server)
+    for t in range(2):
+        asked.clear()
+        world.fed.begin(t)
+        state = method.round(state, world.fed, world.server)
+        rounds.append(frozenset(asked))
+        assert len(asked) == 10
+    assert len(set(rounds)) == 2
+
+
+def test_public_samples_that_are_augmented_at_each_draw(tmp_path):
+    class Fresh:
+        fresh = True
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __len__(self):
+            return len(self.inner)
+
+        def __getitem__(self, i):
+            return self.inner[i]
+
+        def view(self, i, seed):
+            noise = torch.randn(self.inner[i].shape, generator=torch.Generator().manual_seed(seed))
+            return self.inner[i] + 0.1 * noise
+
+        def round_indices(self, per_round, seed):
+            return self.inner.round_indices(per_round, seed)
+
+    ends = []
+    for workers in (1, 2):
+        world = mixed(tmp_path / str(workers), workers=workers)
+        world.server.public = Fresh(world.server.public)
+        ends.append(digest(world.run(FedDF(LOCAL, FUSION))[-1]))
+    assert ends[0] == ends[1]
+    assert ends[0] != digest(mixed(tmp_path / "static").run(FedDF(LOCAL, FUSION))[-1])
+
+
+def test_the_best_student_on_the_validation_set_is_kept(tmp_path):
+    validation = Data(*images(60, seed=4))
+    world = mixed(tmp_path, validation=validation)
+    fusion = Distill(steps=12, batch=16, every=3, patience=3, keep_init_if_better=True)
+    end = world.run(FedDF(LOCAL, fusion))[-1]
+    average = mixed(tmp_path / "b").run(FedAvg(LOCAL))[-1]
+    noted = {e["prototype"]: e for e in world.events("distilled")}
+    for P in "cm":
+        model = world.server.model(P, end.weights[P])
+        accuracy = evaluate(model, validation.inputs, validation.labels).accuracy
+        assert accuracy == noted[P]["accuracy"]
+        start = world.server.model(P, average.weights[P])
+        assert accuracy >= evaluate(start, validation.inputs, validation.labels).accuracy
+        assert noted[P]["steps"] - noted[P]["best_step"] in (0, 3)
+
+
+def test_batchnorm_statistics_of_the_student_follow_the_public_samples(tmp_path):
+    moved = mixed(tmp_path / "a").run(FedDF(LOCAL, FUSION))[-1].weights["c"]
+    frozen = (
+        mixed(tmp_path / "b").run(FedDF(LOCAL, dataclasses.replace(FUSION, student_norm="frozen")))[-1].weights["c"]
+    )
+    average = mixed(tmp_path / "c").run(FedAvg(LOCAL))[-1].weights["c"]
+    assert torch.equal(frozen["1.running_mean"], average["1.running_mean"])
+    assert not torch.equal(moved["1.running_mean"], average["1.running_mean"])
+    assert int(moved["1.num_batches_tracked"]) == int(average["1.num_batches_tracked"]) + FUSION.steps
+
+
+def test_the_teachers_joint_prediction_can_be_measured(tmp_path):
+    world = mixed(tmp_path)
+    world.run(FedDF(LOCAL, FUSION))
+    assert world.server.ensembles == []
+    assert world.events("client_rejected") == []
+    world.run(FedDF(LOCAL, FUSION, report_ensemble=True))
+    (report,) = world.server.ensembles
+    assert [P for P, _ in report.members] == list(KINDS)
+
+
+# ---- teachers that are of no use -------------------------------------------------------------------
+
+
+def overflow(world: World, k: str) -> None:
+    """Make client k upload finite weights whose logits are not."""
+    original = world.client
+
+    def client(name, seed, state):
+        c = original(name, seed, state)
+        if name == k:
+            c.train = Data(c.train.inputs[:0], c.train.labels[:0])  # nothing to train on: uploaded as it is
+            c.model = lambda weights=None: _huge(c.template)
+        return c
+
+    world.client = client
+
+
+def _huge(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(3e38)
+    return model
+
+
+def test_g3_a_teacher_with_non_finite_logits_is_neither_averaged_nor_asked(tmp_path):
+    world = mixed(tmp_path)
+    overflow(world, "c3")
+    end = world.run(FedDF(LOCAL, FUSION))[-1]
+    assert [e["client"] for e in world.events("client_rejected")] == ["c3"]
+    without = mixed(tmp_path / "b")
+    without.fed.sample = lambda: ["c0", "c1", "c2", "c4"]
+    assert digest(end) == digest(without.run(FedDF(LOCAL, FUSION))[-1])
+
+
+def test_no_usable_teacher_leaves_the_state(tmp_path):
+    world = mixed(tmp_path)
+    overflow(world, "c1")
+    world.fed.sample = lambda: ["c1"]
+    for absent in (False, True):
+        start, end = world.run(FedDF(LOCAL, FUSION, distill_absent=absent))
+        assert digest(start) == digest(end)
+        assert len(world.events("round_empty")) == 1
+        assert world.events("distilled") == []
+
+
+def test_g7_a_diverging_student_falls_back_to_the_average_and_is_noted(tmp_path):
+    world = mixed(tmp_path)
+    wild = Distill(steps=30, batch=16, optimiser="sgd", lr=1e20, clip=None, schedule="constant")
+    end = world.run(FedDF(LOCAL, wild))[-1]
+    assert {e["prototype"] for e in world.events("distill_diverged")} == {"c", "m"}
+    assert digest(end) == digest(mixed(tmp_path / "b").run(FedAvg(LOCAL))[-1])
+
+
+def test_drop_worst_applies_before_averaging_and_before_distilling(tmp_path):
+    validation = Data(*images(200, seed=4))
+    world = mixed(tmp_path, validation=validation)
+    method = FedDF(LOCAL, FUSION, drop_worst=True)
+    # Let the models be good enough to be told apart, and client 3 know one class only.
+    world.data["c3"] = Data(world.data["c3"].inputs, torch.zeros_like(world.data["c3"].labels))
+    start = world.run(FedAvg(Local(epochs=30, batch=8, lr=0.1)))[-1]
+    start = FedDF.State(start.weights)
+    end = world.run(method, state=start)[-1]
+    gone = {e["client"]: e["accuracy"] for e in world.events("client_rejected")}
+    assert "c3" in gone
+    assert all(a < 1.2 / 4 for a in gone.values())
+    without = mixed(tmp_path / "b", validation=validation)
+    without.fed.sample = lambda: [k for k in without.fed.clients if k not in gone]
+    assert digest(end) == digest(without.run(FedDF(LOCAL, FUSION), state=start)[-1])
+
+
+def test_when_all_guess_the_best_teacher_stays(tmp_path):
+    world = mixed(tmp_path, validation=Data(*images(50, seed=4)))
+    world.run(FedDF(LOCAL, FUSION, drop_worst=True, drop_threshold=4.0))
+    assert len(world.events("client_rejected")) == 4
+    assert len(world.events("distilled")) == 1
+
+
+# ---- what is refused at the start ------------------------------------------------------------------
+
+
+def test_settings_that_need_something_are_refused_before_the_first_round(tmp_path):
+    world = mixed(tmp_path / "a", public=None)
+    with pytest.raises(ConfigError, match="public"):
+        FedDF().init(world.fed, world.server)
+    world = mixed(tmp_path / "b")
+    for method in (FedDF(drop_worst=True), FedDF(fusion=Distill(keep_init_if_better=True))):
+        with pytest.raises(ConfigError, match="validation"):
+            method.init(world.fed, world.server)
+
+
+def test_architectures_must_answer_with_the_same_classes(tmp_path):
+    builders = {"c": lambda: Conv(0), "odd": lambda: mlp(0, classes=7)}
+    parties = [("c", Data(*images(5))), ("odd", Data(*images(5)))]
+    world = World(tmp_path, builders, parties, public=images(10)[0])
+    with pytest.raises(ConfigError, match="'odd' gives logits"):
+        FedDF().init(world.fed, world.server)
+
+
+def test_it_beats_averaging_where_clients_differ(tmp_path):
+    """Two architectures, clients with two classes each: distillation lets them share what averaging cannot."""
+    x, y = images(400, seed=1)
+    parties = [(P, Data(x[(y // 2) == half], y[(y // 2) == half])) for P, half in (("c", 0), ("m", 1))]
+    test, truth = images(200, seed=2)
+
+    def accuracy(tmp, method):
+        builders = {"c": lambda: Conv(0), "m": lambda: mlp(1)}
+        world = World(tmp, builders, parties, public=images(300, seed=3)[0])
+        end = world.run(method, 2)[-1]
+        return [evaluate(world.server.model(P, end.weights[P]), test, truth).accuracy for P in "cm"]
+
+    local = Local(epochs=5, batch=20, lr=0.05)
+    alone = accuracy(tmp_path / "a", FedAvg(local))
+    shared = accuracy(tmp_path / "b", FedDF(local, Distill(steps=200, batch=64)))
+    assert max(alone) < 0.6
+    assert min(shared) > max(alone) + 0.1
