@@ -159,13 +159,14 @@ def _check(config: Config) -> None:
         raise ConfigError(f"public.fraction = {config.public.fraction}: must be above 0 and at most 1")
     if config.public.source == "dataset" and not config.public.name:
         raise ConfigError("public.name is missing: public.source = 'dataset' needs the name of a data set")
-    named = {"models.clients": config.models.clients, "models.server": [config.models.server]}
-    for key, names in named.items():
-        for name in names:
-            try:
-                _ = name is None or model_info(name)
-            except ConfigError as e:
-                raise ConfigError(f"{key}: {e}") from None
+    named = [("models.clients", name) for name in config.models.clients]
+    if config.models.server is not None:
+        named.append(("models.server", config.models.server))
+    for key, name in named:
+        try:
+            model_info(name)
+        except ConfigError as e:
+            raise ConfigError(f"{key}: {e}") from None
 
 
 def to_toml(config: Config) -> str:

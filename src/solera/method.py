@@ -39,8 +39,9 @@ class Model:
 
 
 class Method(Protocol):
-    """The shape of a method. Optional beside these: `finish(state, fed, server) -> State`, run once at the end, and
-    `personal`, a task that scores each client's own model on its own test split."""
+    """The shape of a method. Optional beside these: `finish(state, fed, server) -> State`, run once at the end,
+    `personal`, a task that scores each client's own model on its own test split, and `needs`, a tuple of what the
+    method asks of the models (see NEEDS): a run without it is refused."""
 
     State: ClassVar[type]
     info: ClassVar[Info]
@@ -51,6 +52,12 @@ class Method(Protocol):
 
     def models(self, state: Any) -> dict[str, Model]: ...
 
+
+NEEDS = {
+    "split": "every model comes in body, adapter and head (solera.models.SplitModel)",
+    "shared head": "they do, and the heads of all of them have the same shape",
+    "large": "the server has a model of its own, larger than the clients' (models.server)",
+}
 
 M = TypeVar("M", bound=type)
 METHODS: dict[str, type] = {}
@@ -65,6 +72,9 @@ def register(name: str) -> Callable[[M], M]:
         for part in ("State", "init", "round", "models", "info"):
             if not hasattr(cls, part):
                 raise TypeError(f"method {name!r} ({cls.__name__}) lacks {part!r}")
+        needs = getattr(cls, "needs", ())
+        if unknown := (set(needs) if isinstance(needs, tuple) else set()) - set(NEEDS):
+            raise TypeError(f"method {name!r} needs {sorted(unknown)}; what can be needed: {list(NEEDS)}")
         check_type(cls.__dict__["State"], f"{cls.__name__}.State")
         METHODS[name] = cls
         return cls
@@ -95,6 +105,11 @@ def load_plugins() -> None:
 def name_of(method: Any) -> str:
     """The registered name of a method object, or its class name."""
     return next((n for n, cls in METHODS.items() if cls is type(method)), type(method).__name__)
+
+
+def needs_of(method: Any) -> set[str]:
+    """What a method asks of the models: keys of NEEDS. It may depend on its settings (a property)."""
+    return set(getattr(method, "needs", ()))
 
 
 def personal_task(method: Any) -> Task | None:

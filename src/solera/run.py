@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from .config import Config, EngineConfig, RunConfig, load_config, to_toml
 from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
 from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
-from .method import Model, name_of, personal_task
+from .method import Model, name_of, needs_of, personal_task
+from .models import require_split
 from .parts.local import Score, evaluate
 from .parts.teachers import Ensemble
 from .scenario import Scenario, build_scenario
@@ -334,8 +335,33 @@ def check_fit(method: Any, scenario: Scenario) -> None:
         raise ConfigError(
             f"method {name!r} is judged by each client's own test split: set data.client_test, for example 0.2"
         )
+    _check_models(name, needs_of(method), scenario.server)
     if hasattr(method, "check"):
         method.check(scenario.server)
+
+
+def _check_models(name: str, needs: set[str], server: Server) -> None:
+    """Refuse models that are not what the method `needs` (the keys are those of method.NEEDS)."""
+    if "large" in needs and server.large is None:
+        raise ConfigError(
+            f"method {name!r} trains a model of the server's own, which is not set: set models.server, say to 'vgg19'"
+        )
+    if "large" in needs and server.large in server.prototypes:
+        raise ConfigError(f"models.server = {server.large!r}: it is a client's architecture too; choose a larger one")
+    if not needs & {"split", "shared head"}:
+        return
+    heads = {}
+    for P in server.builders:
+        head = require_split(server.template(P), f"method {name!r}", P).head
+        heads[P] = [f"{n} {tuple(t.shape)}" for n, t in head.state_dict().items()]
+    first, *others = heads
+    for P in others if "shared head" in needs else ():
+        if heads[P] != heads[first]:
+            raise ConfigError(
+                f"method {name!r} passes one head between all models, but the head of {P!r} ({', '.join(heads[P])}) "
+                f"differs from that of {first!r} ({', '.join(heads[first])}): set models.head = 'shared', and split "
+                "models of your own with solera.models.wrap or as_split and head='shared'"
+            )
 
 
 def _open_engine(config: EngineConfig, scenario: Scenario, states: ClientStates) -> Engine:

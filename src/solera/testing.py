@@ -21,7 +21,8 @@ from .data import PartitionConfig, PublicConfig, from_tensors
 from .engines import Call, ClientStates, Engine, InProcess, Site
 from .engines.faulty import Faulty
 from .federation import Federation, FederationConfig
-from .method import METHODS, find_method, name_of
+from .method import METHODS, find_method, name_of, needs_of
+from .models import wrap
 from .run import Result, simulate
 from .scenario import Scenario
 from .task import Client, task
@@ -40,6 +41,24 @@ def deep() -> nn.Module:
     return nn.Sequential(
         nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)
     )
+
+
+def split_wide() -> nn.Module:
+    """`wide` in three pieces, for methods that need them; its head has the shape of every other head here."""
+    return wrap(wide(), classifier="2", head="shared", representation=8, head_hidden=8)
+
+
+def split_deep() -> nn.Module:
+    """`deep` in three pieces."""
+    return wrap(deep(), classifier="6", head="shared", representation=8, head_hidden=8)
+
+
+def large() -> nn.Module:
+    """A model of the server's own, in three pieces and larger than any client's."""
+    whole = nn.Sequential(
+        nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)
+    )
+    return wrap(whole, classifier="6", head="shared", representation=8, head_hidden=8)
 
 
 def toy(
@@ -67,17 +86,23 @@ def small(method: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             less = {"epochs": 1, "steps": 6, "batch": 16, "every": 2, "patience": 4}
             known = {g.name for g in dataclasses.fields(value)}
-            if "epochs" in known:  # local training: steps = None means by epochs
+            if getattr(value, "steps", None) is None:  # local training: None means by epochs
                 less.pop("steps")
             changes[f.name] = dataclasses.replace(value, **{k: v for k, v in less.items() if k in known})
     return dataclasses.replace(method, **changes)
 
 
 def toy_for(method: Any, **options: Any) -> Scenario:
-    """The toy federation a method accepts: one architecture where it can handle only one."""
+    """The toy federation a method accepts: one architecture where it can handle only one, and what it `needs`."""
+    needs = needs_of(method)
+    models: dict[str, Any] = {"wide": wide, "deep": deep}
+    if needs & {"split", "shared head"}:
+        models = {"wide": split_wide, "deep": split_deep}
     if type(method).info.models == "one architecture":
-        options.setdefault("models", {"deep": deep})
-    return toy(**options)
+        del models["wide"]
+    if "large" in needs:
+        options.setdefault("server", ("large", large))
+    return toy(**{"models": models, **options})
 
 
 def run_toy(method: Any, out: pathlib.Path, engine: str = "inprocess", rounds: int = 3, **options: Any) -> Result:
@@ -256,4 +281,17 @@ def check_engine(open_engine: Callable[[Site, ClientStates], Engine], tmp: str |
     assert expected[2:4] == expected[4:6], "a repeated round gives other bits"
 
 
-__all__ = ["Faulty", "check_engine", "check_method", "deep", "run_toy", "small", "toy", "toy_for", "wide"]
+__all__ = [
+    "Faulty",
+    "check_engine",
+    "check_method",
+    "deep",
+    "large",
+    "run_toy",
+    "small",
+    "split_deep",
+    "split_wide",
+    "toy",
+    "toy_for",
+    "wide",
+]

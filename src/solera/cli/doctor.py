@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import json as json_
 import platform
 import sys
 import tempfile
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from .errors import Debug, Json, reported
+from .output import console, print_json
 
 NEEDED = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich", "tomli-w")
 EXTRAS = {  # import name: (what for, extra)
@@ -41,13 +40,13 @@ def doctor(json: Json = False, debug: Debug = False) -> None:
     """
     checks = examine()
     if json:
-        typer.echo(json_.dumps(checks, indent=2))
+        print_json(checks)
     else:
         table = Table.grid(padding=(0, 2))
         for c in checks:
             mark = "[green]ok[/green]" if c["ok"] else "[red]bad[/red]" if c["needed"] else "[yellow]-[/yellow]"
             table.add_row(mark, escape(c["what"]), escape(c["found"]))
-        Console().print(table)
+        console().print(table)
     if any(c["needed"] and not c["ok"] for c in checks):
         raise typer.Exit(1)
 

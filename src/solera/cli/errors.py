@@ -47,7 +47,7 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
                 raise
             if is_ours(e):
                 fail(str(e), e.exit_code)  # type: ignore[attr-defined]
-            fail(f"unexpected {type(e).__name__}: {e or 'no message'} (--debug shows where it comes from)", 1)
+            fail(f"unexpected {type(e).__name__}: {str(e) or 'no message'} (--debug shows where it comes from)", 1)
 
     return guarded
 

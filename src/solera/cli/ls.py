@@ -2,16 +2,15 @@
 
 import dataclasses
 import enum
-import json as json_
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from .errors import Debug, Json, reported
+from .output import console, print_json
 
 Rows = list[dict[str, Any]]
 
@@ -38,23 +37,20 @@ def ls(
     """
     rows = LISTS[what]()
     if json:
-        typer.echo(json_.dumps(rows, indent=2))
+        print_json(rows)
     else:
         print_table(rows, HIDDEN.get(what, ()))
 
 
 def print_table(rows: Rows, hidden: tuple[str, ...] = ()) -> None:
-    """Rows as a table as wide as the terminal; wide enough to be read where there is none."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 160))
+    """Rows as a table; the first column is what a configuration says."""
     columns = [c for c in (rows[0] if rows else {}) if c not in hidden]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for i, c in enumerate(columns):
         table.add_column(c.replace("_", " "), overflow="fold", no_wrap=i == 0, style="cyan" if i == 0 else None)
     for row in rows:
         table.add_row(*(escape(_text(row[c])) for c in columns))
-    console.print(table)
+    console().print(table)
 
 
 def _text(value: Any) -> str:
@@ -105,7 +101,20 @@ def _models() -> Rows:
 def _data() -> Rows:
     from ..data import SOURCES
 
-    return [{"name": n, **_plain(dataclasses.asdict(s))} for n, s in SOURCES.items()]
+    return [
+        {
+            "name": n,
+            "title": s.title,
+            "classes": s.classes,
+            "shape": "x".join(map(str, s.shape)),
+            "train": s.rows[0] if s.rows else None,
+            "test": s.rows[1] if s.rows else None,
+            "formats": list(s.formats),
+            "licence": s.licence,
+            "hub": s.hub,
+        }
+        for n, s in SOURCES.items()
+    ]
 
 
 def _recipes() -> Rows:
@@ -135,11 +144,6 @@ def _engines() -> Rows:
     return [
         {"name": n, "title": i.title, "a_crash_costs": i.crash, "default_here": n == default} for n, i in INFO.items()
     ]
-
-
-def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """Only what JSON and a table can show."""
-    return {k: v for k, v in facts.items() if v is None or isinstance(v, bool | int | float | str | list | tuple | dict)}
 
 
 LISTS: dict[Kind, Callable[[], Rows]] = {

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ..track.display import human_bytes, human_time, percent
 from .errors import Debug, reported
+from .output import console
 from .run import fresh, perform
 
 RECIPES = {"fedavg": "quickstart/fedavg", "feddf": "quickstart/feddf"}
@@ -30,19 +31,20 @@ def quickstart(
     overrides = [] if rounds is None else [f"run.rounds={rounds}"]
     configs = {name: load_config(recipe, overrides) for name, recipe in RECIPES.items()}
     home = fresh(out)
-    console = Console()
-    console.print(
-        f"{configs['feddf'].partition.clients} clients hold very different parts of {configs['feddf'].data.name}; a third "
-        "of them runs each of three architectures. First they are averaged, each architecture by itself; then FedDF "
-        "also distils what all of them know together into each.\n",
+    screen = console()
+    shared = configs["feddf"]
+    screen.print(
+        f"{shared.partition.clients} clients hold very different parts of {shared.data.name} and run different models: "
+        f"{', '.join(shared.models.clients)}. First each architecture is averaged over its own clients; then FedDF also "
+        "distils what all clients know together into each of them.\n",
         highlight=False,
     )
     summaries = {}
     for name, config in configs.items():
         summaries[name] = perform(config, home / name)
-        console.print()
-    console.print(compare(summaries["fedavg"], summaries["feddf"]))
-    _next_steps(console, home)
+        screen.print()
+    screen.print(compare(summaries["fedavg"], summaries["feddf"]))
+    _next_steps(screen, home)
 
 
 def compare(averaging: dict[str, Any], distilling: dict[str, Any]) -> Table:
@@ -53,7 +55,7 @@ def compare(averaging: dict[str, Any], distilling: dict[str, Any]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for name, score in averaging["models"].items():
         a, b = score["accuracy"], distilling["models"][name]["accuracy"]
-        table.add_row(name, percent(a), percent(b), f"{100 * (b - a):+.1f}", style=None)
+        table.add_row(name, percent(a), percent(b), f"{100 * (b - a):+.1f}")
     for name, score in distilling["ensembles"].items():
         table.add_row(f"ensemble ({name})", "-", percent(score["accuracy"]), "")
     table.add_section()
@@ -64,7 +66,7 @@ def compare(averaging: dict[str, Any], distilling: dict[str, Any]) -> Table:
     return table
 
 
-def _next_steps(console: Console, home: Path) -> None:
+def _next_steps(screen: Console, home: Path) -> None:
     feddf = shlex.quote(str(home / "feddf"))
     lines = [
         f"run directories: {home / 'fedavg'}, {home / 'feddf'}",
@@ -75,4 +77,4 @@ def _next_steps(console: Console, home: Path) -> None:
         "  solera ls methods",
     ]
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)

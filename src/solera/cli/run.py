@@ -3,7 +3,6 @@
 import dataclasses
 import json as json_
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from ..track.display import choose_watcher
 from .errors import Debug, Json, reported, resumable, warnings_to
+from .output import print_json
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -45,7 +45,9 @@ def run(
     options = {"engine.name": engine, "engine.workers": workers, "run.rounds": rounds, "run.seed": seed}
     given = [f"{k}={json_.dumps(v)}" for k, v in options.items() if v is not None]
     config = named(load_config(recipe, [*(set_ or []), *given]), recipe)
-    print_json(perform(config, out or default_out(config), json, quiet), json)
+    summary = perform(config, out or default_out(config), json, quiet)
+    if json:
+        print_json(summary)
 
 
 @reported
@@ -62,7 +64,9 @@ def resume(
     from ..run import resume_run
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(directory):
-        print_json(resume_run(directory, watcher), json)
+        summary = resume_run(directory, watcher)
+    if json:
+        print_json(summary)
 
 
 def perform(config: "Config", out: Path, json: bool = False, quiet: bool = False) -> dict[str, Any]:
@@ -71,12 +75,6 @@ def perform(config: "Config", out: Path, json: bool = False, quiet: bool = False
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
         return execute(config, out, watcher=watcher)
-
-
-def print_json(found: Mapping[str, Any], wanted: bool) -> None:
-    """The result for a program to read, if that is wanted."""
-    if wanted:
-        typer.echo(json_.dumps(found, indent=2))
 
 
 def named(config: "Config", recipe: str) -> "Config":

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..track.display import human_bytes, human_time, percent
 from .errors import Debug, Json, reported, resume_command
+from .output import console, print_json
 
 FAILURES_SHOWN = 8
 
@@ -28,11 +28,18 @@ def show(
 
     Example: [bold]solera show runs/toy-feddf-s0[/bold]
     """
-    found = look(directory)
-    if json:
-        typer.echo(json_.dumps(found, indent=2))
-    else:
-        _print(found)
+    from ..wire import RunError
+
+    try:
+        found = look(directory)
+        if json:
+            print_json(found)
+        else:
+            _print(found)
+    except (KeyError, TypeError, AttributeError) as e:
+        if debug:
+            raise
+        raise RunError(f"{directory} is damaged: {type(e).__name__} {e} in config.toml or metrics.jsonl") from None
 
 
 def look(directory: Path) -> dict[str, Any]:
@@ -120,7 +127,7 @@ def _in_use(directory: Path) -> bool:
 
 
 def _print(found: dict[str, Any]) -> None:
-    console, s = Console(), found["settings"]
+    out, s = console(), found["settings"]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -147,25 +154,25 @@ def _print(found: dict[str, Any]) -> None:
         line("final state", found["digest"])
     if found["continue"]:
         line("continue", found["continue"])
-    console.print(grid)
+    out.print(grid)
 
     scores = {**found["models"], **{f"ensemble {k}": v for k, v in found["ensembles"].items()}}
     if scores:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         table.add_column("model", overflow="fold")
-        for column in ("accuracy", "loss", "best", "in round"):
+        for column in ("accuracy", "loss", "best", "at"):
             table.add_column(column, justify="right", no_wrap=True)
         for name, m in scores.items():
             best, at = percent(m["best_accuracy"]), f"{m['best_round'] + 1}/{found['rounds'] or found['rounds_done']}"
             table.add_row(escape(name), percent(m["accuracy"]), f"{m['loss']:.3f}", best, at)
-        console.print()
-        console.print(table)
+        out.print()
+        out.print(table)
 
 
 def _data_line(s: dict[str, Any]) -> str:
     p, f = s["partition"], s["federation"]
     skew = f" alpha {p['alpha']}" if p["kind"] in ("dirichlet", "quantity") else ""
-    return f"{s['data']['name']}, {p['clients']} clients, {p['kind']}{skew}, {percent(f['fraction'])} a round"
+    return f"{s['data']['name']}, {p['clients']} clients, {p['kind']}{skew}, {100 * f['fraction']:g}% a round"
 
 
 def _if(before: str, text: str | None) -> str:

@@ -136,7 +136,8 @@ def _tensor(values: Any, what: str) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach().cpu()
     if isinstance(values, np.ndarray) and values.dtype.kind in "uif":
-        return torch.from_numpy(np.ascontiguousarray(values))
+        native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+        return torch.from_numpy(native if native.flags.writeable else native.copy())
     return stack(values, what)
 
 

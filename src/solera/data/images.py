@@ -11,6 +11,7 @@ from torch import Tensor
 from ..wire import DataError
 
 CHANNELS = (1, 3)  # sizes by which a channel axis is recognised
+UNREADABLE = (OSError, SyntaxError, ValueError)  # what Pillow raises for damaged files
 
 
 def channels_first(images: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ def stack_pictures(items: Sequence[Any], what: str, channels: int | None = None)
         picture = open_picture(item, what, i)
         try:
             arrays.append(np.asarray(picture if picture.mode == mode else picture.convert(mode)))
-        except OSError as error:  # Pillow decodes here, and cannot for a damaged file
+        except UNREADABLE as error:  # Pillow decodes here, not when it opens a file
             raise DataError(f"{what}: image {i} cannot be decoded: {error}") from error
     _check_equal_shapes(arrays, what)
     return channels_first(torch.from_numpy(np.stack(arrays)))
@@ -72,7 +73,7 @@ def open_picture(item: Any, what: str, position: int) -> Any:
         raise DataError(f"{what}: reading images needs Pillow; install it with: pip install 'solera[data]'") from error
     try:
         return Image.open(io.BytesIO(item))
-    except (OSError, TypeError, Image.DecompressionBombError) as error:
+    except (*UNREADABLE, TypeError, Image.DecompressionBombError) as error:
         raise DataError(f"{what}: image {position} cannot be decoded: {error}") from error
 
 

@@ -21,6 +21,7 @@ from ..wire import ConfigError, DataError
 from .dataset import Dataset
 from .sampling import hold_out, torch_rng
 from .sources import load
+from .text import LENGTH
 from .transforms import augment, normalise, to_bytes, to_shape, to_unit
 
 Source = Literal["held-out", "dataset", "noise", "none"]
@@ -183,7 +184,9 @@ def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -
         case "dataset":
             if cfg.name is None:
                 raise ConfigError('public.source = "dataset" needs public.name: the data set to take')
-            return public_from_dataset(task, load(cfg.name, cfg.path), cfg, seed)
+            # Of its test split nothing is used, so no more than one sample is decoded.
+            length = task.shape[0] if task.vocabulary else LENGTH
+            return public_from_dataset(task, load(cfg.name, cfg.path, test_size=1, length=length), cfg, seed)
         case "noise":
             return public_from_noise(task, cfg, seed)
 

@@ -212,7 +212,8 @@ def _csv_images(paths: list[Path], info: SourceInfo, length: int) -> Split:
         with path.open() as file:
             header = file.readline()
         try:
-            table = np.loadtxt(path, np.int64, delimiter=",", skiprows=not _is_number(header.split(",")[0]), ndmin=2)
+            skip = 0 if _is_number(header.split(",")[0]) else 1
+            table = np.loadtxt(path, np.int64, delimiter=",", skiprows=skip, ndmin=2)
         except ValueError as error:
             raise DataError(f"{path}: cannot be read as rows of a label and pixels ({error})") from error
         if table.shape[1] != pixels + 1 or table[:, 1:].min() < 0 or table[:, 1:].max() > 255:

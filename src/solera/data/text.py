@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..wire import ConfigError
+
 VOCABULARY = 20_000  # number of token ids, with the padding
 LENGTH = 64  # tokens of a sample unless another length is asked for
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
@@ -27,6 +29,8 @@ def token(word: str) -> int:
 
 def tokenize(texts: Sequence[str], length: int = LENGTH) -> Tensor:
     """Texts as int64 tokens [n, length]."""
+    if length < 1:
+        raise ConfigError(f"length = {length}: a text needs at least one token")
     known: dict[str, int] = {}
     tokens = np.zeros((len(texts), length), np.int64)
     for row, text in zip(tokens, texts, strict=True):

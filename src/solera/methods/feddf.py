@@ -42,7 +42,7 @@ class FedDF:
     drop_threshold: float = 1.2  # in multiples of chance
     drop_outliers: bool = False  # and if there are none, those far below the others
     distill_absent: bool = False  # also distil prototypes that had no client this round
-    report_ensemble: bool = False  # measure the teachers' joint prediction each round (costs a pass of each)
+    report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
 
     info: ClassVar[Info] = Info(
         title="FedDF",
@@ -132,6 +132,12 @@ class FedDF:
 
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""
+        if self.mu < 0:
+            raise ConfigError(f"feddf: mu = {self.mu} must not be negative")
+        if not 0 <= self.drop_threshold <= server.num_classes:
+            raise ConfigError(f"feddf: drop_threshold = {self.drop_threshold} must be in [0, {server.num_classes}]")
+        if self.drop_outliers and not self.drop_worst:
+            raise ConfigError("feddf: drop_outliers = true has no effect without drop_worst = true")
         if server.validation is None and (self.drop_worst or self.fusion.keep_init_if_better):
             raise ConfigError("feddf: drop_worst and fusion.keep_init_if_better need a validation set on the server")
         if self.fusion.steps == 0:

@@ -155,7 +155,9 @@ def is_finite(weights: Weights) -> bool:
 def logits_of(model: nn.Module, inputs: Tensor, batch: int = 512) -> Tensor:
     """What `model` answers to `inputs`, in evaluation mode and without gradients; its mode is put back.
 
-    The answer to a sample has the same bits whatever samples it is asked together with.
+    The answer to a sample has the same bits whatever samples it is asked together with. (Known exception on x86: a
+    layer with fewer than 16 outputs and a number of inputs that 4 does not divide; its last bit can depend on the
+    position in the batch.)
     """
     with evaluating(model):
         return torch.cat([_answer(model, x) for x in inputs.split(batch)])

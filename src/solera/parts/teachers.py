@@ -6,9 +6,11 @@ the student's loss is (cross-entropy of p against the student) - h, with softmax
     avg_logits   p = softmax(mean of logits / T)      h = H(p)             FedDF's AVGLOGITS
     avg_probs    p = mean of softmax(logits / T)      h = H(p)
     avg_losses   p = mean of softmax(logits / T)      h = mean of H(p_k)   the mean of the teachers' KL losses
+    confidence   p = mean of softmax(logits / T),     h = H(p)             Fed-ET's consensus: who is sure of a
+                     weighted by its variance                              sample counts more (see parts.consensus)
 
-The last two have the same gradient and differ in the value of the loss: the mean of KL(p_k || q) is KL(p || q) plus
-a number the student cannot change.
+avg_probs and avg_losses have the same gradient and differ in the value of the loss: the mean of KL(p_k || q) is
+KL(p || q) plus a number the student cannot change.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +21,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from .consensus import confidence
 from .local import logits_of
 
-Rule = Literal["avg_logits", "avg_probs", "avg_losses"]
+Rule = Literal["avg_logits", "avg_probs", "avg_losses", "confidence"]
 Targets = tuple[Tensor, ...]
 Teacher = Callable[[Tensor], Targets]
 Run = Callable[[list[Callable[[], Any]]], list[Any]]
@@ -82,7 +85,11 @@ class Ensemble:
             said = self._said(logits_of(model, inputs))
             terms = [t.double().mul_(a) for t in said]
             total = [s.add_(t) for s, t in zip(total, terms, strict=True)] if total else terms
-        mean = [(s / sum(self.weights)).to(said[0].dtype) for s in total]
+        if self.rule == "confidence":  # where nobody is sure of anything, all count the same
+            probs, sure, weighted = total
+            mean = [torch.where(sure > 0, weighted / sure, probs / sum(self.weights)).to(said[0].dtype)]
+        else:
+            mean = [(s / sum(self.weights)).to(said[0].dtype) for s in total]
         if self.rule == "avg_logits":
             return soft_targets(mean[0], self.temperature)
         return mean[0], mean[1] if self.rule == "avg_losses" else entropy(mean[0])
@@ -90,7 +97,11 @@ class Ensemble:
     def _said(self, logits: Tensor) -> list[Tensor]:
         if self.rule == "avg_logits":
             return [logits]
-        return list(soft_targets(logits, self.temperature))
+        probs, h = soft_targets(logits, self.temperature)
+        if self.rule == "confidence":
+            sure = confidence(probs.double())[:, None]
+            return [probs, sure, sure * probs]
+        return [probs, h]
 
 
 class Cache:

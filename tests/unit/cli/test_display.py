@@ -118,7 +118,15 @@ def test_the_live_display_shows_what_is_going_on():
         plain.print(watcher.render())
         assert isinstance(plain.file, io.StringIO)
         seen = plain.file.getvalue()
-    for piece in ("round 2/3", "left", "clients train", "2/4 answered", "2.0 kB down", "1.0 MB up", "1 replies dropped"):
+    for piece in (
+        "round 2/3",
+        "left",
+        "clients train",
+        "2/4 answered",
+        "2.0 kB down",
+        "1.0 MB up",
+        "1 replies dropped",
+    ):
         assert piece in seen
     for piece in ("lenet5", "50.0%", "ensemble teachers", "75.0%", "own models"):
         assert piece in seen

@@ -72,6 +72,17 @@ def test_floats_stay_and_tokens_pass_through():
     assert torch.equal(text.prepare(text.train.inputs), tokens.long())
 
 
+def test_arrays_of_any_origin_are_taken():
+    x = pixels(6, 8, 9).numpy()
+    fixed = x.copy()
+    fixed.flags.writeable = False
+    foreign = np.arange(6, dtype=">i4") % 2
+    for array in (fixed, x[:, ::-1][:, ::-1], np.asfortranarray(x)):
+        data = from_tensors((array, foreign), (x, foreign))
+        assert torch.equal(data.train.inputs, data.test.inputs)
+        assert data.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+
+
 def test_users_may_be_names():
     x = pixels(4, 1, 2, 2)
     data = from_tensors((x, labels(4)), (x, labels(4)), users=["zoe", "ann", "zoe", "bob"])
@@ -144,7 +155,7 @@ def test_pictures_of_mixed_modes_become_colour():
 
 
 def test_torch_data_sets_with_strange_items_are_refused():
-    with pytest.raises(DataError, match="sample 0 is not an .input, label. pair but int"):
+    with pytest.raises(DataError, match=r"sample 0 is not an \(input, label\) pair but int"):
         from_torch([1, 2], [1, 2])
     with pytest.raises(DataError, match=r"sample 1 has shape \(3, 3\)"):
         from_torch(Pairs(lambda i: torch.zeros(2 + i, 2 + i)), Pairs(lambda i: torch.zeros(2, 2)))

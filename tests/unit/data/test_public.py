@@ -13,6 +13,7 @@ from solera.data import (
     public_from_generator,
     public_from_noise,
     public_from_samples,
+    tokenize,
 )
 from solera.data import transforms as T
 from solera.data.sampling import torch_rng
@@ -103,6 +104,13 @@ def test_make_public_loads_by_name(colour_task):
     public = make_public(cfg, colour_task, NOBODY, seed=0)
     assert (len(public), public.shape) == (30, (3, 12, 12))
     assert public.labels.bincount().tolist() == [3] * 10
+
+
+def test_make_public_reads_texts_at_the_length_of_the_task(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\n" + "one two three four,0\n" * 4)
+    cfg = PublicConfig(source="dataset", name="ag-news", path=str(tmp_path))
+    public = make_public(cfg, text_task(vocabulary=20_000, length=3), NOBODY, seed=0)
+    assert torch.equal(public[torch.arange(3)], tokenize(["one two three"] * 3, 3))
 
 
 # -- noise --

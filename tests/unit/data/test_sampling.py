@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solera.data import balanced, hold_out
@@ -30,6 +30,7 @@ def test_rank_within_counts_earlier_members():
     assert rank_within(np.array([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=80), st.data())
 def test_hold_out_is_a_split_in_proportion(labels, data):
     labels = torch.tensor(labels)
@@ -63,6 +64,7 @@ def test_hold_out_refuses_to_leave_nothing(count):
         hold_out(torch.zeros(10, dtype=torch.int64), count, seed=0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.data())
 def test_balanced_classes_differ_only_where_they_run_out(labels, data):
     labels = torch.tensor(labels)

@@ -2,10 +2,12 @@
 
 import hashlib
 
+import pytest
 import torch
 
 from solera.data import tokenize
 from solera.data.text import VOCABULARY
+from solera.wire import ConfigError
 
 
 def by_hand(word):
@@ -25,6 +27,11 @@ def test_long_texts_are_cut_and_empty_ones_are_not_all_padding():
     tokens = tokenize(["a b c d", "?!", ""], length=3)
     assert tokens[0].tolist() == [by_hand("a"), by_hand("b"), by_hand("c")]
     assert tokens[1].tolist() == tokens[2].tolist() == [by_hand(""), 0, 0]
+
+
+def test_no_tokens_at_all_are_refused():
+    with pytest.raises(ConfigError, match="length = 0"):
+        tokenize(["a"], length=0)
 
 
 def test_tokens_use_the_whole_vocabulary_but_not_the_padding():

@@ -314,6 +314,9 @@ def test_settings_that_need_something_are_refused_before_the_first_round(tmp_pat
     for method in (FedDF(drop_worst=True), FedDF(fusion=Distill(keep_init_if_better=True))):
         with pytest.raises(ConfigError, match="validation"):
             method.init(world.fed, world.server)
+    for bad in ({"mu": -1.0}, {"drop_threshold": 4.1}, {"drop_outliers": True}):
+        with pytest.raises(ConfigError, match=next(iter(bad))):
+            FedDF(**bad).init(world.fed, world.server)
 
 
 def test_architectures_must_answer_with_the_same_classes(tmp_path):

@@ -1,0 +1,385 @@
+"""Write the parts of docs/ that are facts about the code, so that they cannot grow old unnoticed.
+
+    python scripts/make_reference.py           writes them
+    python scripts/make_reference.py --check   only says which are old (exit code 1); tests/docs does the same
+
+`docs/configuration.md` is written whole. In other pages it is what stands between the marks
+`<!-- generated: NAME -->` and `<!-- end -->`: change the code, or this script, not the text in between.
+
+What a setting means is the comment beside its field in the code; MEANINGS has it where there is none, or where a user
+needs more than a reader of the code does.
+"""
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import io
+import re
+import sys
+import textwrap
+import tokenize
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import solera.methods  # noqa: F401  (registers them)
+from solera.config import TABLES, load_config, recipe_names, recipe_text
+from solera.data import SOURCES
+from solera.method import METHODS, name_of
+from solera.models import MODELS, build, size_of
+from solera.wire import ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+OF_US = "solera.methods."  # methods of users (or of tests) are not part of the documentation
+
+MEANINGS = {
+    "run.seed": "fixes the partition, the initial weights and every random choice of the run",
+    "run.rounds": "communication rounds",
+    "run.name": "shown, and part of the run directory's default name; the recipe's name unless given",
+    "run.eval_clients": "how many clients' personal models are scored (methods with personal models); 0: none",
+    "data.name": "a [named data set](data.md) or a hub id `owner/name`",
+    "data.path": "a folder to read it from; otherwise the [usual places](data.md#where-a-set-is-looked-for) are searched",
+    "data.train_size": "a balanced sample of this size instead of the whole training set",
+    "data.test_size": "a balanced sample of this size instead of the whole test set",
+    "partition.kind": "how the training samples are divided, see [partitions](data.md#partitions)",
+    "partition.clients": "number of clients, K",
+    "partition.alpha": "of the Dirichlet draws (kinds `dirichlet` and `quantity`): small = skewed, large = equal",
+    "partition.variant": "which of the three Dirichlet divisions (kind `dirichlet`)",
+    "partition.classes_per_client": "kind `classes`: every client holds samples of exactly so many classes",
+    "partition.min_size": "least samples of a client (kinds `iid`, `quantity`, `classes` and variant `class`); kind "
+    "`user`: users with fewer are left out",
+    "public.source": "where the public samples come from, see [public data](data.md#public-data)",
+    "public.name": "source `dataset`: its name or hub id",
+    "public.path": "source `dataset`: the folder to read it from",
+    "public.size": "held-out: taken out of the training set (a fifth of it unless given); dataset: kept (all unless "
+    "given); noise: made (must be given)",
+    "public.labels": "keep the labels, for methods that need labelled public data",
+    "public.augment": "`once`: a fixed transformed copy; `draw`: transformed anew at each draw",
+    "public.noise": "source `noise`: uniform in [0, 1], or Gaussian rescaled to [0, 1] batch by batch",
+    "models.clients": "architectures, dealt to the clients; repeat a name to give it more clients",
+    "models.server": "an architecture of the server's own, for methods that train one",
+    "models.norm": "normalisation layers of the architectures that have such layers",
+    "models.head": "`shared`: one representation layer of the same shape in every model, see [heads](models.md#heads)",
+    "models.assign": "`even`: in turn; `random`: each client draws one",
+    "federation.min_replies": "fewer valid replies than this make an exchange, and with it the round, void",
+    "federation.max_empty_rounds": "stop (exit code 5, resumable) after so many void rounds in a row",
+    "engine.name": "`auto`: `processes` on Linux with several cores, `threads` on other systems, `inprocess` on one core",
+    "local.epochs": "passes over the client's data",
+    "local.steps": "minibatches, instead of epochs",
+    "local.batch": "samples in a minibatch; a client with fewer uses all of them",
+    "local.lr": "learning rate, constant",
+    "local.momentum": "of SGD",
+    "local.weight_decay": "L2 penalty inside the optimiser",
+    "local.optimiser": "a new one for every training: no state is carried from round to round",
+    "fusion.steps": "minibatches of public samples; 0 switches distillation off where the method allows it",
+    "fusion.batch": "public samples in a minibatch",
+    "fusion.optimiser": "a new one for every distillation",
+    "fusion.lr": "learning rate at the first step",
+    "fusion.momentum": "of SGD",
+    "fusion.weight_decay": "L2 penalty inside the optimiser",
+    "fusion.schedule": "`cosine` ends at 0 with the last step",
+    "fusion.temperature": "T of the softmax on both sides",
+    "fusion.patience": 'stop that many steps after the best look at the validation set; "none": never',
+    "fusion.student_norm": "`train`: BatchNorm statistics of the student follow the public samples; `frozen`: they stay",
+    "method.ensemble": "how the teachers' answers are joined",
+    "method.average": "by number of examples, or every client the same",
+    "method.local": "local training",
+    "method.student_init": "where the student of a round starts",
+}
+
+
+# ---- facts about dataclasses ------------------------------------------------------------------------
+
+
+def comments_of(cls: type) -> dict[str, str]:
+    """The comment at the end of each field's line."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    at_line = {
+        token.start[0]: token.string.lstrip("# ").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    return {
+        node.target.id: at_line[node.end_lineno]
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno in at_line
+    }
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a dataclass field."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def is_table(value: Any) -> bool:
+    """Whether a setting is a table of settings itself."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, str):
+        return f'`"{value}"`'
+    if isinstance(value, list | tuple):
+        return "`[" + ", ".join(toml(v).strip("`") for v in value) + "]`"
+    return f"`{value}`"
+
+
+def words(kind: Any) -> str:
+    """What a setting takes."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        (rest,) = (k for k in inner if k is not type(None))
+        return f'{words(rest)}, or "none"'
+    if origin is Literal:
+        return ", ".join(f"`{a}`" for a in inner)
+    if origin in (list, tuple):
+        return f"list of {words(inner[0])}s"
+    return {int: "integer", float: "number", bool: "true or false", str: "string"}.get(
+        kind, getattr(kind, "__name__", str(kind))
+    )
+
+
+def cell(text: str) -> str:
+    """Text that does not end its cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join("| " + " | ".join(cell(c) for c in line) + " |\n" for line in lines)
+
+
+def settings(cls: type, prefix: str) -> list[tuple[str, ...]]:
+    """A row for each setting: key, default, what it takes, what it means. `prefix` is that of MEANINGS."""
+    hints, said = typing.get_type_hints(cls), comments_of(cls)
+    rows = []
+    for f in dataclasses.fields(cls):
+        value = default_of(f)
+        meaning = MEANINGS.get(f"{prefix}.{f.name}") or said.get(f.name, "")
+        if is_table(value):
+            rows.append(
+                (f"`{f.name}`", "a table", f"[{kind_of(value)}](#{kind_of(value)})", other_defaults(f.name, value))
+            )
+        else:
+            rows.append((f"`{f.name}`", toml(value), words(hints[f.name]), meaning))
+    return rows
+
+
+def kind_of(value: Any) -> str:
+    """The name of a kind of table within [method]: that of its class."""
+    return type(value).__name__.lower()
+
+
+def other_defaults(name: str, value: Any) -> str:
+    """Where a method's table differs from the defaults of its kind."""
+    plain = type(value)()
+    differ = [
+        f"`{f.name}` = {toml(getattr(value, f.name))}"
+        for f in dataclasses.fields(value)
+        if getattr(value, f.name) != getattr(plain, f.name)
+    ]
+    return f"`[method.{name}]`" + (", with " + ", ".join(differ) if differ else "")
+
+
+def our_methods() -> dict[str, type]:
+    """The methods of the library itself, by name."""
+    return {n: cls for n, cls in sorted(METHODS.items()) if cls.__module__.startswith(OF_US)}
+
+
+def shared_tables() -> dict[str, type]:
+    """The kinds of tables that methods have in common."""
+    found = {}
+    for cls in our_methods().values():
+        for f in dataclasses.fields(cls):
+            if is_table(value := default_of(f)):
+                found[kind_of(value)] = type(value)
+    return dict(sorted(found.items()))
+
+
+# ---- pages ------------------------------------------------------------------------------------------
+
+HEAD = """\
+# Configuration
+
+<!-- Written by scripts/make_reference.py from the dataclasses in the code: change those, then run it. -->
+
+A run is a TOML file, a recipe (`solera ls recipes`), or either with changes on the command line:
+
+```console
+$ solera run toy --rounds 3 --set partition.alpha=1 --set method.fusion.steps=100
+$ solera run toy --set method.name=fedprox --set method.mu=0.1 --seed 7
+```
+
+- Every setting but `method.name` has a default; what a file leaves out has that value. The run directory's
+  `config.toml` holds all of them, as they were used.
+- Unknown keys, wrong types and impossible values are refused before any work, in one line that names the key, the
+  value and the nearest valid key (exit code 2).
+- TOML has no null. Where "none" is among the values below, the string `"none"` switches the setting off; leaving the
+  key out gives the default.
+- `--set` takes a dotted key and a TOML value; what is not valid TOML is taken as a string, so that
+  `--set method.name=feddf` needs no quotes. A list is written `--set 'models.clients=["mlp", "resnet8"]'`.
+- `--set method.name=...` on a recipe of another method keeps the settings that both have (such as `[method.local]`) and
+  drops the others.
+- `--rounds`, `--seed`, `--engine`, `--workers` are short for `run.rounds`, `run.seed`, `engine.name`, `engine.workers`.
+- Relative paths are relative to where the command is run; they are stored as absolute ones.
+
+From Python the same settings are `solera.RunConfig`, `PartitionConfig`, `PublicConfig`, `FederationConfig`,
+`EngineConfig` and the method object; see [own data and models](data.md#your-own-data).
+
+"""
+
+
+def configuration() -> str:
+    """docs/configuration.md."""
+    head = ("key", "default", "takes", "meaning")
+    parts = [HEAD]
+    for name, cls in TABLES.items():
+        parts += [f"## [{name}]\n\n", f"{inspect.getdoc(cls)}\n\n", table(head, settings(cls, name)), "\n"]
+    parts.append("## [method]\n\n`method.name` chooses the method; the other keys are its hyper-parameters.\n\n")
+    for name, cls in our_methods().items():
+        title = cls.info.title  # type: ignore[attr-defined]
+        parts.append(f"### {name}\n\n[{title}](methods/{name}.md). {inspect.getdoc(cls)}\n\n")
+        rows = settings(cls, "method")
+        parts.append(table(head, rows) + "\n" if rows else "No settings.\n\n")
+    parts.append(
+        "## Tables within [method]\n\nSeveral methods share these; a method may have defaults of its own, named above.\n\n"
+    )
+    prefix = {"local": "local", "distill": "fusion"}
+    for name, cls in shared_tables().items():
+        parts += [
+            f"### {name}\n\n",
+            f"{inspect.getdoc(cls)}\n\n",
+            table(head, settings(cls, prefix.get(name, name))),
+            "\n",
+        ]
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def missing_meanings() -> list[str]:
+    """Settings that neither a comment in the code nor MEANINGS explains."""
+    places = [(n, n, cls) for n, cls in TABLES.items()]
+    places += [(f"method {n}", "method", cls) for n, cls in our_methods().items()]
+    places += [(n, {"local": "local", "distill": "fusion"}.get(n, n), cls) for n, cls in shared_tables().items()]
+    return [f"{where}: {key}" for where, prefix, cls in places for key, *_, text in settings(cls, prefix) if not text]
+
+
+def methods_table() -> str:
+    rows = []
+    for name, cls in our_methods().items():
+        i = cls.info  # type: ignore[attr-defined]
+        rows.append((f"[{name}](methods/{name}.md)", i.title, i.paper, i.models, i.public, i.state, i.privacy))
+    head = ("name", "title", "paper", "client models", "public data", "a client keeps", "the server sees")
+    return table(head, rows)
+
+
+def recipes_table() -> str:
+    rows = []
+    for name in recipe_names():
+        about = recipe_text(name).splitlines()[0].lstrip("# ").rstrip(".")
+        rows.append((f"`{name}`", name_of(load_config(name).method), about))
+    return table(("recipe", "method", "what it is"), rows)
+
+
+def sources_table() -> str:
+    rows = []
+    for name, s in SOURCES.items():
+        counts = " + ".join(f"{n:,}" for n in s.rows or ())
+        shape = "text" if s.is_text else "x".join(map(str, s.shape[1:] + s.shape[:1]))
+        rows.append(
+            (f"`{name}`", s.title, str(s.classes), shape, counts, ", ".join(s.formats), f"`{s.hub}`", s.licence)
+        )
+    return table(("name", "title", "classes", "sample", "train + test", "read from", "hub id", "licence"), rows)
+
+
+def models_table() -> str:
+    def count(name: str, shape: tuple[int, ...]) -> Iterator[str]:
+        try:
+            with torch.device("meta"):
+                size = size_of(build(name, 10, shape))
+            yield f"{size.parameters:,}"
+            yield f"{size.buffers:,}"
+        except ConfigError:
+            yield from ("too small", "-")
+
+    rows = []
+    for name, m in MODELS.items():
+        if m.kind == "image" and not m.own:
+            (gray, _), (colour, buffers) = count(name, (1, 28, 28)), count(name, (3, 32, 32))
+            options = ", ".join(f"`{k}={v!r}`" for k, v in m.options.items()) or "-"
+            norm = "yes" if m.has_norm else "never"
+            rows.append((f"`{name}`", m.title, m.source, norm, gray, colour, buffers, options))
+    head = ("name", "title", "from", "norm layers", "28x28x1", "32x32x3", "BatchNorm floats", "options (from Python)")
+    return table(head, rows)
+
+
+def text_models_table() -> str:
+    rows = []
+    for name, m in MODELS.items():
+        if m.kind == "text" and not m.own:
+            with torch.device("meta"):
+                size = size_of(build(name, 2, (64,), vocabulary=20_000))
+            options = ", ".join(f"`{k}={v!r}`" for k, v in m.options.items())
+            rows.append((f"`{name}`", m.title, m.source, f"{size.parameters:,}", options))
+    return table(("name", "title", "from", "parameters", "options (from Python)"), rows)
+
+
+def example() -> str:
+    """The method in examples/own_method.py, without its docstring and its main()."""
+    text = (ROOT / "examples" / "own_method.py").read_text("utf-8")
+    body = text[text.index('"""\n', 3) + 4 : text.index("\n\ndef main(")].strip("\n")
+    return f"```python\n{body}\n```\n"
+
+
+BLOCKS = {
+    "methods": methods_table,
+    "recipes": recipes_table,
+    "sources": sources_table,
+    "models": models_table,
+    "text-models": text_models_table,
+    "example": example,
+}
+
+
+def pages() -> dict[Path, str]:
+    """Every page that is written or partly written here, as it should be."""
+    wanted = {DOCS / "configuration.md": configuration()}
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text("utf-8")
+        if page not in wanted and BLOCK.search(text):
+            wanted[page] = BLOCK.sub(lambda m: m[1] + BLOCKS[m[2]]() + m[3], text)
+    return wanted
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the generated parts of docs/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if something is old")
+    check = parser.parse_args().check
+    old = 0
+    for page, text in pages().items():
+        if not page.is_file() or page.read_text("utf-8") != text:
+            old += 1
+            print(f"{'old' if check else 'written'}: {page.relative_to(ROOT)}")
+            if not check:
+                page.write_text(text, "utf-8")
+    for key in missing_meanings():
+        print(f"no meaning: {key} (write a comment beside the field)", file=sys.stderr)
+    return 1 if check and old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Fed-ET (Cho, Manoel, Joshi, Sim, Dimitriadis, IJCAI 2022): ensemble knowledge transfer to a large server model.
+
+Small models of different architectures are trained on the clients; on unlabelled public samples their consensus,
+weighted by how sure each is, trains a model of the server's own that never travels. Bodies differ, the "representation
+layer" at the end (here: the head) has one shape in all models and is passed both ways. Line numbers are those of
+Algorithm 1, equation numbers the paper's.
+
+Outside of this file: clients are drawn in proportion to their data (line 12) with federation.sampling = "size" and have
+their designated model M(k) (line 1) by models.assign = "random". The public samples are one transformed copy with
+public.augment = "once", or transformed at each draw with "draw". Before the first round all models get one head.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from ..federation import Federation, Replies, per_client
+from ..method import Info, Model, register
+from ..parts.aggregate import weighted_mean
+from ..parts.consensus import ConsensusTeacher, ensemble_loss, normalised
+from ..parts.distill import Distill, distill, visits
+from ..parts.local import Local, weights_of
+from ..parts.teachers import Cache
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .local_update import local_update
+from .shared import finite_models, models_of, side_by_side
+
+
+def tau_s_steps() -> Distill:
+    """The paper's server steps for images: tau_s = 128, b_s = 64, eta_s = 0.005, plain SGD."""
+    return Distill(steps=128, batch=64, optimiser="sgd", lr=0.005, schedule="constant", clip=None)
+
+
+def head_of(weights: Weights) -> Weights:
+    """h, the representation layer: it includes the classifier."""
+    return {name: t for name, t in weights.items() if name.startswith("head.")}
+
+
+@register("fedet")
+@dataclass(frozen=True)
+class FedET:
+    """A large server model from small, different client models."""
+
+    local: Local = field(default_factory=lambda: Local(steps=30))  # tau, b = 64, eta = 0.1
+    fusion: Distill = field(default_factory=tau_s_steps)
+    diversity: float = 0.05  # lambda
+    div_target: Literal["raw", "normalised"] = "raw"  # s_div as it is, or divided by its sum
+    report_ensemble: bool = False  # measure the teachers' consensus each round (costs a pass of each)
+
+    info: ClassVar[Info] = Info(
+        title="Fed-ET",
+        paper="Cho et al., IJCAI 2022",
+        models="any mix with heads of one shape, and a model of the server's own",
+        wire="model down, model up",
+        public="unlabelled, on the server",
+        state="nothing",
+        privacy="individual replies",
+    )
+    needs: ClassVar[tuple[str, ...]] = ("shared head", "large")
+
+    @dataclass(frozen=True)
+    class State:
+        small: dict[str, Weights]  # the hashmap M: model id -> weights
+        large: Model  # w, the server's own
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.diversity < float("inf"):
+            raise ConfigError(f"fedet: diversity = {self.diversity} must not be negative (0 switches the term off)")
+        if self.fusion.temperature != 1 or self.fusion.t_squared or self.fusion.keep_init_if_better:
+            raise ConfigError(
+                "fedet: labels have no temperature and the last of the server's steps counts: leave out "
+                "fusion.temperature, fusion.t_squared and fusion.keep_init_if_better"
+            )
+
+    def init(self, fed: Federation, server: Server) -> State:
+        if server.large is None:
+            raise ConfigError("fedet trains a model of the server's own: set models.server, say to 'vgg19'")
+        w = server.init(server.large)
+        M = {i: server.init(i) | head_of(w) for i in server.prototypes}  # line 1
+        return self.State(M, Model(server.large, w))
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        M = state.small
+        S = fed.sample()  # lines 1 and 12
+        sent = per_client(lambda k: M[fed.prototype(k)])  # line 5: M[M(k)]
+        x = fed.map(local_update, S, weights=sent, local=self.local, mu=0.0)  # lines 4-6, eq. 1
+        d = server.public.round_indices(server.per_round, fed.seed("public"))
+        teachers = self.teachers(x, d, fed, server)  # line 8
+        if not teachers:
+            return state
+        m = {k: fed.copies.get(k, 1) for k in teachers}  # with replacement, S is a multiset
+        h = weighted_mean([head_of(x[k].weights) for k in teachers], list(m.values()))  # line 9
+        large = Model(state.large.prototype, state.large.weights | h)
+        large = self.transfer(large, teachers, m, d, fed, server)  # line 10, eq. 11
+        for i in server.prototypes:
+            S_i = [k for k in teachers if fed.prototype(k) == i]
+            if S_i:
+                M = M | {i: weighted_mean([x[k].weights for k in S_i], [m[k] for k in S_i])}  # eq. 12
+        h = head_of(large.weights)
+        return self.State({i: w_i | h for i, w_i in M.items()}, large)  # line 11: also those without a client
+
+    def transfer(
+        self, large: Model, models: dict[str, nn.Module], m: dict[str, int], d: Tensor, fed: Federation, server: Server
+    ) -> Model:
+        """The server's steps (eq. 11) on the ensemble loss (eq. 10). Labels of a static view are asked for once."""
+        seed = fed.seed("fusion")
+        teacher: Any = ConsensusTeacher(list(models.values()), list(m.values()))
+        facts: dict[str, Any] = {}
+        if self.fusion.steps > 0 and not server.public.fresh:
+            seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
+            teacher = Cache.of(teacher, server.public, seen, partial(side_by_side, fed, server))
+            facts["dissent"] = teacher.targets[1].sum(-1).mean().item()  # A(x), the weight of those who dissent
+
+        def loss(logits: Tensor, labels: Tensor, dissent: Tensor) -> Tensor:
+            target = normalised(dissent) if self.div_target == "normalised" else dissent
+            return ensemble_loss(logits, labels, target, self.diversity)
+
+        model = server.model(large.prototype, large.weights)
+        student = partial(distill, model, server.public, teacher, self.fusion, seed, indices=d, loss=loss)
+        (done,) = side_by_side(fed, server, [student])  # a single job, for its own random numbers (dropout)
+        kind = "distill_diverged" if done.diverged else "distilled"
+        facts |= {"steps": done.steps, "best_step": done.best_step, "loss": done.loss}
+        server.event(kind, prototype=large.prototype, **facts)
+        return Model(large.prototype, weights_of(model))
+
+    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, nn.Module]:
+        """The clients' models that are averaged and teach: those that answer with finite numbers."""
+        models = finite_models(x, server.public[d[: self.fusion.batch]], fed, server)
+        if not models:
+            server.event("round_empty", reason="no upload is usable")
+        elif self.report_ensemble:
+            members = [(fed.prototype(k), x[k].weights) for k in models for _ in range(fed.copies.get(k, 1))]
+            server.report_ensemble("teachers", members, "confidence")
+        return models
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {state.large.prototype: state.large} | models_of(state.small)

@@ -1,0 +1,98 @@
+"""Fed-ET's consensus: what an ensemble agrees on, how sure each of its members is, and who dissents.
+
+Equation numbers are those of Cho, Manoel, Joshi, Sim and Dimitriadis, "Heterogeneous Ensemble Knowledge Transfer for
+Training Large Models in Federated Learning", IJCAI 2022. What the paper calls logits are probability vectors: the
+softmax of a model's outputs.
+
+Everything here is a tensor operation over [teachers, samples, classes]. `copies` says how often each teacher counts,
+where clients were drawn with replacement.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .local import logits_of
+
+
+class Consensus(NamedTuple):
+    """What an ensemble says about samples."""
+
+    probs: Tensor  # s(x), [samples, classes]
+    labels: Tensor  # y_s(x), [samples]
+    dissent: Tensor  # s_div(x), [samples, classes]: it sums to the weight A(x) of those who dissent, not to 1
+
+
+def confidence(probs: Tensor) -> Tensor:
+    """How sure a model is: the variance of its probabilities over the classes. [..., classes] -> [...]
+
+    Taken about the first class, so that a model that knows nothing has a variance of exactly 0, not a rounding error
+    that would be compared with other rounding errors.
+    """
+    return (probs - probs[..., :1]).var(-1, correction=0)
+
+
+def confidence_weights(probs: Tensor, copies: Tensor | None = None) -> Tensor:
+    """alpha_k(x) of eq. 3 and 8, [teachers, samples], which sum to 1 for every sample.
+
+    A teacher drawn several times has that many shares. Where nobody knows anything, all count the same.
+    """
+    n = torch.ones(len(probs), dtype=probs.dtype) if copies is None else copies.to(probs.dtype)
+    variance = n[:, None] * confidence(probs)
+    total = variance.sum(0)
+    return torch.where(total > 0, variance / total, (n / n.sum())[:, None])
+
+
+def consensus(probs: Tensor, copies: Tensor | None = None) -> Consensus:
+    """The consensus of the teachers' probabilities [teachers, samples, classes]."""
+    alpha = confidence_weights(probs, copies)
+    weighted = alpha[..., None] * probs
+    s = weighted.sum(0)  # eq. 2
+    y = s.argmax(-1)  # eq. 4
+    dissents = probs.argmax(-1) != y  # eq. 6, [teachers, samples]
+    return Consensus(s, y, (weighted * dissents[..., None]).sum(0))  # eq. 7, with the weights of all (eq. 8)
+
+
+class ConsensusTeacher:
+    """Several frozen models as a teacher for `distill`: inputs -> (labels, dissent).
+
+    The models may differ in architecture. They are put in evaluation mode and stay in it, so their BatchNorm statistics
+    never change and an answer never depends on the rest of the batch. Only one batch's answers are held at a time.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], copies: Sequence[int] | None = None):
+        if not models:
+            raise ValueError("a consensus needs at least one model")
+        if copies is not None and (len(copies) != len(models) or min(copies) < 1):
+            raise ValueError(f"{len(models)} models need as many copies, each at least 1: {list(copies)}")
+        self.models = [m.eval().requires_grad_(False) for m in models]
+        self.copies = None if copies is None else torch.tensor(copies)
+
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.stack([logits_of(model, inputs) for model in self.models])
+        found = consensus(logits.double().softmax(-1), self.copies)
+        return found.labels, found.dissent.to(logits.dtype)
+
+
+def diversity(logits: Tensor, dissent: Tensor) -> Tensor:
+    """KL(s_div, softmax(logits)) of every sample (eq. 9), with 0 log 0 = 0.
+
+    s_div sums to A <= 1, so this is A KL(s_div / A || q) + A log A: pulled towards what the dissenters say on average,
+    as strongly as they are sure. The value can be negative; where nobody dissents it is exactly 0.
+    """
+    return torch.xlogy(dissent, dissent).sum(-1) - (dissent * logits.log_softmax(-1)).sum(-1)
+
+
+def normalised(dissent: Tensor) -> Tensor:
+    """s_div / A: what the dissenters say on average. It stays 0 where nobody dissents."""
+    mass = dissent.sum(-1, keepdim=True)
+    return torch.where(mass > 0, dissent / mass, dissent)
+
+
+def ensemble_loss(logits: Tensor, labels: Tensor, dissent: Tensor, lam: float = 0.05) -> Tensor:
+    """Mean over the batch of cross-entropy with the consensus label + lambda times the diversity term (eq. 10)."""
+    loss = F.cross_entropy(logits, labels)
+    return loss + lam * diversity(logits, dissent).mean() if lam else loss

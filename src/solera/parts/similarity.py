@@ -1,0 +1,150 @@
+"""Knowledge coefficients: from whom a client learns, and how much (MNFL, Sim-pFL, TopK-pFL).
+
+A matrix of coefficients has a row for each giver and a column for each receiver: column n is the mixture that client
+n is taught by. Where only some clients take part, `c` is the block of those who do; each of its columns keeps its sum
+(its "mass"), so that the columns of the whole matrix go on summing to 1. All of this is float64.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .aggregate import Weights, weighted_mean
+from .local import check_number
+
+SMALLEST = 1e-12  # no logarithm of a smaller probability is taken
+Slope = Callable[[Tensor], Tensor]  # weights of the mixtures [m, m] -> gradient of the receivers' losses by them
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """How the coefficients are learned: projected gradient steps on the collaborative loss, pulled towards 1/N."""
+
+    lr: float = 0.01  # eta_3
+    auto_lr: bool = False  # instead of lr: powers of 5 that bring the mean step of a column to 0.01 ... 0.05
+    steps: int = 1  # a round
+    lam: float = 1.0  # lambda, the weight of the collaborative loss
+    rho: float = 0.7  # the pull towards 1/N; 0: each for itself in the end, inf: c stays 1/N
+    constraint: Literal["simplex", "none", "softmax5"] = "simplex"  # on a column
+
+    def __post_init__(self) -> None:
+        check_number("lr", self.lr, 0)
+        check_number("steps", self.steps, 0)
+        if not 0 < self.lam < math.inf:
+            raise ValueError(f"lam (lambda) must be positive, not {self.lam}")
+        if not self.rho >= 0:
+            raise ValueError(f"rho must be a number from 0 up (or inf), not {self.rho}")
+        if not self.auto_lr and self.rho < math.inf and self.lr * self.rho >= 1:
+            raise ValueError(f"rho = {self.rho} with lr = {self.lr}: the pull towards 1/N overshoots; lr * rho < 1")
+
+
+def learn(c: Tensor, slope: Slope, share: Tensor, clients: int, cfg: Coefficients) -> Tensor:
+    """The block `c` after this round's steps, eq. (7) of MNFL.
+
+    `share` is the weight D_n/D of each receiver's loss and `clients` the number N of all clients.
+    """
+    if cfg.lr == 0 and not cfg.auto_lr or cfg.rho == math.inf:
+        return c  # not even the rounding of a projection
+    mass = c.sum(0)
+    for _ in range(cfg.steps):
+        # Without a constraint the mass is free, and only the share of clients present is made up for.
+        weights = c * (clients / len(c)) if cfg.constraint == "none" else _per_mass(c, mass)
+        gradient = cfg.lam * share * slope(weights) + 2 * cfg.rho * (c - 1 / clients)
+        c = c - (_auto_lr(gradient) if cfg.auto_lr else cfg.lr) * gradient
+        if cfg.constraint == "simplex":
+            c = project(c, mass)
+    return mass * torch.softmax(5 * _per_mass(c, mass), 0) if cfg.constraint == "softmax5" else c
+
+
+def project(v: Tensor, mass: Tensor | float = 1.0) -> Tensor:
+    """The point of {c >= 0, sum c = mass} that is nearest to each column of `v`."""
+    falling = v.sort(0, descending=True).values
+    excess = falling.cumsum(0) - mass
+    count = torch.arange(1, len(v) + 1, dtype=v.dtype)[:, None]
+    positive = (falling - excess / count > 0).sum(0, keepdim=True).clamp_min(1)  # entries that stay above 0
+    return (v - excess.gather(0, positive - 1) / positive).clamp_min(0)
+
+
+def mixtures(c: Tensor, uploads: Sequence[Weights]) -> list[Weights]:
+    """For every receiver the mean of the givers' uploads, weighted by its column of `c`.
+
+    Weights are relative to the largest of the column, so equal coefficients, whatever their size, give the plain
+    mean of the uploads to the bit. A column with nothing in it counts as uniform.
+    """
+    largest = c.amax(0)
+    relative = torch.where(largest > 0, c.clamp_min(0) / largest, 1.0)
+    return [weighted_mean(uploads, column) for column in relative.T.tolist()]
+
+
+# ---- collaborative losses ---------------------------------------------------------------------------
+
+
+def kl_slope(s: Tensor, weights: Tensor) -> Tensor:
+    """Gradient of KL(sum_m w_mn s_m || s_n), mean over samples, by w: [givers, receivers].
+
+    `s` are predictions [clients, samples, classes]. The receiver's own s_n is a constant on the right.
+    """
+    s = s.double().clamp_min(SMALLEST)
+    s = (s / s.sum(-1, keepdim=True)).flatten(1)
+    samples, mixed = s.shape[1] // _classes(s, weights), (weights.T @ s).clamp_min(SMALLEST)
+    return s @ (mixed.log() - s.log() + 1).T / samples
+
+
+def mse_slope(s: Tensor, weights: Tensor) -> Tensor:
+    """Gradient of the mean over samples and classes of (sum_m w_mn s_m - s_n)^2, by w."""
+    s = s.double().flatten(1)
+    return 2 * s @ (weights.T @ s - s).T / s.shape[1]
+
+
+def gram_slope(gram: Tensor, size: int, weights: Tensor) -> Tensor:
+    """Gradient of 1/(2 size) ||sum_m w_mn x_m - x_n||^2 by w, from the inner products <x_m, x_n> alone."""
+    return (gram @ weights - gram) / size
+
+
+def gram_matrix(uploads: Sequence[Weights], names: Sequence[str]) -> Tensor:
+    """Inner products of the uploads, over the tensors `names`."""
+    total = torch.zeros(len(uploads), len(uploads), dtype=torch.float64)
+    for name in names:
+        x = torch.stack([u[name].double().flatten() for u in uploads])
+        total += x @ x.T
+    return total
+
+
+# ---- coefficients that are not learned --------------------------------------------------------------
+
+
+def cosines(s: Tensor) -> Tensor:
+    """Cosine between the flattened predictions of every two clients; exactly 1 with oneself."""
+    flat = s.double().flatten(1)
+    unit = flat / flat.norm(dim=1, keepdim=True).clamp_min(SMALLEST)
+    return (unit @ unit.T).fill_diagonal_(1.0)
+
+
+def by_cosine(cosine: Tensor, scale: Literal["minmax", "l1"] = "minmax") -> Tensor:
+    """Columns in proportion to the cosine: above the column's least (minmax), or itself (l1). All equal: uniform."""
+    above = cosine - cosine.amin(0) if scale == "minmax" else cosine.clamp_min(0)
+    return _per_mass(above, above.sum(0))
+
+
+def by_rank(cosine: Tensor, k: int) -> Tensor:
+    """Columns of 1/k for the k nearest clients, oneself first; ties go to the lower position."""
+    k = min(k, len(cosine))
+    nearest = cosine.clone().fill_diagonal_(math.inf).sort(0, descending=True, stable=True).indices[:k]
+    return torch.zeros_like(cosine).scatter_(0, nearest, 1 / k)
+
+
+def _per_mass(c: Tensor, mass: Tensor) -> Tensor:
+    """Columns that sum to 1; uniform where there is no mass to divide by."""
+    return torch.where(mass > 0, c / mass, 1 / len(c))
+
+
+def _auto_lr(gradient: Tensor) -> Tensor:
+    """The step sizes of the authors' code: at most five times, a fifth or five times as much, column by column."""
+    mean, lr = gradient.abs().mean(0), torch.ones(gradient.shape[1], dtype=gradient.dtype)
+    for _ in range(5):
+        lr = torch.where(mean * lr >= 0.05, lr / 5, torch.where(mean * lr < 0.01, lr * 5, lr))
+    return lr

@@ -1,0 +1,405 @@
+"""Fed-ET: Algorithm 1 by hand, who counts how often, the head's two ways, and calm when things go wrong."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from solera.data import PublicConfig
+from solera.federation import FederationConfig, draw_clients
+from solera.methods.fedet import FedET, head_of
+from solera.models import as_split, build, wrap
+from solera.parts.aggregate import uniform_mean, weighted_mean
+from solera.parts.consensus import ConsensusTeacher, ensemble_loss, normalised
+from solera.parts.distill import Distill, distill
+from solera.parts.local import Local, fit, weights_of
+from solera.run import simulate
+from solera.task import Data
+from solera.testing import check_method, large, run_toy, small, split_deep, split_wide, toy, toy_for, wide
+from solera.wire import ConfigError, digest
+from toys import Conv, World, images, mlp, same_bits
+
+LOCAL = Local(steps=6, batch=8, lr=0.05)
+FUSION = Distill(steps=7, batch=16, optimiser="sgd", lr=0.05, schedule="constant", clip=None)
+FEDET = FedET(LOCAL, FUSION)
+SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
+BUILDERS = {
+    "c": lambda: wrap(Conv(0), "8", representation=8, head_hidden=8),
+    "m": lambda: wrap(mlp(1), "3", representation=8, head_hidden=8),
+    "large": lambda: wrap(mlp(2, width=64), "3", representation=8, head_hidden=8),
+}
+
+
+def world(tmp, order=range(5), **options) -> World:
+    """Five clients of different sizes, two architectures (one with BatchNorm), a larger model on the server."""
+    parties = [(KINDS[i], Data(*images(SIZES[i], SIZES[i]))) for i in order]
+    made = World(tmp, BUILDERS, parties, **{"public": images(40, seed=9)[0], "large": "large", **options})
+    made.server.prototypes.remove("large")
+    return made
+
+
+def uploads(w: World, state, clients=None):
+    """The clients' models after their local training, by hand."""
+    models = {}
+    for k, seed in zip(w.fed.clients if clients is None else clients, w.seeds, strict=False):
+        models[k] = w.server.model(w.fed.prototype(k), state.small[w.fed.prototype(k)])
+        fit(models[k], w.data[k].inputs, w.data[k].labels, LOCAL, seed)
+    return models
+
+
+def server_by_hand(w: World, state, models, copies, loss=ensemble_loss):
+    """The server's model after its steps."""
+    heads = [head_of(weights_of(m)) for m in models.values()]
+    student = w.server.model("large", state.large.weights | weighted_mean(heads, copies))
+    w.fed.begin(0)
+    teacher = ConsensusTeacher(list(models.values()), copies)
+    distill(student, images(40, seed=9)[0], teacher, FUSION, w.fed.seed("fusion"), loss=loss)
+    return weights_of(student)
+
+
+# ---- the algorithm ---------------------------------------------------------------------------------
+
+
+def test_a_round_is_algorithm_1(tmp_path):
+    w = world(tmp_path)
+    start, end = w.run(FEDET)
+    models = uploads(w, start)
+    expected = server_by_hand(w, start, models, [1] * 5)
+    assert same_bits(end.large.weights, expected)
+    for i in "cm":
+        mean = uniform_mean([weights_of(m) for k, m in models.items() if w.fed.prototype(k) == i])
+        assert same_bits(end.small[i], mean | head_of(expected))
+
+
+def test_all_heads_are_the_servers_before_and_after_every_round(tmp_path):
+    w = world(tmp_path, fraction=0.4)
+    states = w.run(FEDET, 3)
+    for state in states:
+        for weights in state.small.values():
+            assert same_bits(head_of(weights), head_of(state.large.weights))
+    assert not same_bits(head_of(states[0].large.weights), head_of(states[1].large.weights))
+
+
+def test_an_architecture_without_a_client_keeps_its_body_and_gets_the_head(tmp_path):
+    w = world(tmp_path)
+    w.fed.sample = lambda: ["c1", "c3"]
+    start, end = w.run(FEDET)
+    body = {n: t for n, t in start.small["c"].items() if not n.startswith("head.")}
+    assert same_bits(end.small["c"], start.small["c"] | head_of(end.large.weights))
+    assert all(torch.equal(end.small["c"][n], t) for n, t in body.items())
+    assert not same_bits(head_of(start.small["c"]), head_of(end.small["c"]))
+
+
+@pytest.mark.parametrize("target", ["raw", "normalised"])
+def test_the_target_of_the_diversity_term(tmp_path, target):
+    w = world(tmp_path)
+    start, end = w.run(dataclasses.replace(FEDET, diversity=2.0, div_target=target))
+    change = normalised if target == "normalised" else lambda d: d
+    expected = server_by_hand(w, start, uploads(w, start), [1] * 5, lambda z, y, d: ensemble_loss(z, y, change(d), 2.0))
+    assert same_bits(end.large.weights, expected)
+
+
+def test_without_diversity_it_is_plain_consensus_to_the_bit(tmp_path):
+    w = world(tmp_path / "a")
+    start, end = w.run(dataclasses.replace(FEDET, diversity=0.0))
+    plain = server_by_hand(
+        w, start, uploads(w, start), [1] * 5, lambda z, y, _: torch.nn.functional.cross_entropy(z, y)
+    )
+    assert same_bits(end.large.weights, plain)
+    assert digest(world(tmp_path / "b").run(FEDET)[-1]) != digest(end)
+
+
+def test_diversity_changes_nothing_where_nobody_dissents(tmp_path):
+    def ends(tmp, diversity):
+        w = world(tmp)
+        w.fed.sample = lambda: ["c3"]  # a single teacher agrees with itself
+        end = w.run(dataclasses.replace(FEDET, diversity=diversity))[-1]
+        return end, w.events("distilled")[0]
+
+    a, event = ends(tmp_path / "a", 0.0)
+    b, _ = ends(tmp_path / "b", 0.5)
+    assert event["dissent"] == 0
+    torch.testing.assert_close(a.large.weights, b.large.weights, rtol=0, atol=1e-7)
+
+
+def test_the_order_of_the_clients_does_not_matter(tmp_path):
+    """Five clients that are numbered otherwise, and each still trained with its own seed."""
+    order = [3, 0, 4, 2, 1]
+    still = dataclasses.replace(FEDET, local=Local(steps=3, batch=64, lr=0.05))  # whole data sets: no draw matters
+    a = world(tmp_path / "a").run(still, 2)[-1]
+    b = world(tmp_path / "b", order).run(still, 2)[-1]
+    torch.testing.assert_close(a.large.weights, b.large.weights, rtol=0, atol=1e-6)
+    for i in "cm":
+        torch.testing.assert_close(a.small[i], b.small[i], rtol=0, atol=1e-6)
+
+
+# ---- who is drawn, and how often -------------------------------------------------------------------
+
+
+def test_fet_7_sampling_in_proportion_to_size():
+    n, g, draws = torch.tensor([4, 3, 2, 1]), torch.Generator().manual_seed(0), 20_000
+    p = (n / n.sum()).tolist()
+    inclusion = [0.0] * 4
+    for i, j in itertools.permutations(range(4), 2):
+        for k in (i, j):
+            inclusion[k] += p[i] * p[j] / (1 - p[i])
+    assert inclusion == pytest.approx([0.71587302, 0.60833333, 0.44126984, 0.23452381], abs=5e-9)
+    drawn = torch.stack([draw_clients(n, 2, g, "size") for _ in range(draws)])
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    assert (drawn.flatten().bincount(minlength=4) / draws).tolist() == pytest.approx(inclusion, abs=0.015)
+
+    again = torch.stack([draw_clients(n, 2, g, "size", replacement=True) for _ in range(draws)])
+    assert (again.flatten().bincount(minlength=4) / draws).tolist() == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=0.015)
+    once = [(again == k).any(1).double().mean().item() for k in range(4)]
+    assert once == pytest.approx([0.64, 0.51, 0.36, 0.19], abs=0.015)
+
+
+def test_a_client_drawn_twice_counts_twice_everywhere(tmp_path):
+    w = world(tmp_path)
+    config = FederationConfig(sampling="size", replacement=True, fraction=1.0)
+    w.fed.config = config
+    start, end = w.run(FEDET)
+    w.fed.begin(0)
+    S = w.fed.sample()
+    copies = [w.fed.copies[k] for k in S]
+    assert max(copies) > 1
+    models = uploads(w, start, S)
+    expected = server_by_hand(w, start, models, copies)  # steps 3 and 4
+    assert same_bits(end.large.weights, expected)
+    for i in {w.fed.prototype(k) for k in S}:
+        mine = [(weights_of(models[k]), n) for k, n in zip(S, copies, strict=True) if w.fed.prototype(k) == i]
+        mean = weighted_mean([m for m, _ in mine], [n for _, n in mine])  # step 6
+        assert same_bits(end.small[i], mean | head_of(expected))
+
+
+def test_models_are_designated_once_and_at_random():
+    a, b = (toy(assign="random", clients=30, seed=s, samples=900) for s in (0, 1))
+    kinds = [[t.roster[t.roster.id(i)].prototype for i in range(30)] for t in (a, b)]
+    assert kinds[0] != kinds[1]
+    assert set(kinds[0]) == {"wide", "deep"}
+    assert kinds[0] == [a.roster[a.roster.id(i)].prototype for i in range(30)]
+
+
+def test_fet_5_size_of_the_shared_head():
+    for classes, u in ((10, 17_802), (100, 29_412), (2, 16_770)):
+        for body, width in ((torch.nn.Linear(4, 50), 50), (torch.nn.Linear(4, 512), 512)):
+            assert sum(p.numel() for p in as_split(body, width, classes).head.parameters()) == u
+    assert sum(p.numel() for p in build("lenet5", 10, (1, 28, 28), head="shared").head.parameters()) == 17_802
+
+
+# ---- public samples --------------------------------------------------------------------------------
+
+
+def test_teachers_are_asked_about_the_very_view_the_student_sees(tmp_path):
+    """Samples transformed at each draw: nothing is stored, and other draws train another model."""
+    w = world(tmp_path / "a")
+    seen = []
+
+    class Fresh(type(w.server.public)):
+        fresh = True
+
+        def view(self, indices, seed):
+            seen.append(self[indices] + 0.3 * torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(seed)))
+            return seen[-1]
+
+    w.server.public = Fresh(images(40, seed=9)[0])
+    asked = []
+    call = ConsensusTeacher.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConsensusTeacher, "__call__", lambda self, x: asked.append(x) or call(self, x))
+        end = w.run(FEDET)[-1]
+    assert len(asked) == len(seen) == FUSION.steps
+    assert all(a is b for a, b in zip(asked, seen, strict=True))
+    assert digest(end) != digest(world(tmp_path / "b").run(FEDET)[-1])
+
+
+def test_a_static_view_is_asked_about_once(tmp_path):
+    asked = []
+    call = ConsensusTeacher.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConsensusTeacher, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
+        world(tmp_path).run(FEDET)
+    assert asked == [40]
+
+
+@pytest.mark.parametrize("augment", ["once", "draw"])
+def test_transformed_public_images_run(tmp_path, augment):
+    from solera.data import from_tensors
+    from solera.scenario import Scenario
+
+    x, y = images(300)
+    data = from_tensors((x[:200], y[:200]), (x[200:], y[200:]), classes=4, mean=(0.0,), std=(1.0,))
+    models = {k: BUILDERS[k] for k in "cm"}
+    scenario = Scenario(
+        data, models, public=PublicConfig(size=40, augment=augment), server=("large", BUILDERS["large"])
+    )
+    result = simulate(scenario, FEDET, tmp_path)
+    assert set(result.models) == {"large", "c", "m"}
+
+
+def test_only_the_samples_of_the_round_are_used(tmp_path):
+    w = world(tmp_path, per_round=10)
+    asked = []
+    call = ConsensusTeacher.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConsensusTeacher, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
+        w.run(FEDET)
+    assert asked == [10]
+
+
+# ---- when things go wrong --------------------------------------------------------------------------
+
+
+def test_a_teacher_without_finite_answers_leaves_every_sum(tmp_path):
+    def broken(tmp, order, absent):
+        w = world(tmp, order)
+        real = w.server.model
+
+        def model(P, weights):
+            made = real(P, weights)
+            if P == "m" and torch.equal(weights["body.1.weight"], blown["body.1.weight"]):
+                made.head[2].bias.data.fill_(float("inf"))
+            return made
+
+        start = FEDET.init(w.fed, w.server)
+        blown = {"body.1.weight": torch.zeros(1)}
+        if not absent:
+            with_all = uploads_after_a_round(tmp / "probe", order)
+            blown = weights_of(with_all["c1"])
+            w.server.model = model
+        else:
+            w.fed.sample = lambda: ["c0", "c2", "c3", "c4"]
+        return w, w.run(FEDET, state=start)[-1]
+
+    w, rejected = broken(tmp_path / "a", range(5), absent=False)
+    assert [e["client"] for e in w.events("client_rejected")] == ["c1"]
+    _, without = broken(tmp_path / "b", range(5), absent=True)
+    assert digest(rejected) == digest(without)
+
+
+def uploads_after_a_round(tmp, order):
+    w = world(tmp, order)
+    start, _ = w.run(FEDET)
+    return uploads(w, start)
+
+
+def test_a_round_without_a_usable_upload_changes_nothing(tmp_path):
+    w = world(tmp_path)
+    start = FEDET.init(w.fed, w.server)
+    real = w.server.model
+
+    def model(P, weights):
+        made = real(P, weights)
+        made.head[2].bias.data.fill_(float("nan"))
+        return made
+
+    w.server.model = model
+    end = w.run(FEDET, state=start)[-1]
+    assert digest(start) == digest(end)
+    assert len(w.events("client_rejected")) == 5
+    assert len(w.events("round_empty")) == 1
+
+
+def test_a_server_model_that_blows_up_falls_back_to_where_it_started(tmp_path):
+    w = world(tmp_path)
+    start, end = w.run(dataclasses.replace(FEDET, fusion=dataclasses.replace(FUSION, lr=1e30)))
+    assert len(w.events("distill_diverged")) == 1
+    heads = [head_of(weights_of(m)) for m in uploads(w, start).values()]
+    assert same_bits(end.large.weights, start.large.weights | uniform_mean(heads))
+
+
+def test_no_server_steps_still_pass_the_head(tmp_path):
+    w = world(tmp_path)
+    start, end = w.run(dataclasses.replace(FEDET, fusion=dataclasses.replace(FUSION, steps=0)))
+    heads = [head_of(weights_of(m)) for m in uploads(w, start).values()]
+    assert same_bits(end.large.weights, start.large.weights | uniform_mean(heads))
+    assert same_bits(head_of(end.small["c"]), uniform_mean(heads))
+
+
+def test_more_workers_give_the_same_bits(tmp_path):
+    a = world(tmp_path / "a").run(FEDET, 2)[-1]
+    b = world(tmp_path / "b", workers=2).run(FEDET, 2)[-1]
+    assert digest(a) == digest(b)
+
+
+# ---- what is refused, and what is reported ---------------------------------------------------------
+
+
+def test_unsplit_models_are_refused_with_the_way_out(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"'wide' is a plain Sequential.*solera\.models\.wrap\(model, classifier='2'\)"
+    ):
+        run_toy(FedET(), tmp_path, models={"wide": wide, "deep": split_deep})
+    with pytest.raises(ConfigError, match=r"'large' is a plain Sequential"):
+        run_toy(FedET(), tmp_path, server=("large", wide))
+
+
+def test_heads_of_different_shape_are_refused(tmp_path):
+    other = wrap(wide(), "2", representation=8, head_hidden=16)
+    with pytest.raises(
+        ConfigError, match=r"head of 'wide'.*'odd'.*models\.head = 'shared'|head of 'odd'.*models\.head"
+    ):
+        run_toy(FedET(), tmp_path, models={"wide": split_wide, "odd": other})
+
+
+def test_a_missing_or_common_server_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"'fedet' trains a model of the server's own.*models\.server"):
+        run_toy(FedET(), tmp_path, server=None)
+    with pytest.raises(ConfigError, match=r"models\.server = 'wide'.*larger"):
+        run_toy(FedET(), tmp_path, server=("wide", large))
+    with pytest.raises(ConfigError, match="public"):
+        run_toy(FedET(), tmp_path, public=PublicConfig(source="none"))
+    w = world(tmp_path, large=None)
+    with pytest.raises(ConfigError, match=r"models\.server"):
+        FEDET.init(w.fed, w.server)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"diversity": -0.1},
+        {"diversity": float("nan")},
+        {"fusion": Distill(temperature=2.0)},
+        {"fusion": Distill(t_squared=True)},
+        {"fusion": Distill(keep_init_if_better=True)},
+    ],
+)
+def test_settings_without_a_meaning_are_refused(bad):
+    with pytest.raises(ConfigError, match="fedet"):
+        FedET(**bad)
+
+
+def test_the_papers_settings_are_the_defaults():
+    method = FedET()
+    assert (method.local.steps, method.local.batch, method.local.lr) == (30, 64, 0.1)
+    fusion = method.fusion
+    assert (fusion.steps, fusion.batch, fusion.lr, fusion.momentum) == (128, 64, 0.005, 0.0)
+    assert (fusion.optimiser, fusion.schedule, fusion.clip) == ("sgd", "constant", None)
+    assert (method.diversity, method.div_target) == (0.05, "raw")
+
+
+def test_the_server_model_the_prototypes_and_the_consensus_are_reported(tmp_path):
+    result = run_toy(small(FedET(report_ensemble=True)), tmp_path)
+    assert list(result.models) == ["large", "deep", "wide"]
+    assert set(result.summary["models"]) == {"large", "deep", "wide"}
+    assert set(result.summary["ensembles"]) == {"teachers"}
+    assert result.models["large"].prototype == "large"
+
+
+def test_nothing_of_the_server_model_travels(tmp_path):
+    scenario = toy_for(FedET())
+    result = simulate(scenario, small(FedET()), tmp_path)
+    floats = {P: sum(t.numel() for t in result.models[P].weights.values()) for P in scenario.server.prototypes}
+    per_round = sum(floats[scenario.roster[k].prototype] for k in scenario.roster)
+    assert result.summary["bytes"]["up"] == pytest.approx(10 * 4 * per_round, rel=0.2)
+
+
+def test_it_learns_on_the_toy_federation(tmp_path):
+    method = FedET(Local(steps=20, batch=16, lr=0.1), dataclasses.replace(FUSION, steps=60, lr=0.1))
+    result = run_toy(method, tmp_path, rounds=8)
+    assert result.summary["models"]["large"]["accuracy"] > 0.85
+
+
+def test_contract(tmp_path):
+    check_method(FedET(diversity=0.5, div_target="normalised", report_ensemble=True), tmp_path, engines=["processes"])
