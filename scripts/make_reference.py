@@ -45,7 +45,7 @@ MEANINGS = {
     "run.name": "shown, and part of the run directory's default name; the recipe's name unless given",
     "run.eval_clients": "how many clients' personal models are scored (methods with personal models); 0: none",
     "data.name": "a [named data set](data.md) or a hub id `owner/name`",
-    "data.path": "a folder to read it from; otherwise the [usual places](data.md#where-a-set-is-looked-for) are searched",
+    "data.path": "a folder to read it from; unless given, the [usual places](data.md#where-a-set-is-looked-for)",
     "data.train_size": "a balanced sample of this size instead of the whole training set",
     "data.test_size": "a balanced sample of this size instead of the whole test set",
     "partition.kind": "how the training samples are divided, see [partitions](data.md#partitions)",
@@ -70,28 +70,39 @@ MEANINGS = {
     "models.assign": "`even`: in turn; `random`: each client draws one",
     "federation.min_replies": "fewer valid replies than this make an exchange, and with it the round, void",
     "federation.max_empty_rounds": "stop (exit code 5, resumable) after so many void rounds in a row",
-    "engine.name": "`auto`: `processes` on Linux with several cores, `threads` on other systems, `inprocess` on one core",
-    "local.epochs": "passes over the client's data",
-    "local.steps": "minibatches, instead of epochs",
-    "local.batch": "samples in a minibatch; a client with fewer uses all of them",
-    "local.lr": "learning rate, constant",
-    "local.momentum": "of SGD",
-    "local.weight_decay": "L2 penalty inside the optimiser",
-    "local.optimiser": "a new one for every training: no state is carried from round to round",
-    "fusion.steps": "minibatches of public samples; 0 switches distillation off where the method allows it",
-    "fusion.batch": "public samples in a minibatch",
-    "fusion.optimiser": "a new one for every distillation",
-    "fusion.lr": "learning rate at the first step",
-    "fusion.momentum": "of SGD",
-    "fusion.weight_decay": "L2 penalty inside the optimiser",
-    "fusion.schedule": "`cosine` ends at 0 with the last step",
-    "fusion.temperature": "T of the softmax on both sides",
-    "fusion.patience": 'stop that many steps after the best look at the validation set; "none": never',
-    "fusion.student_norm": "`train`: BatchNorm statistics of the student follow the public samples; `frozen`: they stay",
-    "method.ensemble": "how the teachers' answers are joined",
-    "method.average": "by number of examples, or every client the same",
-    "method.local": "local training",
-    "method.student_init": "where the student of a round starts",
+    "engine.name": "`auto`: `inprocess` with one worker; with more, `processes` on Linux and `threads` elsewhere",
+    "Local.epochs": "passes over the client's data",
+    "Local.steps": "minibatches, instead of epochs",
+    "Local.batch": "samples in a minibatch; a client with fewer uses all of them",
+    "Local.lr": "learning rate, constant",
+    "Local.momentum": "of SGD",
+    "Local.weight_decay": "L2 penalty inside the optimiser",
+    "Local.optimiser": "a new one for every training: no state is carried from round to round",
+    "Distill.steps": "minibatches of public samples; 0 switches distillation off where the method allows it",
+    "Distill.batch": "public samples in a minibatch",
+    "Distill.optimiser": "a new one for every distillation",
+    "Distill.lr": "learning rate at the first step",
+    "Distill.momentum": "of SGD",
+    "Distill.weight_decay": "L2 penalty inside the optimiser",
+    "Distill.schedule": "`cosine` ends at 0 with the last step",
+    "Distill.temperature": "T of the softmax on both sides",
+    "Distill.patience": 'stop that many steps after the best look at the validation set; "none": never',
+    "Distill.student_norm": "BatchNorm statistics of the student: `train` has them follow the public samples",
+    "fedprox.average": "by number of examples, or every client the same",
+    "fedprox.mu": "weight of the proximal term mu/2 ||w - w_t||^2",
+    "fedprox.straggler_fraction": "share of the cohort that does a random part of the epochs (or steps): at least one, "
+    "at most one less than all",
+    "fedavgm.average": "by number of examples, or every client the same",
+    "fedavgm.momentum": "beta of the server's momentum",
+    "scaffold.server_lr": "step size of the server, eta_g",
+    "scaffold.allow_momentum": "let option II run with an optimiser other than plain SGD, which it assumes",
+    "feddf.average": "the students' start: by number of examples, or every client the same; teachers always count the "
+    "same",
+    "feddf.student_init": "where the student of a round starts: the average of this round, or the last fused model",
+    "feddf.ensemble": "how the teachers' answers are joined",
+    "feddf.drop_threshold": "of `drop_worst`: least validation accuracy, in multiples of chance",
+    "feddf.drop_outliers": "where `drop_worst` drops nobody: drop those far below the others",
+    "feddf.distill_absent": "also distil architectures that had no client this round",
 }
 
 
@@ -164,32 +175,34 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join("| " + " | ".join(cell(c) for c in line) + " |\n" for line in lines)
 
 
-def settings(cls: type, prefix: str) -> list[tuple[str, ...]]:
-    """A row for each setting: key, default, what it takes, what it means. `prefix` is that of MEANINGS."""
+def settings(cls: type, where: str) -> list[tuple[str, ...]]:
+    """A row for each setting: key, default, what it takes, what it means. `where` is the first part of MEANINGS."""
     hints, said = typing.get_type_hints(cls), comments_of(cls)
     rows = []
     for f in dataclasses.fields(cls):
         value = default_of(f)
-        meaning = MEANINGS.get(f"{prefix}.{f.name}") or said.get(f.name, "")
+        meaning = MEANINGS.get(f"{where}.{f.name}") or said.get(f.name, "")
         if is_table(value):
-            rows.append(
-                (f"`{f.name}`", "a table", f"[{kind_of(value)}](#{kind_of(value)})", other_defaults(f.name, value))
-            )
+            rows.append((f"`{f.name}`", "a table", link(type(value)), other_defaults(f.name, value)))
         else:
             rows.append((f"`{f.name}`", toml(value), words(hints[f.name]), meaning))
     return rows
 
 
-def kind_of(value: Any) -> str:
-    """The name of a kind of table within [method]: that of its class."""
-    return type(value).__name__.lower()
+TITLES = {"Local": "Local training", "Distill": "Distillation"}
+
+
+def link(cls: type) -> str:
+    """A link to the section about a kind of table within [method]."""
+    title = TITLES.get(cls.__name__, cls.__name__)
+    return f"[{title.lower()}](#{title.lower().replace(' ', '-')})"
 
 
 def other_defaults(name: str, value: Any) -> str:
     """Where a method's table differs from the defaults of its kind."""
     plain = type(value)()
     differ = [
-        f"`{f.name}` = {toml(getattr(value, f.name))}"
+        f"`{f.name}` = {toml('none' if getattr(value, f.name) is None else getattr(value, f.name))}"
         for f in dataclasses.fields(value)
         if getattr(value, f.name) != getattr(plain, f.name)
     ]
@@ -202,13 +215,24 @@ def our_methods() -> dict[str, type]:
 
 
 def shared_tables() -> dict[str, type]:
-    """The kinds of tables that methods have in common."""
-    found = {}
-    for cls in our_methods().values():
-        for f in dataclasses.fields(cls):
-            if is_table(value := default_of(f)):
-                found[kind_of(value)] = type(value)
-    return dict(sorted(found.items()))
+    """The kinds of tables that methods have in common, by the names of their classes."""
+    values = (default_of(f) for cls in our_methods().values() for f in dataclasses.fields(cls))
+    return dict(sorted((type(value).__name__, type(value)) for value in values if is_table(value)))
+
+
+def places() -> list[tuple[str, type]]:
+    """Everything that has settings, with the first part of its keys in MEANINGS."""
+    return [*TABLES.items(), *our_methods().items(), *shared_tables().items()]
+
+
+def missing_meanings() -> list[str]:
+    """Settings that neither a comment in the code nor MEANINGS explains."""
+    return [f"{where}: {key}" for where, cls in places() for key, *_, text in settings(cls, where) if not text]
+
+
+def unused_meanings() -> set[str]:
+    """Entries of MEANINGS for settings that are no more."""
+    return set(MEANINGS) - {f"{where}.{f.name}" for where, cls in places() for f in dataclasses.fields(cls)}
 
 
 # ---- pages ------------------------------------------------------------------------------------------
@@ -254,28 +278,19 @@ def configuration() -> str:
     for name, cls in our_methods().items():
         title = cls.info.title  # type: ignore[attr-defined]
         parts.append(f"### {name}\n\n[{title}](methods/{name}.md). {inspect.getdoc(cls)}\n\n")
-        rows = settings(cls, "method")
+        rows = settings(cls, name)
         parts.append(table(head, rows) + "\n" if rows else "No settings.\n\n")
     parts.append(
-        "## Tables within [method]\n\nSeveral methods share these; a method may have defaults of its own, named above.\n\n"
+        "## Tables within [method]\n\nA method may have defaults of its own for these; they are named above.\n\n"
     )
-    prefix = {"local": "local", "distill": "fusion"}
     for name, cls in shared_tables().items():
         parts += [
-            f"### {name}\n\n",
+            f"### {TITLES.get(name, name)}\n\n",
             f"{inspect.getdoc(cls)}\n\n",
-            table(head, settings(cls, prefix.get(name, name))),
+            table(head, settings(cls, name)),
             "\n",
         ]
     return "".join(parts).rstrip("\n") + "\n"
-
-
-def missing_meanings() -> list[str]:
-    """Settings that neither a comment in the code nor MEANINGS explains."""
-    places = [(n, n, cls) for n, cls in TABLES.items()]
-    places += [(f"method {n}", "method", cls) for n, cls in our_methods().items()]
-    places += [(n, {"local": "local", "distill": "fusion"}.get(n, n), cls) for n, cls in shared_tables().items()]
-    return [f"{where}: {key}" for where, prefix, cls in places for key, *_, text in settings(cls, prefix) if not text]
 
 
 def methods_table() -> str:

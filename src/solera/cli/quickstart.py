@@ -35,7 +35,7 @@ def quickstart(
     shared = configs["feddf"]
     screen.print(
         f"{shared.partition.clients} clients hold very different parts of {shared.data.name} and run different models: "
-        f"{', '.join(shared.models.clients)}. First each architecture is averaged over its own clients; then FedDF also "
+        f"{', '.join(shared.models.clients)}. First each architecture is averaged over its clients; then FedDF also "
         "distils what all clients know together into each of them.\n",
         highlight=False,
     )

@@ -9,12 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .aggregate import RunningMean
 from .local import check_number, check_optimiser, is_finite, make_optimiser, weights_of
-from .norms import evaluating, train_mode
+from .norms import evaluating, reestimate, train_mode
 from .teachers import Cache, Samples, Teacher, soft_targets
 
 Loss = Callable[..., Tensor]  # (student's logits, *targets) -> scalar
 Validate = Callable[[nn.Module], float]  # -> accuracy
+
+NORM_SAMPLES = 2048  # how many public samples give an average of weights its BatchNorm statistics
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,16 @@ class Distill:
     patience: int | None = 1000  # stop that many steps after the best look; None: never
     student_norm: Literal["train", "frozen"] = "train"  # BatchNorm statistics of the student
     keep_init_if_better: bool = False  # the undistilled student may win on the validation set
+    swa_every: int | None = None  # stochastic weight averaging: end with the mean of the weights at every so many steps
+    swa_start: int = 0  # counted from this step on; if none is met, the last weights stand
 
     def __post_init__(self) -> None:
         check_number("steps", self.steps, 0)
         check_number("batch", self.batch, 1)
         check_number("every", self.every, 1)
         check_number("patience", self.patience, 1)
+        check_number("swa_every", self.swa_every, 1)
+        check_number("swa_start", self.swa_start, 0)
         check_optimiser(self.optimiser, self.lr, self.momentum, self.weight_decay, self.clip)
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be positive, not {self.temperature}")
@@ -109,6 +116,8 @@ def distill(
     accuracy to stop early by: the student then ends with the best weights seen (strictly better, every `every`
     steps and at the last one), else with the last. A loss or weights that are not finite stop the distillation,
     and the student falls back to its best finite weights, or to its start.
+    With weight averaging (`cfg.swa_every`) there is no early stop: the student ends with the mean of the weights on
+    its way, its BatchNorm statistics taken anew from public samples, as they belong to none of those weights.
     Samples that are augmented anew at each draw (`public.fresh`) need a teacher that is asked anew as well.
     """
     if cfg.keep_init_if_better and validate is None:
@@ -120,11 +129,11 @@ def distill(
     walk = chosen[visits(len(chosen), cfg.steps, cfg.batch, seed)]
     parameters = [p for p in student.parameters() if p.requires_grad]
     optimiser = make_optimiser(cfg.optimiser, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
-    best = _Best(student, validate)
+    best, mean = _Best(student, validate), RunningMean()
     if cfg.keep_init_if_better:
         best.look(0)
-    # A batch of one has no variance for BatchNorm to use.
-    train_mode(student, frozen=cfg.student_norm == "frozen" or walk.shape[1] == 1)
+    frozen = cfg.student_norm == "frozen" or walk.shape[1] == 1  # a batch of one has no variance for BatchNorm to use
+    train_mode(student, frozen)
 
     step, diverged = 0, False
     losses: deque[float] = deque(maxlen=cfg.every)
@@ -143,12 +152,24 @@ def distill(
             for group in optimiser.param_groups:
                 group["lr"] = cosine(cfg.lr, step - 1, cfg.steps)
         optimiser.step()
-        if step == cfg.steps or (validate is not None and step % cfg.every == 0):
+        if cfg.swa_every is not None:
+            if step > cfg.swa_start and (step - cfg.swa_start) % cfg.swa_every == 0:
+                weights = weights_of(student)
+                if diverged := not is_finite(weights):
+                    break
+                mean.add(weights, 1)
+        elif step == cfg.steps or (validate is not None and step % cfg.every == 0):
             if diverged := not best.look(step):
                 break
             if cfg.patience is not None and step - best.step >= cfg.patience:
                 break
     optimiser.zero_grad()
+    if mean.total:
+        student.load_state_dict(mean.result())
+        if not frozen:
+            reestimate(student, public[walk.flatten()[: min(len(chosen), NORM_SAMPLES)]])
+    if cfg.swa_every is not None and step and (mean.total or not diverged):
+        diverged = not best.look(step) or diverged
     student.load_state_dict(best.weights)
     student.eval()
     return Distilled(step, best.step, diverged, sum(losses) / len(losses) if losses else None, best.accuracy)

@@ -47,7 +47,7 @@ def learn(c: Tensor, slope: Slope, share: Tensor, clients: int, cfg: Coefficient
 
     `share` is the weight D_n/D of each receiver's loss and `clients` the number N of all clients.
     """
-    if cfg.lr == 0 and not cfg.auto_lr or cfg.rho == math.inf:
+    if (cfg.lr == 0 and not cfg.auto_lr) or cfg.rho == math.inf:
         return c  # not even the rounding of a projection
     mass = c.sum(0)
     for _ in range(cfg.steps):
@@ -88,9 +88,10 @@ def kl_slope(s: Tensor, weights: Tensor) -> Tensor:
 
     `s` are predictions [clients, samples, classes]. The receiver's own s_n is a constant on the right.
     """
+    samples = s.shape[1]
     s = s.double().clamp_min(SMALLEST)
     s = (s / s.sum(-1, keepdim=True)).flatten(1)
-    samples, mixed = s.shape[1] // _classes(s, weights), (weights.T @ s).clamp_min(SMALLEST)
+    mixed = (weights.T @ s).clamp_min(SMALLEST)
     return s @ (mixed.log() - s.log() + 1).T / samples
 
 
@@ -118,10 +119,13 @@ def gram_matrix(uploads: Sequence[Weights], names: Sequence[str]) -> Tensor:
 
 
 def cosines(s: Tensor) -> Tensor:
-    """Cosine between the flattened predictions of every two clients; exactly 1 with oneself."""
+    """Cosine between the flattened predictions of every two clients.
+
+    To 12 digits: clients that predict the same have a cosine of exactly 1, and rounding errors are no similarity.
+    """
     flat = s.double().flatten(1)
     unit = flat / flat.norm(dim=1, keepdim=True).clamp_min(SMALLEST)
-    return (unit @ unit.T).fill_diagonal_(1.0)
+    return (unit @ unit.T).round(decimals=12)
 
 
 def by_cosine(cosine: Tensor, scale: Literal["minmax", "l1"] = "minmax") -> Tensor:
@@ -133,7 +137,7 @@ def by_cosine(cosine: Tensor, scale: Literal["minmax", "l1"] = "minmax") -> Tens
 def by_rank(cosine: Tensor, k: int) -> Tensor:
     """Columns of 1/k for the k nearest clients, oneself first; ties go to the lower position."""
     k = min(k, len(cosine))
-    nearest = cosine.clone().fill_diagonal_(math.inf).sort(0, descending=True, stable=True).indices[:k]
+    nearest = cosine.clone().fill_diagonal_(math.inf).sort(stable=True, dim=0, descending=True).indices[:k]
     return torch.zeros_like(cosine).scatter_(0, nearest, 1 / k)
 
 

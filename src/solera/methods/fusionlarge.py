@@ -1,0 +1,152 @@
+"""One large server model from small, different clients: Fed-ET's aim, reached by FedDF's means.
+
+Each round the clients' models teach together, as in FedDF (Lin et al., NeurIPS 2020, Algorithm 3); their students are
+the average of each client architecture and, beside them, a model of the server's own that never travels and goes on
+from where it was. On the wire this is FedAvg: each client receives and sends its own small model.
+
+The defaults are what the ablation in benchmarks/fedet_ablation.py is about. The other settings lead back, one by one,
+to Fed-ET (Cho et al., IJCAI 2022): targets = "hard" with ensemble = "confidence" (its consensus labels),
+head = "shared" (one head, passed both ways), prototypes = "averaged" (not distilled), fusion by few steps of SGD.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from ..federation import Federation, Replies, per_client
+from ..method import Info, Model, register
+from ..parts.aggregate import weighted_mean
+from ..parts.distill import Distill, Distilled, distill, visits
+from ..parts.local import Local, weights_of
+from ..parts.teachers import Cache, Ensemble, Rule, Targets, Teacher
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .fedet import head_of
+from .local_update import local_update
+from .shared import accuracy_on, finite_models, models_of, side_by_side
+
+
+def hard(teacher: Teacher, inputs: Tensor) -> Targets:
+    """The most likely class of each sample as if it were certain: the student's KL loss is then cross-entropy."""
+    probs, entropy = teacher(inputs)
+    return one_hot(probs.argmax(-1), probs.shape[-1]).to(probs.dtype), torch.zeros_like(entropy)
+
+
+@register("fusionlarge")
+@dataclass(frozen=True)
+class FusionLarge:
+    """A large server model and better small ones, from what all clients know together."""
+
+    local: Local = field(default_factory=Local)
+    fusion: Distill = field(default_factory=Distill)  # of every student
+    ensemble: Rule = "avg_logits"
+    targets: Literal["soft", "hard"] = "soft"  # what the ensemble thinks of every class, or only its first choice
+    prototypes: Literal["distilled", "averaged"] = "distilled"  # what the next clients start from
+    head: Literal["own", "shared"] = "own"  # shared: the clients' mean head to the server, the server's to all models
+    average: Literal["weighted", "uniform"] = "weighted"  # by number of examples, or every client the same
+    report_ensemble: bool = False  # measure the teachers' joint prediction each round (costs a pass of each)
+
+    info: ClassVar[Info] = Info(
+        title="Fusion into a large server model",
+        paper="this library, after FedDF and Fed-ET",
+        models="any mix, and a model of the server's own",
+        wire="model down, model up",
+        public="unlabelled, on the server",
+        state="nothing",
+        privacy="individual replies",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        small: dict[str, Weights]  # client architecture -> weights
+        large: Model  # the server's own
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("shared head", "large") if self.head == "shared" else ("large",)
+
+    def init(self, fed: Federation, server: Server) -> State:
+        if server.large is None:
+            raise ConfigError("fusionlarge trains a model of the server's own: set models.server, say to 'vgg9'")
+        self.check(server)
+        w = server.init(server.large)
+        shared = head_of(w) if self.head == "shared" else {}
+        return self.State({P: server.init(P) | shared for P in server.prototypes}, Model(server.large, w))
+
+    def check(self, server: Server) -> None:
+        """Refuse at the start what would fail in the middle."""
+        if self.fusion.keep_init_if_better and server.validation is None:
+            raise ConfigError("fusionlarge: fusion.keep_init_if_better needs a validation set: set data.validation")
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        M, large = state.small, state.large.prototype
+        sent = per_client(lambda k: M[fed.prototype(k)])
+        x = fed.map(local_update, fed.sample(), weights=sent, local=self.local, mu=0.0)
+        d = server.public.round_indices(server.per_round, fed.seed("public"))
+        models = self.teachers(x, d, fed, server)
+        if not models:
+            return state
+        m = {k: float(fed.copies.get(k, 1)) for k in models}
+        n = {k: m[k] * (fed.num_examples(k) if self.average == "weighted" else 1) for k in models}
+        x_0 = {}
+        for P in server.prototypes:
+            S_P = [k for k in models if fed.prototype(k) == P]
+            if S_P:
+                x_0[P] = weighted_mean([x[k].weights for k in S_P], [n[k] for k in S_P])
+        teacher = self.teacher(models, list(m.values()), d, fed, server)
+        fuse = partial(self.fuse, teacher=teacher, d=d, fed=fed, server=server)
+        students = x_0 if self.prototypes == "distilled" else {}
+        if self.head == "own":
+            M = M | x_0 | fuse({large: state.large.weights} | students)
+        else:  # the small models get the head before they are distilled, so that their bodies learn to use it
+            h = weighted_mean([head_of(x[k].weights) for k in models], list(m.values()))
+            w = fuse({large: state.large.weights | h})
+            M = {P: m | head_of(w[large]) for P, m in (M | x_0).items()} | w
+            M = M | fuse({P: M[P] for P in students})
+        return self.State({P: M[P] for P in server.prototypes}, Model(large, M[large]))
+
+    def teacher(
+        self, models: dict[str, nn.Module], copies: list[float], d: Tensor, fed: Federation, server: Server
+    ) -> Teacher | Cache:
+        """What all clients say together. All students see the same samples, so it is asked once about each."""
+        teacher: Teacher = Ensemble(list(models.values()), self.ensemble, copies, self.fusion.temperature)
+        if self.targets == "hard":
+            teacher = partial(hard, teacher)
+        if server.public.fresh or self.fusion.steps == 0:
+            return teacher
+        seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, fed.seed("fusion"))].unique()
+        return Cache.of(teacher, server.public, seen, partial(side_by_side, fed, server))
+
+    def fuse(
+        self, students: dict[str, Weights], teacher: Teacher | Cache, d: Tensor, fed: Federation, server: Server
+    ) -> dict[str, Weights]:
+        """Distil every student, side by side."""
+        seed, validate = fed.seed("fusion"), accuracy_on(server.validation)
+
+        def student(P: str) -> tuple[Weights, Distilled]:
+            model = server.model(P, students[P])
+            done = distill(model, server.public, teacher, self.fusion, seed, indices=d, validate=validate)
+            return weights_of(model), done
+
+        results = side_by_side(fed, server, [partial(student, P) for P in students])
+        for P, (_, done) in zip(students, results, strict=True):
+            facts: dict[str, Any] = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss}
+            kind = "distill_diverged" if done.diverged else "distilled"
+            server.event(kind, prototype=P, accuracy=done.accuracy, **facts)
+        return {P: weights for P, (weights, _) in zip(students, results, strict=True)}
+
+    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, nn.Module]:
+        """The clients' models that are averaged and teach: those that answer with finite numbers."""
+        models = finite_models(x, server.public[d[: self.fusion.batch]], fed, server)
+        if not models:
+            server.event("round_empty", reason="no upload is usable")
+        elif self.report_ensemble:
+            server.report_ensemble("teachers", [(fed.prototype(k), x[k].weights) for k in models], self.ensemble)
+        return models
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {state.large.prototype: state.large} | models_of(state.small)

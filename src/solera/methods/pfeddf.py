@@ -1,0 +1,105 @@
+"""pFedDF (footnote 2 of MNFL): FedDF, and at the end every client fine-tunes its prototype on its own data."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from ..federation import Federation, per_client
+from ..method import Info, Model, register
+from ..parts.distill import Distill
+from ..parts.local import Local, Score, evaluate, fit, is_finite, weights_of
+from ..parts.teachers import Rule
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError, Weights
+from .feddf import FedDF
+
+
+@task
+def fine_tune(client: Client, weights: Weights, local: Local) -> None:
+    """Train the received model on the client's own data and keep it; nothing is sent back."""
+    client.state["model"] = weights_of(_tuned(client, weights, local))
+
+
+@task
+def score_tuned(client: Client, weights: Weights, local: Local, tuned: bool) -> Score:
+    """The fine-tuned model on the client's test samples; before the end, a copy that is tuned for this and dropped."""
+    own = client.state.get("model") if tuned else None
+    model = _tuned(client, weights, local) if own is None else client.model(own)
+    return evaluate(model, client.test.inputs, client.test.labels)
+
+
+def _tuned(client: Client, weights: Weights, local: Local) -> nn.Module:
+    model = client.model(weights)
+    fit(model, client.train.inputs, client.train.labels, local, client.seed)
+    return model if is_finite(weights_of(model)) else client.model(weights).eval()
+
+
+@register("pfeddf")
+@dataclass(frozen=True)
+class PFedDF:
+    """FedDF with models that are made personal at the end."""
+
+    tune_epochs: int = 5  # of fine-tuning, otherwise as local training; 0: the prototypes as they are
+
+    local: Local = field(default_factory=Local)  # from here on as in feddf
+    fusion: Distill = field(default_factory=Distill)
+    mu: float = 0.0  # proximal term in the clients' objective, as in FedProx
+    average: Literal["weighted", "uniform"] = "weighted"  # of the clients' models; teachers always count the same
+    student_init: Literal["from_average", "from_previous"] = "from_average"  # where distillation starts
+    ensemble: Rule = "avg_logits"  # how the teachers are combined
+    drop_worst: bool = False  # clients that guess on the validation set are neither averaged nor teachers
+    drop_threshold: float = 1.2  # in multiples of chance
+    drop_outliers: bool = False  # and if there are none, those far below the others
+    distill_absent: bool = False  # also distil prototypes that had no client this round
+    report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
+
+    info: ClassVar[Info] = Info(
+        title="pFedDF",
+        paper="comparison method of MNFL, on Lin et al., NeurIPS 2020",
+        models="any mix",
+        wire="model down, model up; at the end once more down",
+        public="unlabelled, on the server",
+        state="at the end, its fine-tuned model",
+        privacy="individual replies",
+    )
+    personal: ClassVar = score_tuned
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # M: prototype -> weights
+        tuned: bool  # the clients hold fine-tuned copies of these
+
+    def __post_init__(self) -> None:
+        if self.tune_epochs < 0:
+            raise ConfigError(f"pfeddf: tune_epochs = {self.tune_epochs}: at least 0 is needed")
+
+    @property
+    def feddf(self) -> FedDF:
+        """FedDF with the same settings."""
+        return FedDF(**{f.name: getattr(self, f.name) for f in fields(FedDF)})
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State(self.feddf.init(fed, server).weights, False)
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        return self.State(self.feddf.round(FedDF.State(state.weights), fed, server).weights, False)
+
+    def finish(self, state: State, fed: Federation, server: Server) -> State:
+        """Every client gets its prototype, whether it was in the last cohort or not."""
+        fed.map(fine_tune, list(fed.clients), **self.sent(state, fed))
+        return self.State(state.weights, True)
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        return {**self.sent(state, fed), "tuned": state.tuned}
+
+    def sent(self, state: State, fed: Federation) -> dict[str, Any]:
+        tuning = replace(self.local, epochs=self.tune_epochs, steps=None)
+        return {"weights": per_client(lambda k: state.weights[fed.prototype(k)]), "local": tuning}
+
+    def check(self, server: Server) -> None:
+        self.feddf.check(server)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return self.feddf.models(FedDF.State(state.weights))

@@ -1,0 +1,135 @@
+"""Sim-pFL and TopK-pFL: MNFL's round with coefficients that are computed, not learned (its section 5.1).
+
+Both compare the clients' soft predictions by their cosine. Sim-pFL mixes all clients in proportion to it, TopK-pFL
+takes the plain mean of the K nearest.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from ..federation import Federation, per_client
+from ..method import Info, Model, register
+from ..parts.local import Local
+from ..parts.similarity import by_cosine, by_rank, cosines, mixtures
+from ..server import Server
+from ..wire import ConfigError
+from .baselines import score_own, train_alone
+from .coefficients import note, uniform_matrix, with_columns
+from .predictions import StudentNorm, ask, check_public, check_temperature, distil_locally, draw, participants
+
+
+def info(title: str) -> Info:
+    """The two differ in one line."""
+    return Info(
+        title=title,
+        paper="comparison method of MNFL",
+        models="any mix",
+        wire="indices down, predictions up, targets down",
+        public="unlabelled, the same on the server and on every client",
+        state="its model",
+        privacy="individual replies",
+    )
+
+
+def similar_round(method: Any, c: Tensor, fed: Federation, server: Server) -> Tensor:
+    """Train, predict, distil from the mixture `method.mixture(cosines)`; the matrix with the columns used."""
+    x, A = draw(method.public_size, fed, server), participants(fed)
+    if len(x) == 0:
+        fed.map(train_alone, A, local=method.local)
+        return c
+    S, s = ask(A, x, method.temperature, method.local, fed, server)
+    weights = method.mixture(cosines(s))
+    targets = dict(zip(S, mixtures(weights, [{"probs": s_m} for s_m in s]), strict=True))
+    fed.map(
+        distil_locally,
+        S,
+        targets=per_client(lambda k: targets[k]["probs"]),
+        distil=method.distil,
+        temperature=method.temperature,
+        student_norm=method.student_norm,
+    )
+    c = with_columns(c, S, weights, fed)
+    note(c, fed, server)
+    return c
+
+
+@register("simpfl")
+@dataclass(frozen=True)
+class SimPFL:
+    """Each client learns from the others in proportion to how similarly they predict."""
+
+    local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
+    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
+    temperature: float = 10.0  # T, of predictions and of distillation
+    public_size: int | None = None  # public samples a round; 0: local training only; none: public.per_round
+    scale: Literal["minmax", "l1"] = "minmax"  # cosine less the column's least (the authors' code), or as it is
+    student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
+
+    info: ClassVar[Info] = info("Sim-pFL")
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        c: Tensor  # the columns last used by each receiver
+
+    def __post_init__(self) -> None:
+        check_temperature("simpfl", self.temperature)
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        return self.State(uniform_matrix(fed))
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        return self.State(similar_round(self, state.c, fed, server))
+
+    def mixture(self, cosine: Tensor) -> Tensor:
+        return by_cosine(cosine, self.scale)
+
+    def check(self, server: Server) -> None:
+        check_public("simpfl", self.public_size, server)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}
+
+
+@register("topkpfl")
+@dataclass(frozen=True)
+class TopKPFL:
+    """Each client learns from the K clients that predict most like it, itself among them."""
+
+    local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
+    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
+    temperature: float = 10.0  # T, of predictions and of distillation
+    public_size: int | None = None  # public samples a round; 0: local training only; none: public.per_round
+    k: int = 5  # how many teach a client, itself included
+    student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
+
+    info: ClassVar[Info] = info("TopK-pFL")
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        c: Tensor  # the columns last used by each receiver
+
+    def __post_init__(self) -> None:
+        check_temperature("topkpfl", self.temperature)
+        if self.k < 1:
+            raise ConfigError(f"topkpfl: k = {self.k}: at least 1 is needed")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        return self.State(uniform_matrix(fed))
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        return self.State(similar_round(self, state.c, fed, server))
+
+    def mixture(self, cosine: Tensor) -> Tensor:
+        return by_rank(cosine, self.k)
+
+    def check(self, server: Server) -> None:
+        check_public("topkpfl", self.public_size, server)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}

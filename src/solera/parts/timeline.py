@@ -1,0 +1,81 @@
+"""What overlapping saves: when clients train and the server distils, for constant times and given availability.
+
+A calculation, not a measurement: it reproduces the two cases of FedEED's appendix A.7. What a real run did and when is
+in its events of kind "timeline".
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Pipeline = Literal["off", "strict", "eager"]
+Availability = Literal["always", "uniform"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of work: of a client for its group, or (group 0, no client) of the server for the designated model."""
+
+    round: int
+    group: int
+    client: int | None
+    start: float
+    end: float
+
+
+def schedule(
+    rounds: int,
+    groups: Sequence[int],
+    client_s: float,
+    server_s: float,
+    pipeline: Pipeline = "off",
+    available: Availability = "always",
+    period_s: float = 0.0,
+) -> list[Span]:
+    """Every piece of work of a run with designated distillation; client i always works for group `groups[i]`.
+
+    When round t + 1 of a group may begin:
+        off       when the distillation of round t is over
+        strict    the designated group (0) then; the others when all clients of round t are in
+        eager     the designated group then; each other group when its own clients of round t are in
+    A client works on one thing at a time. With `available = "uniform"` it begins only when it happens to come by:
+    every `period_s`, the clients evenly spread over that time.
+    """
+    if available == "uniform" and not period_s > 0:
+        raise ValueError(f"clients that come by every {period_s} seconds never come: period_s must be positive")
+    if not groups or 0 not in groups:
+        raise ValueError(f"group 0 is the designated one and needs a client: {list(groups)}")
+    n = len(groups)
+    free, ready = [0.0] * n, dict.fromkeys(groups, 0.0)
+    server_free, spans = 0.0, []
+    for t in range(rounds):
+        done = dict.fromkeys(groups, 0.0)
+        for i, k in enumerate(groups):
+            start = max(ready[k], free[i])
+            if available == "uniform":
+                start = _next_visit(start, i * period_s / n, period_s)
+            free[i] = start + client_s
+            done[k] = max(done[k], free[i])
+            spans.append(Span(t, k, i, start, free[i]))
+        everyone = max(done.values())
+        start = max(everyone, server_free)
+        server_free = start + server_s
+        spans.append(Span(t, 0, None, start, server_free))
+        ready = {k: _ready(k, pipeline, done[k], everyone, server_free) for k in ready}
+    return spans
+
+
+def _ready(k: int, pipeline: Pipeline, own: float, everyone: float, distilled: float) -> float:
+    if k == 0 or pipeline == "off":
+        return distilled
+    return everyone if pipeline == "strict" else own
+
+
+def _next_visit(earliest: float, offset: float, period: float) -> float:
+    return offset + max(0, math.ceil((earliest - offset) / period - 1e-9)) * period
+
+
+def completions(spans: Sequence[Span]) -> list[float]:
+    """When each round's designated model was finished."""
+    return [s.end for s in spans if s.client is None]
