@@ -20,8 +20,8 @@ run: $(STAMP)    ## the quickstart: three architectures, averaging against FedDF
 test: $(STAMP) lint unit   ## style, layers, types, then every test
 
 lint: $(STAMP)   ## ruff, import-linter, mypy
-	$(BIN)/ruff check src tests examples scripts
-	$(BIN)/ruff format --check src tests examples scripts
+	$(BIN)/ruff check src tests examples scripts benchmarks
+	$(BIN)/ruff format --check src tests examples scripts benchmarks
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 

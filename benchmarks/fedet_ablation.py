@@ -1,16 +1,17 @@
 """What holds Fed-ET's server model below its own ensemble? One change at a time, at the quickstart's scale.
 
-    python benchmarks/fedet_ablation.py                      # all runs, two at a time; repeat it to go on after a stop
-    python benchmarks/fedet_ablation.py --seeds 0 --only fedet fusionlarge      # a part of them
-    python benchmarks/fedet_ablation.py --rounds 1 --seeds 0 --out /tmp/smoke   # does everything run?
+    python benchmarks/fedet_ablation.py              # the main rows, all cores; call it again to go on after a stop
+    python benchmarks/fedet_ablation.py --only fedet adam --seeds 0              # some of them
+    python benchmarks/fedet_ablation.py --only all                               # the further ones too
+    python benchmarks/fedet_ablation.py --only all --rounds 1 --seeds 0 --out /tmp/smoke   # does everything run?
 
 Twenty clients hold parts of the embedded Fashion-MNIST sample (Dirichlet, alpha 0.1), eight take part in a round, and
-each trains mlp (0.24 M parameters), lenet5 (0.09 M) or resnet8 (0.10 M). The server's own model is mcmahan-cnn with
-1.74 M parameters: 7 to 19 times theirs, and small enough for a laptop's CPU. Data, initial weights, cohorts, local
+each trains mlp (0.24 M parameters), lenet5 (0.09 M) or tiny-cnn (0.05 M). The server's own model is mcmahan-cnn with
+1.74 M parameters: 7 to 35 times theirs, and small enough for a laptop's CPU. Data, initial bodies, cohorts, local
 training and bytes on the wire are the same in all runs of one seed; only what the server does differs.
 
-Every figure is a mean over the last three rounds, and over seeds with its standard deviation. The result is printed
-and written to <out>/ablation.md.
+Every figure is a mean over the last three rounds, and over seeds with its standard deviation. The table is printed and
+written to <out>/ablation.md. The main rows take about half an hour on two cores.
 """
 
 import argparse
@@ -21,10 +22,10 @@ import statistics
 
 from grid import Tables, last_accuracy, merged, run_grid, spread
 
-LARGE, SMALL = "mcmahan-cnn", ("mlp", "lenet5", "resnet8")
+LARGE, SMALL = "mcmahan-cnn", ("mlp", "lenet5", "tiny-cnn")
 
 BASE: Tables = {
-    "data": {"name": "fashion-mnist"},
+    "data": {"name": "fashion-mnist", "test_size": 1000},
     "partition": {"kind": "dirichlet", "variant": "block", "clients": 20, "alpha": 0.1},
     "public": {"source": "held-out", "size": 2000},
     "models": {"clients": list(SMALL), "server": LARGE, "head": "shared"},
@@ -40,31 +41,35 @@ def fedet(**settings: object) -> Tables:
     return {"method": {"name": "fedet", "local": local, "report_ensemble": True, **settings}}
 
 
-def fusionlarge(**settings: object) -> Tables:
-    return {"method": {"name": "fusionlarge", "fusion": ADAM, "report_ensemble": True, **settings}}
+def fusion(**settings: object) -> Tables:
+    """`fusionlarge`, with Fed-ET's weights for teachers and small models unless told otherwise."""
+    same = {"name": "fusionlarge", "fusion": ADAM, "ensemble": "confidence", "average": "uniform"}
+    return {"method": {**same, "report_ensemble": True, **settings}}
 
 
-HARD: Tables = {"targets": "hard", "ensemble": "confidence"}
-
-# name -> (what it is, its settings). The second block adds one change after the other, the third takes one back.
-CASES: dict[str, tuple[str, Tables]] = {
+# name -> (what it is, its settings). First Fed-ET, then one change added after the other, then one taken back.
+MAIN: dict[str, tuple[str, Tables]] = {
     "fedet": ("Fed-ET as in the paper: 128 steps of SGD, rate 0.005", fedet()),
-    "fedet-lambda0": ("... without the diversity term", fedet(diversity=0.0)),
     "fedet-rate": ("... with a rate of 0.05", fedet(fusion={"lr": 0.05})),
-    "fedet-rate-steps": ("... with a rate of 0.05 and 384 steps", fedet(fusion={"lr": 0.05, "steps": 384})),
+    "fedet-rate-steps": ("... with a rate of 0.05 and 256 steps", fedet(fusion={"lr": 0.05, "steps": 256})),
     "adam": (
-        "Adam 0.001 with cosine instead (128 steps, no diversity term)",
-        fusionlarge(**HARD, head="shared", prototypes="averaged", average="uniform"),
+        "128 steps of Adam, rate 0.001 with cosine; no diversity term",
+        fusion(targets="hard", head="shared", prototypes="averaged"),
     ),
-    "adam-soft": ("... and soft targets", fusionlarge(head="shared", prototypes="averaged", average="uniform")),
-    "adam-soft-own": ("... and each model keeps its own head", fusionlarge(prototypes="averaged", average="uniform")),
-    "fusionlarge": ("... and the small models are distilled as well (`fusionlarge`)", fusionlarge()),
-    "fusionlarge-hard": ("`fusionlarge` with hard labels", fusionlarge(**HARD)),
-    "fusionlarge-shared": ("`fusionlarge` with the head passed both ways", fusionlarge(head="shared")),
-    "fusionlarge-steps": ("`fusionlarge` with 384 steps", fusionlarge(fusion={**ADAM, "steps": 384})),
+    "adam-soft": ("... and soft targets", fusion(head="shared", prototypes="averaged")),
+    "adam-soft-own": ("... and every model keeps its own head", fusion(prototypes="averaged")),
+    "distilled": ("... and the small models are distilled too", fusion()),
+    "distilled-hard": ("all distilled, from hard labels", fusion(targets="hard")),
+    "distilled-logits": ("all distilled, from averaged logits", fusion(ensemble="avg_logits")),
+}
+FURTHER: dict[str, tuple[str, Tables]] = {
+    "fedet-lambda0": ("Fed-ET without its diversity term", fedet(diversity=0.0)),
+    "distilled-shared": ("all distilled, with the head passed both ways", fusion(head="shared")),
+    "distilled-steps": ("all distilled, in 256 steps", fusion(fusion={**ADAM, "steps": 256})),
     "feddf": ("FedDF: no large model", {"method": {"name": "feddf", "fusion": ADAM, "report_ensemble": True}}),
     "fedavg": ("averaging only", {"method": {"name": "fedavg"}}),
 }
+CASES = MAIN | FURTHER
 
 
 def report(homes: dict[str, list[pathlib.Path]]) -> str:
@@ -97,17 +102,18 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/fedet-ablation"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=["all", *CASES], default=list(MAIN), metavar="NAME")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at once")
     args = parser.parse_args()
+    names = list(CASES) if "all" in args.only else args.only
 
     cases = {}
     for seed in args.seeds:  # seed by seed: a stopped study has whole comparisons
-        for name in args.only:
+        for name in names:
             run = {"run": {"seed": seed, "rounds": args.rounds, "checkpoint_every": args.rounds}}
-            cases[f"{name}/{seed}"] = merged(BASE, run, CASES[name][1])
+            cases[f"{name}-{args.rounds}/{seed}"] = merged(BASE, run, CASES[name][1])
     run_grid(cases, args.out, args.workers)
-    table = report({name: [args.out / name / str(seed) for seed in args.seeds] for name in args.only})
+    table = report({name: [args.out / f"{name}-{args.rounds}" / str(seed) for seed in args.seeds] for name in names})
     (args.out / "ablation.md").write_text(table + "\n")
     print(table)
 

@@ -1,7 +1,7 @@
 """Draw the README's picture from the quickstart's run directories.
 
-    solera quickstart --out runs/quickstart
-    python scripts/draw_quickstart.py runs/quickstart docs/img/quickstart.svg
+solera quickstart --out runs/quickstart
+python scripts/draw_quickstart.py runs/quickstart docs/img/quickstart.svg
 """
 
 import json

@@ -88,18 +88,25 @@ MEANINGS = {
     "Distill.temperature": "T of the softmax on both sides",
     "Distill.patience": 'stop that many steps after the best look at the validation set; "none": never',
     "Distill.student_norm": "BatchNorm statistics of the student: `train` has them follow the public samples",
-    "fedprox.average": "by number of examples, or every client the same",
+    "*.average": "by number of examples, or every client the same",  # of any method that says nothing else
+    "*.ensemble": "how the teachers' answers are joined",
+    "*.include_average": "the average of the clients' models teaches as well",
+    "*.include_clients": "the clients' models teach as well",
+    "*.kind": "which of them",
+    "*.posterior": "the distribution around the clients' models from which teachers are drawn",
+    "*.samples": "how many are drawn each round",
+    "*.save_ensemble": "keep the ensemble's models, and save them with the others",
+    "*.rule": "how the models' answers are joined",
+    "*.report_ensemble": "measure the models' joint prediction each round (costs a pass of each)",
     "fedprox.mu": "weight of the proximal term mu/2 ||w - w_t||^2",
     "fedprox.straggler_fraction": "share of the cohort that does a random part of the epochs (or steps): at least one, "
     "at most one less than all",
-    "fedavgm.average": "by number of examples, or every client the same",
     "fedavgm.momentum": "beta of the server's momentum",
     "scaffold.server_lr": "step size of the server, eta_g",
     "scaffold.allow_momentum": "let option II run with an optimiser other than plain SGD, which it assumes",
-    "feddf.average": "the students' start: by number of examples, or every client the same; teachers always count the "
-    "same",
+    "feddf.average": "the students' start: by number of examples, every client the same, or the median number by "
+    "number; teachers always count the same",
     "feddf.student_init": "where the student of a round starts: the average of this round, or the last fused model",
-    "feddf.ensemble": "how the teachers' answers are joined",
     "feddf.drop_threshold": "of `drop_worst`: least validation accuracy, in multiples of chance",
     "feddf.drop_outliers": "where `drop_worst` drops nobody: drop those far below the others",
     "feddf.distill_absent": "also distil architectures that had no client this round",
@@ -181,7 +188,7 @@ def settings(cls: type, where: str) -> list[tuple[str, ...]]:
     rows = []
     for f in dataclasses.fields(cls):
         value = default_of(f)
-        meaning = MEANINGS.get(f"{where}.{f.name}") or said.get(f.name, "")
+        meaning = MEANINGS.get(f"{where}.{f.name}") or said.get(f.name) or MEANINGS.get(f"*.{f.name}", "")
         if is_table(value):
             rows.append((f"`{f.name}`", "a table", link(type(value)), other_defaults(f.name, value)))
         else:
@@ -189,7 +196,7 @@ def settings(cls: type, where: str) -> list[tuple[str, ...]]:
     return rows
 
 
-TITLES = {"Local": "Local training", "Distill": "Distillation"}
+TITLES = {"Local": "Local training", "Distill": "Distillation", "LowBit": "Low-bit weights", "Swag": "Drawn teachers"}
 
 
 def link(cls: type) -> str:
@@ -215,9 +222,19 @@ def our_methods() -> dict[str, type]:
 
 
 def shared_tables() -> dict[str, type]:
-    """The kinds of tables that methods have in common, by the names of their classes."""
-    values = (default_of(f) for cls in our_methods().values() for f in dataclasses.fields(cls))
-    return dict(sorted((type(value).__name__, type(value)) for value in values if is_table(value)))
+    """The kinds of tables within [method], those inside others included, by the names of their classes."""
+    found: dict[str, type] = {}
+
+    def look(cls: type) -> None:
+        for f in dataclasses.fields(cls):
+            value = default_of(f)
+            if is_table(value) and type(value).__name__ not in found:
+                found[type(value).__name__] = type(value)
+                look(type(value))
+
+    for cls in our_methods().values():
+        look(cls)
+    return dict(sorted(found.items()))
 
 
 def places() -> list[tuple[str, type]]:
@@ -232,7 +249,8 @@ def missing_meanings() -> list[str]:
 
 def unused_meanings() -> set[str]:
     """Entries of MEANINGS for settings that are no more."""
-    return set(MEANINGS) - {f"{where}.{f.name}" for where, cls in places() for f in dataclasses.fields(cls)}
+    known = {f"{at}.{f.name}" for where, cls in places() for f in dataclasses.fields(cls) for at in (where, "*")}
+    return set(MEANINGS) - known
 
 
 # ---- pages ------------------------------------------------------------------------------------------

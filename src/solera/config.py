@@ -274,7 +274,14 @@ def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> None:
     _build(before, settings, "method", None, before)
     theirs, ours = typing.get_type_hints(after), typing.get_type_hints(before)
     fields = {f.name for f in dataclasses.fields(after)}
-    given["method"] = {k: v for k, v in settings.items() if k in fields and theirs[k] == ours[k]}
+    given["method"] = {k: v for k, v in settings.items() if k in fields and _keeps(theirs[k], ours[k], v)}
+
+
+def _keeps(theirs: Any, ours: Any, value: Any) -> bool:
+    """Whether a setting means the same to another method: its kind is the same, or the value is a choice in both."""
+    return theirs == ours or (
+        typing.get_origin(theirs) is typing.get_origin(ours) is Literal and value in typing.get_args(theirs)
+    )
 
 
 def _method_class(table: Any) -> type | None:

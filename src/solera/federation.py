@@ -21,6 +21,7 @@ from .task import Task
 from .wire import ConfigError, Limits, Packed, SoleraError, WireError, decode
 
 log = logging.getLogger("solera")
+REASON = 500  # characters kept of why a client failed: the text may be the client's own
 STEPS = 1000  # exchanges a round may have; a step is round * STEPS + exchange
 
 
@@ -87,11 +88,15 @@ class Traffic:
     floats: int = 0
     integers: int = 0
 
-    def add(self, size: int, floats: int, integers: int) -> None:
+    def sent(self, size: int) -> None:
+        """A message of so many bytes, whatever is in it."""
         self.messages += 1
         self.bytes += size
-        self.floats += floats
-        self.integers += integers
+
+    def held(self, message: Packed) -> None:
+        """The numbers in a valid message."""
+        self.floats += message.floats
+        self.integers += message.integers
 
 
 class Federation:
@@ -119,6 +124,7 @@ class Federation:
         """
         self.round, self._exchange = round, 0
         self._keep_from = STEPS * (round if keep_from is None else keep_from)
+        self.quorum = self.config.min_replies
         self.rng = torch.Generator().manual_seed(self.seed("server"))
         self.copies: Counter[str] = Counter()  # how often each client of the cohort was drawn
         self.down: dict[str, Traffic] = {}
@@ -133,11 +139,15 @@ class Federation:
         """A seed fixed by (run, round, key): never by scheduling, arrival order or engine."""
         return seed_from(self.run_seed, self.round, *key)
 
+    @property
+    def cohort(self) -> int:
+        """How many clients `sample` draws."""
+        return max(1, int(self.config.fraction * len(self.clients) + 0.5))
+
     def sample(self) -> list[str]:
         """The cohort of this round, in canonical order. It depends on the run's seed, never on the method."""
         sizes, g = self.clients.sizes, torch.Generator().manual_seed(self.seed("sample"))
-        m = max(1, int(self.config.fraction * len(sizes) + 0.5))
-        drawn = draw_clients(sizes, m, g, self.config.sampling, self.config.replacement)
+        drawn = draw_clients(sizes, self.cohort, g, self.config.sampling, self.config.replacement)
         self.copies = Counter(self.clients.id(int(i)) for i in drawn)
         return sorted(self.copies)
 
@@ -239,10 +249,11 @@ class Federation:
                 packed[key] = Packed(values)
             sent[k] = values
             m = packed[key]
-            down.add(m.size, m.floats, m.integers)
+            down.sent(m.size)
+            down.held(m)
             seed = seed_from(self.run_seed, round, step % STEPS, k, "task")
             calls.append(Call(k, task.name, step, seed, m, self._keep_from, self.config.deadline_s))
-        collect = self.engine.start(calls)
+        collect, quorum = self.engine.start(calls), self.quorum
 
         def arriving(failures: dict[str, str]) -> Iterator[tuple[str, Any]]:
             waiting = dict.fromkeys(asked)
@@ -251,7 +262,8 @@ class Federation:
             turn, valid = 0, 0
             self.progress(task.name, 0, len(asked))
             for r in self._timed(collect()):
-                self._count(up, r)
+                if r.message:
+                    up.sent(r.message.size if isinstance(r.message, Packed) else len(r.message))
                 if r.fatal:
                     raise TaskError(f"round {round}: {r.error}")
                 if r.client not in waiting or r.client in heard:
@@ -262,9 +274,11 @@ class Federation:
                 try:
                     if r.error is not None:
                         raise WireError(r.error)
-                    early[r.client] = decode(r.message, task.returns, sent[r.client], self.limits)
+                    reply = decode(r.message, task.returns, sent[r.client], self.limits)
+                    up.held(r.message if isinstance(r.message, Packed) else Packed(reply))
+                    early[r.client] = reply
                 except WireError as e:
-                    failures[r.client] = str(e)
+                    failures[r.client] = _plain(str(e))
                 while turn < len(asked) and asked[turn] in heard:
                     k, turn = asked[turn], turn + 1
                     if k in early:
@@ -283,11 +297,13 @@ class Federation:
             for k in (k for k in asked if k in failures):
                 self.failures.append({"client": k, "task": task.name, "reason": failures[k]})
                 log.warning("round %d: %s dropped from %s: %s", round, k, task.name, failures[k][:300])
-            if valid < self.config.min_replies:
-                why = next(iter(failures.values()), "nobody was asked")
+            if valid < quorum:
+                why = "; nobody was asked" if not asked else ""
+                if failures:
+                    why = f"; first reason: {next(iter(failures.values()))[:200]}"
                 raise QuorumNotMet(
                     f"round {round}: {valid} of {len(asked)} clients gave a valid reply to {task.name}, "
-                    f"federation.min_replies is {self.config.min_replies}; first reason: {why[:200]}"
+                    f"federation.min_replies is {quorum}{why}"
                 )
 
         return arriving
@@ -300,13 +316,6 @@ class Federation:
             if reply is None:
                 return
             yield reply
-
-    @staticmethod
-    def _count(up: Traffic, r: Reply) -> None:
-        if isinstance(r.message, Packed):
-            up.add(r.message.size, r.message.floats, r.message.integers)
-        elif r.message:
-            up.add(len(r.message), *_numbers_in(r.message))
 
 
 def draw_clients(
@@ -335,19 +344,6 @@ def _mean_reply(task: Task, means: Mapping[str, RunningMean]) -> Any:
     return task.returns(**values)
 
 
-def _numbers_in(blob: bytes) -> tuple[int, int]:
-    """Floating-point and integer numbers in an encoded message, from its header alone."""
-    import json
-    import math
-    import struct
-
-    try:
-        (n,) = struct.unpack("<Q", blob[:8])
-        header = json.loads(blob[8 : 8 + min(n, len(blob))])
-        counts = {True: 0, False: 0}
-        for name, t in header.items():
-            if name != "__metadata__":
-                counts["F" in t["dtype"]] += math.prod(t["shape"])
-        return counts[True], counts[False]
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError):
-        return 0, 0  # not a message: decoding will say so
+def _plain(reason: str) -> str:
+    """One line that is safe to print: a client may have written any of it."""
+    return "".join(c if c.isprintable() else " " for c in reason[:REASON])

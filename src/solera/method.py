@@ -40,8 +40,9 @@ class Model:
 
 class Method(Protocol):
     """The shape of a method. Optional beside these: `finish(state, fed, server) -> State`, run once at the end,
-    `personal`, a task that scores each client's own model on its own test split, and `needs`, a tuple of what the
-    method asks of the models (see NEEDS): a run without it is refused."""
+    `personal`, a task that scores each client's own model on its own test split, `needs`, a tuple of what the
+    method asks of the models (see NEEDS): a run without it is refused, `describe() -> Info`, where `info` depends on
+    the settings, and `ensemble_models(state) -> [(Model, share)]`, an ensemble that is saved with the models."""
 
     State: ClassVar[type]
     info: ClassVar[Info]
@@ -105,6 +106,11 @@ def load_plugins() -> None:
 def name_of(method: Any) -> str:
     """The registered name of a method object, or its class name."""
     return next((n for n, cls in METHODS.items() if cls is type(method)), type(method).__name__)
+
+
+def info_of(method: Any) -> Info:
+    """What a user must know of a method with these settings."""
+    return method.describe() if hasattr(method, "describe") else type(method).info
 
 
 def needs_of(method: Any) -> set[str]:

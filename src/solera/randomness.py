@@ -25,7 +25,10 @@ def seed_from(*key: Any) -> int:
 def isolated(seed: int) -> Iterator[None]:
     """Seed the global generators (dropout, a user's own torch.rand, numpy, random) and put them back afterwards."""
     kept = _global_state()
-    torch.manual_seed(seed)
+    # torch.manual_seed also formats a stack trace for every kind of accelerator that is not in use: a millisecond.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
     try:
@@ -66,7 +69,9 @@ class Parallel:
         if not self.alone and len(functions) > 1:
             with self._lock:
                 before = fingerprint()
-                with ThreadPoolExecutor(min(self.workers, len(functions)), initializer=one_thread) as pool:
+                # As many torch threads as here: their number changes the bits.
+                pinned = {"initializer": torch.set_num_threads, "initargs": (torch.get_num_threads(),)}
+                with ThreadPoolExecutor(min(self.workers, len(functions)), **pinned) as pool:  # type: ignore[arg-type]
                     results = list(pool.map(lambda f: f(), functions))
                 if fingerprint() == before:
                     return results

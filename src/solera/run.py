@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from .config import Config, EngineConfig, RunConfig, load_config, to_toml
 from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
 from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
-from .method import Model, name_of, needs_of, personal_task
+from .method import Model, info_of, name_of, needs_of, personal_task
 from .models import require_split
 from .parts.local import Score, evaluate
 from .parts.teachers import Ensemble
@@ -34,11 +34,12 @@ from .task import Data
 from .track.display import Watcher
 from .track.store import FORMAT, RunDirectory
 from .version import __version__
-from .wire import ConfigError, RunError, SoleraError
+from .wire import ConfigError, RunError
 
 
-class Interrupted(SoleraError):
-    """The run was asked to stop; it can be resumed."""
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop; it can be resumed. Like Ctrl-C, it is nothing an `except Exception` may swallow:
+    a reply lost that way would change the result."""
 
     exit_code = 143
 
@@ -124,6 +125,11 @@ def simulate(
                 watcher.progress(what, done, of)
 
             fed = Federation(moving, scenario.seed, federation, progress=progress)
+            if federation.min_replies > fed.cohort:
+                raise ConfigError(
+                    f"federation.min_replies = {federation.min_replies}: a round asks {fed.cohort} of "
+                    f"{len(fed.clients)} clients (federation.fraction = {federation.fraction})"
+                )
             loop = _Loop(scenario, method, fed, home, states, config, watcher)
             watcher.begin(
                 {
@@ -132,7 +138,7 @@ def simulate(
                     "rounds": config.rounds,
                     "start_round": start,
                     "clients": len(fed.clients),
-                    "cohort": max(1, int(federation.fraction * len(fed.clients) + 0.5)),
+                    "cohort": fed.cohort,
                     "engine": type(moving).__name__.lower(),
                     "workers": getattr(moving, "count", getattr(moving, "workers", 1)),
                     "out": str(home.path),
@@ -158,6 +164,7 @@ class _Loop:
         self.config, self.watcher, self.server = config, watcher, scenario.server
         self.test: Data = scenario.test
         self.commit_s = 0.0
+        self.unsaved: set[str] = set()  # clients whose state may be newer than the last checkpoint
 
     def __call__(self, start: int, state: Any) -> Result:
         fed, server, rounds = self.fed, self.server, self.config.rounds
@@ -172,11 +179,12 @@ class _Loop:
             self.watcher.phase(t, "clients")
             fed.idle = functools.partial(self.watcher.phase, t, "server")
             try:
-                state = self.method.round(state, fed, server)
+                after = self.method.round(state, fed, server)
                 if t == rounds - 1 and hasattr(self.method, "finish"):
-                    state = self.method.finish(state, fed, server)
-                empty = 0
+                    after = self.method.finish(after, fed, server)
+                state, empty = after, 0
             except QuorumNotMet as e:
+                self.states.rewind(t * STEPS)  # void for the clients that did answer, too
                 empty += 1
                 if empty >= fed.config.max_empty_rounds:
                     raise QuorumNotMet(f"{empty} rounds in a row were void; last: {e}") from None
@@ -216,9 +224,11 @@ class _Loop:
         metrics["failures"], metrics["events"] = fed.failures, server.events
         self.watcher.phase(t, "commit")
         self.home.append(metrics)
+        self.unsaved |= fed.answered
         if last or (t + 1) % self.config.checkpoint_every == 0:
-            self.states.flush(fed.answered, range(t * STEPS, (t + 1) * STEPS))
+            self.states.flush(self.unsaved, range((t + 1 - self.config.checkpoint_every) * STEPS, (t + 1) * STEPS))
             self.home.commit(t, state)
+            self.unsaved.clear()
         self.commit_s = time.monotonic() - measured
         for f in fed.failures:
             self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
@@ -243,6 +253,7 @@ class _Loop:
         g = torch.Generator().manual_seed(self.scenario.seed)
         who = torch.randperm(len(self.fed.clients), generator=g)[: self.config.eval_clients].tolist()
         payload = self.method.personal_payload(state, self.fed) if hasattr(self.method, "personal_payload") else {}
+        self.fed.quorum = 0  # who is missing is not measured; the round counts all the same
         replies = self.fed.map(task, [self.fed.clients.id(i) for i in who], **payload)
         accuracy = sorted(r.correct / r.total for r in replies.values() if r.total)
         if not accuracy:
@@ -259,6 +270,10 @@ class _Loop:
         for name, m in models.items():
             facts = {"architecture": m.prototype, "classes": str(self.server.num_classes), "solera": __version__}
             self.home.write_model(name, m.weights, facts)
+        ensemble = self.method.ensemble_models(state) if hasattr(self.method, "ensemble_models") else []
+        for i, (m, share) in enumerate(ensemble):
+            facts = {"architecture": m.prototype, "classes": str(self.server.num_classes), "share": str(share)}
+            self.home.write_model(f"ensemble-{i}", m.weights, facts | {"solera": __version__})
         summary = summarise(self.home, self.method, state, self.states, self.fed, self.config)
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)
@@ -323,7 +338,7 @@ def summarise(
 
 def check_fit(method: Any, scenario: Scenario) -> None:
     """Refuse, before any work, a scenario that lacks what the method needs."""
-    name, info = name_of(method), type(method).info
+    name, info = name_of(method), info_of(method)
     if info.public != "none" and scenario.public is None:
         raise ConfigError(f"method {name!r} needs public data: set public.source (it is 'none')")
     if info.models == "one architecture" and len(scenario.server.prototypes) > 1:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .randomness import seed_from
-from .wire import Weights, check_type
+from .wire import Weights, check_type, likes
 
 TASKS: dict[str, "Task"] = {}
 
@@ -105,5 +105,7 @@ def task(fn: Callable[..., Any]) -> Task:
             raise TypeError(f"task {name}: argument {a!r} needs an annotation: it is the schema of the message")
         check_type(hints[a], f"task {name}, argument {a!r}")
     check_type(returns, f"task {name}, its reply")
+    for tied in likes(returns) - set(arguments[1:]):  # a misspelt name would tie the reply to nothing
+        raise TypeError(f"task {name}: its reply is like({tied!r}), which is not one of its arguments")
     TASKS[name] = t = Task(name, fn, {a: hints[a] for a in arguments[1:]}, returns)
     return t

@@ -21,7 +21,7 @@ from .data import PartitionConfig, PublicConfig, from_tensors
 from .engines import Call, ClientStates, Engine, InProcess, Site
 from .engines.faulty import Faulty
 from .federation import Federation, FederationConfig
-from .method import METHODS, find_method, name_of, needs_of
+from .method import METHODS, find_method, info_of, name_of, needs_of
 from .models import wrap
 from .run import Result, simulate
 from .scenario import Scenario
@@ -86,8 +86,7 @@ def small(method: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             less = {"epochs": 1, "steps": 6, "batch": 16, "every": 2, "patience": 4}
             known = {g.name for g in dataclasses.fields(value)}
-            if getattr(value, "steps", None) is None:  # local training: None means by epochs
-                less.pop("steps")
+            less.pop("steps" if getattr(value, "steps", None) is None else "epochs")  # local training is by one of them
             changes[f.name] = dataclasses.replace(value, **{k: v for k, v in less.items() if k in known})
     return dataclasses.replace(method, **changes)
 
@@ -158,7 +157,7 @@ def _check_round_is_pure(method: Any, tmp: pathlib.Path) -> None:
     verbs = set(fed.verbs)
     fed.begin(0)
     assert digest(method.round(before, fed, server)) == first, f"{name}: the same round twice gives other bits"
-    declared = type(method).info.privacy
+    declared = info_of(method).privacy
     silent = sum(t.floats + t.integers for t in fed.up.values()) == 0  # nothing but acknowledgements came up
     used = "nothing" if silent else "individual replies" if "map" in verbs else "means only"
     assert declared.startswith((used, "none" if silent else used)), f"{name}: declares {declared!r}, shows {used!r}"

@@ -76,6 +76,11 @@ class Limits:
     tensors: int = 100_000
     header: int = 16 << 20
     depth: int = 32
+    finite: bool = True  # no NaN and no infinity in a tensor
+
+
+# For files a run wrote itself: as large as its state is, and to the bit what was written (100 MB is the library's cap).
+OWN_FILES = Limits(bytes=1 << 62, tensors=1 << 31, header=100_000_000, finite=False)
 
 
 DTYPES: dict[torch.dtype, str] = {
@@ -189,9 +194,15 @@ def _flatten(v: Any, tensors: list[Tensor], depth: int) -> Any:
         return [_flatten(x, tensors, depth + 1) for x in v]
     if isinstance(v, float) and not math.isfinite(v):
         raise WireError(f"the scalar {v} is not finite")
+    if isinstance(v, int) and not _fits(v):
+        raise WireError(f"an integer of {v.bit_length()} bits may not cross the wire: 64 are the limit")
     if v is None or isinstance(v, bool | int | float | str):
         return v
     raise WireError(f"{type(v).__name__} may not cross the wire")
+
+
+def _fits(v: int) -> bool:
+    return -(1 << 63) <= v < 1 << 63
 
 
 # ---- decoding -------------------------------------------------------------------------------------
@@ -207,13 +218,12 @@ def decode(
     limits = limits or Limits()
     try:
         if isinstance(message, Packed):
-            if message.size > limits.bytes or len(message.tensors) > limits.tensors:
-                raise WireError(f"{message.size} bytes, {len(message.tensors)} tensors is over the limit")
+            _check_size(message.size, len(message._header), len(message.tensors), limits)
             tree, tensors = message.tree, dict(enumerate(message.tensors))
         else:
             tree, tensors = _parse(message, limits)
         used: set[int] = set()
-        built = _build(tree, into, tensors, used, sent or {}, "", 0, limits.depth)
+        built = _build(tree, into, tensors, used, sent or {}, "", 0, limits)
         if len(used) != len(tensors):
             raise WireError(f"{len(tensors) - len(used)} tensors that nothing declares")
         return built
@@ -223,17 +233,24 @@ def decode(
         raise WireError(f"{type(e).__name__}: {e}") from None
 
 
+def _check_size(size: int, header: int, tensors: int, limits: Limits) -> None:
+    if size > limits.bytes:
+        raise WireError(f"{size} bytes is over the limit of {limits.bytes}")
+    if header > limits.header:
+        raise WireError(f"a header of {header} bytes in a message of {size} (limit {limits.header})")
+    if tensors > limits.tensors:
+        raise WireError(f"{tensors} tensors is over the limit of {limits.tensors}")
+
+
 def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, Tensor]]:
-    if len(blob) > limits.bytes:
-        raise WireError(f"{len(blob)} bytes is over the limit of {limits.bytes}")
     if len(blob) < 8:
         raise WireError(f"{len(blob)} bytes is no message")
     (n,) = struct.unpack("<Q", blob[:8])
-    if n > min(limits.header, len(blob) - 8):
-        raise WireError(f"a header of {n} bytes in a message of {len(blob)} (limit {limits.header})")
+    _check_size(len(blob), n, 0, limits)
+    if n > len(blob) - 8:
+        raise WireError(f"a header of {n} bytes in a message of {len(blob)}")
     header = json.loads(blob[8 : 8 + n])
-    if len(header) - 1 > limits.tensors:
-        raise WireError(f"{len(header) - 1} tensors is over the limit of {limits.tensors}")
+    _check_size(len(blob), n, len(header) - 1, limits)
     tree = json.loads(header["__metadata__"]["tree"], parse_constant=_refuse_constant)
     return tree, {int(k): t for k, t in safetensors.torch.load(blob).items()}
 
@@ -255,23 +272,23 @@ def _build(
     sent: Mapping,
     path: str,
     depth: int,
-    deepest: int,
+    limits: Limits,
 ) -> Any:
-    if depth > deepest:
-        raise WireError(f"{path}: nested deeper than {deepest}")
+    if depth > limits.depth:
+        raise WireError(f"{path}: nested deeper than {limits.depth}")
 
     def go(x: Any, t: Any, p: str) -> Any:
-        return _build(x, t, tensors, used, sent, f"{path}.{p}", depth + 1, deepest)
+        return _build(x, t, tensors, used, sent, f"{path}.{p}", depth + 1, limits)
 
     if into is Tensor:
-        return _tensor(v, tensors, used, path)
+        return _tensor(v, tensors, used, path, limits.finite)
     origin, args = typing.get_origin(into), typing.get_args(into)
     if origin in (types.UnionType, typing.Union):
         if v is None and type(None) in args:
             return None
-        return _build(v, _only(args, into), tensors, used, sent, path, depth, deepest)
+        return _build(v, _only(args, into), tensors, used, sent, path, depth, limits)
     if origin is typing.Annotated:
-        return _build(v, args[0], tensors, used, sent, path, depth, deepest)
+        return _build(v, args[0], tensors, used, sent, path, depth, limits)
     if origin is typing.Literal:
         for a in args:
             if type(a) is type(v) and a == v:
@@ -298,6 +315,8 @@ def _build(
     if into is float and type(v) in (int, float) and math.isfinite(v):
         return float(v)
     if into in (int, bool, str) and type(v) is into:
+        if into is int and not _fits(v):
+            raise WireError(f"{path}: an integer of {v.bit_length()} bits")
         return v
     if into in (None, type(None)) and v is None:
         return None
@@ -311,7 +330,7 @@ def _only(args: tuple[Any, ...], into: Any) -> Any:
     return kinds[0]
 
 
-def _tensor(v: Any, tensors: dict[int, Tensor], used: set[int], path: str) -> Tensor:
+def _tensor(v: Any, tensors: dict[int, Tensor], used: set[int], path: str, finite: bool) -> Tensor:
     if not (isinstance(v, dict) and set(v) == {"$"} and type(v["$"]) is int and v["$"] in tensors):
         raise WireError(f"{path or 'message'}: expected a tensor")
     if v["$"] in used:
@@ -321,7 +340,7 @@ def _tensor(v: Any, tensors: dict[int, Tensor], used: set[int], path: str) -> Te
     if t.dtype not in DTYPES:
         raise WireError(f"{path}: dtype {t.dtype}")
     # A sum is finite unless something is not (or it overflows): one pass, and no mask is allocated.
-    if t.is_floating_point() and not math.isfinite(t.sum().item()) and not torch.isfinite(t).all():
+    if finite and t.is_floating_point() and not math.isfinite(t.sum().item()) and not torch.isfinite(t).all():
         raise WireError(f"{path}: not finite")
     return t
 
@@ -337,6 +356,15 @@ def _same_shapes(got: Any, want: Any, path: str) -> None:
     for k, t in want.items():
         if got[k].shape != t.shape or got[k].dtype != t.dtype:
             raise WireError(f"{path}.{k}: {tuple(got[k].shape)} {got[k].dtype}, sent was {tuple(t.shape)} {t.dtype}")
+
+
+def likes(into: Any) -> set[str]:
+    """The names that `like` fields of this type refer to."""
+    found = set().union(*(likes(t) for t in typing.get_args(into)))
+    if dataclasses.is_dataclass(into) and isinstance(into, type):
+        for f in dataclasses.fields(into):
+            found |= likes(_hints(into)[f.name]) | {n for n in [f.metadata.get("like")] if n is not None}
+    return found
 
 
 def check_type(into: Any, where: str, depth: int = 0) -> None:

@@ -18,7 +18,7 @@ from solera.method import find_method
 from solera.run import simulate
 from solera.testing import run_toy, small, toy_for
 from solera.track.store import RunDirectory, read_metrics
-from solera.wire import RunError
+from solera.wire import ConfigError, RunError
 
 STATEFUL = "scaffold"
 
@@ -270,3 +270,110 @@ def test_a_run_without_clients_stops_with_a_name_and_can_be_resumed(tmp_path, mo
     lines = [json.loads(line) for line in (tmp_path / "gone" / "metrics.jsonl").read_text().splitlines()]
     assert [e["kind"] for m in lines for e in m["events"]] == ["round_empty", "round_empty"]
     assert expected != ""
+
+
+def test_another_methods_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
+    whole = run_toy(make("fedavg"), tmp_path / "run", rounds=2).digest
+
+    def files():
+        return {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
+
+    before = files()
+    with pytest.raises(RunError, match="checkpoint of round 1 is not a state of this method .*control.*resume it with"):
+        run_toy(make("scaffold"), tmp_path / "run", rounds=3)
+    assert files() == before
+    assert run_toy(make("fedavg"), tmp_path / "run", rounds=2).digest == whole
+
+
+def test_being_refused_does_not_take_the_lock_from_the_run_that_has_it(tmp_path):
+    home = RunDirectory(tmp_path / "a", "0.1")
+    with pytest.raises(RunError, match="in use by another run"):
+        RunDirectory(tmp_path / "a", "0.1", resume=True)
+    other = start("fedavg", tmp_path / "a", "inprocess", 1)
+    _, said = other.communicate()
+    assert other.returncode != 0
+    assert "in use by another run" in said
+    home.close()
+
+
+def test_metrics_with_bytes_that_are_no_text_end_there(tmp_path):
+    run_toy(make("fedavg"), tmp_path, rounds=1)
+    with open(tmp_path / "metrics.jsonl", "ab") as f:
+        f.write(b"\xff\xfe\x00\n")
+    run_toy(make("fedavg"), tmp_path, rounds=2)
+    assert [m["round"] for m in read_metrics(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize("clients", [0, 3])
+def test_measuring_personal_models_needs_no_quorum(tmp_path, clients):
+    method = make("local")
+    simulate(
+        toy_for(method), method, tmp_path, RunConfig(rounds=1, eval_clients=clients),
+        FederationConfig(min_replies=5), EngineConfig(name="inprocess"),
+    )  # fmt: skip
+    (metrics,) = read_metrics(tmp_path)
+    assert metrics["personal"]["clients"] == clients
+
+
+def test_a_quorum_that_can_never_be_met_is_refused_at_once(tmp_path):
+    method = make("fedavg")
+    with pytest.raises(ConfigError, match=r"federation.min_replies = 5: a round asks 4 of 8 clients"):
+        simulate(toy_for(method), method, tmp_path, RunConfig(), FederationConfig(fraction=0.5, min_replies=5))
+
+
+def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
+    """SCAFFOLD's c is the mean of all c_k: it would not be, if those who answered in vain had moved on."""
+    import solera.run as module
+    from solera.engines.faulty import Faulty
+
+    method, open_engine, config = make(STATEFUL), module._open_engine, FederationConfig(fraction=1.0, min_replies=8)
+
+    def round_one_lacks_one(call):
+        return "drop" if call.step // 1000 == 1 and call.client == "c03" else None
+
+    monkeypatch.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), round_one_lacks_one))
+    result = simulate(toy_for(method), method, tmp_path, RunConfig(rounds=2), config, EngineConfig(name="inprocess"))
+    assert [e["kind"] for m in read_metrics(tmp_path) for e in m["events"]] == ["round_empty"]
+    states = ClientStates(tmp_path / "clients")
+    assert {states._versions(k)[-1] // 1000 for k in toy_for(method).roster} == {0}
+    for P, c in result.state.control.items():
+        own = [states.load(k, 9999)["control"] for k, i in toy_for(method).roster.items() if i.prototype == P]
+        for n, t in c.items():
+            assert torch.allclose(t, torch.stack([c_k[n] for c_k in own]).mean(0), atol=1e-5)
+
+
+def test_all_client_state_since_the_last_checkpoint_is_flushed(tmp_path, monkeypatch):
+    flushed: list[tuple[set, range]] = []
+    monkeypatch.setattr(ClientStates, "flush", lambda self, who, steps: flushed.append((set(who), steps)))
+    method = make(STATEFUL)
+    config = RunConfig(rounds=5, checkpoint_every=2)
+    simulate(toy_for(method), method, tmp_path, config, FederationConfig(fraction=0.25), EngineConfig("inprocess"))
+    assert [s.stop for _, s in flushed] == [2000, 4000, 5000]
+    assert [s.start for _, s in flushed[:2]] == [0, 2000]
+    assert len(flushed[0][0]) > 2  # two a round: not those of the last round alone
+
+
+def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, monkeypatch):
+    import os
+
+    import solera.federation as module
+    from solera.run import Interrupted
+
+    method = make("fedavg")
+    expected = run_toy(method, tmp_path / "whole", rounds=2).digest
+    decode, seen = module.decode, 0
+
+    def interrupted(message, *args):
+        nonlocal seen
+        seen += 1
+        if seen == 6:  # the last of the first round
+            monkeypatch.setattr("solera.wire._build", lambda *a: os.kill(os.getpid(), signal.SIGTERM))
+        return decode(message, *args)
+
+    with monkeypatch.context() as m:
+        m.setattr(module, "decode", interrupted)
+        with pytest.raises(Interrupted):
+            run_toy(method, tmp_path / "cut", rounds=2)
+    monkeypatch.undo()
+    assert seen == 6
+    assert run_toy(method, tmp_path / "cut", rounds=2).digest == expected

@@ -1,6 +1,7 @@
 """Engines: what only real processes and threads can get wrong."""
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from helpers import Site
 from solera.engines import Call, ClientStates, InProcess, Processes, Threads, default_engine
 from solera.federation import Federation, FederationConfig
 from solera.task import Client, task
-from solera.wire import ConfigError, Packed, Weights, WireError, encode
+from solera.wire import ConfigError, Packed, SoleraError, Weights, WireError, encode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,12 +194,13 @@ class Seen:
     t: torch.Tensor
 
 @task
-def pid(client: Client) -> Seen:
+def pid(client: Client, nap: float) -> Seen:
+    time.sleep(nap)
     return Seen(torch.tensor([os.getpid()]))
 
 fed = Federation(Processes(Site((1,) * 4), ClientStates(sys.argv[1]), 2), 0)
-print(*{int(r.t) for r in fed.map(pid, list(fed.clients)).values()}, flush=True)
-time.sleep(60)
+print(*{int(r.t) for r in fed.map(pid, list(fed.clients), nap=0.0).values()}, flush=True)
+fed.map(pid, ["c00"], nap=60.0)  # one worker is busy, the other idle
 """
 
 
@@ -249,3 +251,116 @@ def test_worker_counts(tmp_path):
         Threads(Site(), ClientStates(tmp_path), 0)
     assert default_engine(1) == "inprocess"
     assert default_engine(2) in ("processes", "threads")
+
+
+@task
+def assign_twice(client: Client) -> Seen:
+    n = client.state.get("n", {"n": torch.zeros(1)})["n"] + 1
+    client.state["n"] = {"n": n - 100}  # the old value is gone now, and its address free for the next one
+    client.state["n"] = {"n": n}
+    return Seen(n)
+
+
+@task
+def change_inside(client: Client) -> Seen:
+    n = client.state.setdefault("n", {"n": torch.zeros(1)})
+    n["n"] = n["n"] + 1
+    return Seen(n["n"])
+
+
+@task
+def write_in_place(client: Client) -> Seen:
+    n = client.state.setdefault("n", {"n": torch.zeros(1)})["n"].add_(1)
+    return Seen(n.clone())
+
+
+@pytest.mark.parametrize("counting", [assign_twice, change_inside, write_in_place], ids=lambda t: t.name)
+def test_state_is_kept_however_it_was_changed(engine, counting):
+    fed = Federation(engine, 0)
+    assert [fed.map(counting, ["c00"])["c00"].t.item() for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+@task
+def count_and_fail(client: Client, what: str) -> Seen:
+    client.state["n"] = {"n": torch.ones(1)}
+    return Seen(torch.tensor([float("nan")]) if what == "nan" else {"t": "text"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["nan", "type"])
+def test_a_client_whose_reply_is_refused_is_left_as_it_was(engine, what):
+    fed = Federation(engine, 0)
+    fed.quorum = 0
+    assert "c00" in fed.map(count_and_fail, ["c00"], what=what).failures
+    assert engine.states.load("c00", 99) == {}
+
+
+def test_state_that_is_not_finite_or_large_is_read_back_as_it_was_written(tmp_path):
+    states = ClientStates(tmp_path)
+    states.save("c00", 0, {"s": {"t": torch.tensor([float("nan"), float("inf")])}})
+    assert states.load("c00", 1)["s"]["t"].isfinite().logical_not().all()
+
+
+def test_foreign_files_among_client_states_are_left_alone(tmp_path):
+    states = ClientStates(tmp_path)
+    states.save("c00", 5, {"s": {"t": torch.ones(1)}})
+    (tmp_path / ".DS_Store").write_text("")
+    (tmp_path / "c00" / "abcdefghijkl.safetensors").write_text("")
+    states.rewind(0)
+    assert states.load("c00", 9) == {}
+    assert (tmp_path / ".DS_Store").exists()
+
+
+def test_two_engines_at_once_close_in_any_order(tmp_path):
+    first, second = (Processes(Site(SIZES), ClientStates(tmp_path), 2) for _ in range(2))
+    for e in (first, second):
+        assert len(Federation(e, 0).map(dropped, ["c00", "c01"])) == 2
+    closing = threading.Thread(target=first.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive(), "the other engine's processes keep it waiting"
+    second.close()
+
+
+@task
+def who(client: Client) -> Seen:
+    return Seen(torch.tensor([os.getpid()]))
+
+
+@task
+def swallow(client: Client, weights: Weights) -> Seen:
+    return Seen(torch.tensor([os.getpid()]))
+
+
+def test_a_worker_that_hangs_does_not_hold_up_the_others(tmp_path):
+    engine = Processes(Site(SIZES), ClientStates(tmp_path), 2)
+    try:
+        fed = Federation(engine, 0, FederationConfig(deadline_s=1.0))
+        hung = int(next(iter(fed.map(who, ["c00"]).values())).t)
+        os.kill(hung, signal.SIGSTOP)  # it is idle: it will not even read its next call
+        began = time.monotonic()
+        replies = fed.map(swallow, everyone(fed), weights={"w": torch.zeros(1_000_000)})
+        assert time.monotonic() - began < 8
+        assert len(replies.failures) == 1
+        assert "deadline" in next(iter(replies.failures.values()))
+        assert hung not in {int(r.t) for r in replies.values()}
+    finally:
+        engine.close()
+
+
+@task
+def in_a_process_of_its_own(client: Client) -> Seen:
+    child = multiprocessing.get_context("fork").Process(target=os.getpid)
+    child.start()
+    child.join(5)
+    return Seen(torch.tensor([-1 if child.exitcode is None else child.exitcode]))
+
+
+def test_a_task_may_use_processes_of_its_own(processes):
+    assert Federation(processes, 0).map(in_a_process_of_its_own, ["c00"])["c00"].t.item() == 0
+
+
+def test_an_engine_whose_nursery_died_says_so_instead_of_waiting(processes, capfd):
+    os.kill(processes._nursery.pid, signal.SIGKILL)
+    with pytest.raises(SoleraError, match=r"worker processes broke down .*; resume the run"):
+        Federation(processes, 0).map(dropped, ["c00"])
+    assert "Traceback" not in capfd.readouterr().err

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers import Site
-from solera.engines import ClientInfo, ClientStates, InProcess, Roster
+from solera.engines import ClientInfo, ClientStates, InProcess, Reply, Roster
 from solera.engines.faulty import Faulty
 from solera.federation import Federation, FederationConfig, QuorumNotMet, TaskError, draw_clients, per_client
 from solera.task import Client, task
@@ -264,3 +264,55 @@ def test_a_million_clients_cost_arrays_not_objects(tmp_path):
     assert fed.clients.index("c000042") == 42
     with pytest.raises(KeyError):
         fed.clients.index("c1000000")
+
+
+def test_a_reply_tied_to_no_argument_is_refused_when_the_task_is_defined():
+    with pytest.raises(TypeError, match=r"like\('weights'\), which is not one of its arguments"):
+
+        @task
+        def misspelt(client: Client, wieghts: Weights) -> Sum: ...
+
+
+class Hostile:
+    """An engine whose only client answers with whatever bytes it likes."""
+
+    def __init__(self, tmp_path, *replies):
+        self.inner, self.replies = InProcess(Site((1,)), ClientStates(tmp_path)), replies
+        self.roster = self.inner.roster
+
+    def start(self, calls):
+        return lambda: iter(self.replies)
+
+    def close(self):
+        pass
+
+
+def _blob(header: str) -> bytes:
+    return len(header).to_bytes(8, "little") + header.encode()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"x": {"dtype": "F32", "shape": [NaN]}}',
+        '{"x": {"dtype": "F32", "shape": [' + "9" * 4000 + "," + "9" * 4000 + "]}}",
+        "[" * 100_000,
+    ],
+)
+def test_numbers_are_counted_in_valid_replies_only(tmp_path, header):
+    blob = _blob(header)
+    fed = Federation(Hostile(tmp_path, Reply("c00", blob)), 1)
+    fed.quorum = 0
+    assert "c00" in fed.map(draw, ["c00"]).failures
+    up = fed.up[draw.name]
+    assert (up.messages, up.bytes, up.floats, up.integers) == (1, len(blob), 0, 0)
+
+
+def test_a_reason_is_short_and_printable_whatever_the_client_wrote(tmp_path):
+    nan = {"weights": {"\x1b[2J\ud800\n" + "w" * 10_000: torch.tensor([float("nan")])}, "seed": 0.0}
+    for reply in (Reply("c00", encode(nan)), Reply("c00", error="\x07" * 10_000)):
+        fed = Federation(Hostile(tmp_path, reply), 1)
+        fed.quorum = 0
+        reason = fed.map(add_id, ["c00"], weights=W, each=1.0).failures["c00"]
+        assert reason.isprintable()
+        assert len(reason) <= 500

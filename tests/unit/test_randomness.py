@@ -58,3 +58,10 @@ def test_parallel_has_the_bits_of_serial_with_and_without_dropout():
         for _ in range(2):
             assert all(torch.equal(a, b) for a, b in zip(threads(jobs, range(6)), serial, strict=True))
         assert threads.alone == (dropout > 0)
+
+
+def test_parallel_work_has_as_many_torch_threads_as_its_caller():
+    for threads in (2, 1):
+        torch.set_num_threads(threads)
+        assert Parallel(2)([torch.get_num_threads] * 3, range(3)) == [threads] * 3
+        assert torch.get_num_threads() == threads

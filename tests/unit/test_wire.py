@@ -15,7 +15,20 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 
-from solera.wire import DTYPES, Limits, Packed, Weights, WireError, check_type, decode, digest, encode, like
+from solera.wire import (
+    DTYPES,
+    OWN_FILES,
+    Limits,
+    Packed,
+    Weights,
+    WireError,
+    check_type,
+    decode,
+    digest,
+    encode,
+    like,
+    likes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,3 +248,38 @@ def test_types_that_could_not_travel_are_refused_when_declared():
         with pytest.raises((TypeError, WireError)):
             check_type(bad, "here")
     check_type(Outer, "here")
+
+
+def test_integers_have_64_bits_on_both_sides():
+    for n in (2**63 - 1, -(2**63)):
+        assert decode(encode(n), int) == n
+    for n in (2**63, 10**5000):
+        with pytest.raises(WireError, match="an integer of .* bits"):
+            Packed(n)
+    tensors, tree = {}, {"tree": str(2**63)}
+    with pytest.raises(WireError, match="an integer of 64 bits"):
+        decode(safetensors.torch.save(tensors, tree), int)
+
+
+def test_a_header_over_the_limit_is_refused_inside_the_process_too():
+    message, limits = Packed(["x" * 100]), Limits(header=64)
+    for m in (message, message.blob):
+        with pytest.raises(WireError, match="a header of .* bytes"):
+            decode(m, list[str], limits=limits)
+
+
+def test_a_run_reads_its_own_files_as_it_wrote_them():
+    state = {"w": torch.tensor([float("nan"), 1.0])}
+    with pytest.raises(WireError, match="not finite"):
+        decode(encode(state), Weights)
+    assert decode(encode(state), Weights, limits=OWN_FILES)["w"][1] == 1.0
+
+
+def test_likes_finds_every_tie():
+    @dataclasses.dataclass(frozen=True)
+    class Nested:
+        updates: dict[str, Update]
+        other: torch.Tensor | None = like("probs")
+
+    assert likes(list[Nested]) == {"weights", "probs"}
+    assert likes(int) == set()

@@ -63,13 +63,12 @@ def _text(value: Any) -> str:
 
 def _methods() -> Rows:
     from .. import methods  # noqa: F401  (importing them is what registers them)
-    from ..method import METHODS, load_plugins
+    from ..method import METHODS, info_of, load_plugins
 
     load_plugins()
     rows = []
     for name, cls in sorted(METHODS.items()):
-        info: Any = cls.info  # type: ignore[attr-defined]
-        rows.append({"name": name, **dataclasses.asdict(info), "settings": _settings(cls)})
+        rows.append({"name": name, **dataclasses.asdict(info_of(cls())), "settings": _settings(cls)})
     return rows
 
 

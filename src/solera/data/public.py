@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from ..wire import ConfigError, DataError
 from .dataset import Dataset
+from .generator import load_generator
 from .sampling import hold_out, torch_rng
 from .sources import load
 from .text import LENGTH
 from .transforms import augment, normalise, to_bytes, to_shape, to_unit
 
-Source = Literal["held-out", "dataset", "noise", "none"]
+Source = Literal["held-out", "dataset", "noise", "generator", "none"]
 Augment = Literal["off", "once", "draw"]
 Noise = Literal["uniform", "gauss"]
 CHUNK = 256  # samples made, augmented or hashed at a time
@@ -37,8 +38,8 @@ class PublicConfig:
 
     source: Source = "held-out"
     name: str | None = None  # source "dataset": its name or hub id ...
-    path: str | None = None  # ... and folder
-    size: int | None = None  # held-out: taken out of the training set; dataset: kept; noise: made
+    path: str | None = None  # ... and folder; source "generator": its file
+    size: int | None = None  # held-out: taken out of the training set; dataset: kept; noise, generator: made
     fraction: float = 1.0  # share of them that is used
     classes: list[int] | None = None  # only samples of these classes (of the data set they come from)
     per_round: int | None = None  # samples used in a round; all unless given
@@ -146,6 +147,11 @@ class Public:
             )
         return torch.randperm(len(self), generator=torch_rng(seed, "public round"))[:per_round].sort().values
 
+    @property
+    def raw(self) -> Tensor:
+        """All samples as they are stored: bytes, where they are images."""
+        return self._samples.take(torch.arange(len(self)))
+
     def subset(self, indices: Tensor) -> "Public":
         """Only these samples, in this order."""
         labels = None if self.labels is None else self.labels[indices]
@@ -189,6 +195,8 @@ def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -
             return public_from_dataset(task, load(cfg.name, cfg.path, test_size=1, length=length), cfg, seed)
         case "noise":
             return public_from_noise(task, cfg, seed)
+        case "generator":
+            return _from_generator_file(task, cfg, seed)
 
 
 def public_from_samples(
@@ -221,13 +229,10 @@ def public_from_noise(task: Dataset, cfg: PublicConfig, seed: int = 0) -> Public
     batch of 128. Pixels are rounded to bytes like those of any image, then normalised by the task's constants."""
     if len(task.shape) != 3:
         raise ConfigError(f'public.source = "noise" makes images, but samples of {task.name} have shape {task.shape}')
-    if cfg.size is None or cfg.size < 1:
-        raise ConfigError(f'public.source = "noise" with public.size = {cfg.size}: say how many samples to make')
-    if cfg.labels or cfg.classes:
-        raise ConfigError('public.source = "noise": noise has no classes; leave out public.labels and public.classes')
+    size = _size_to_make(cfg)
     _check_choices(cfg)
     rng = torch_rng(seed, "public noise")
-    images = torch.empty((cfg.size, *task.shape), dtype=torch.uint8)
+    images = torch.empty((size, *task.shape), dtype=torch.uint8)
     for part in images.split(NOISE_BATCH):
         if cfg.noise == "uniform":
             part.copy_(to_bytes(torch.rand(part.shape, generator=rng)))
@@ -236,6 +241,29 @@ def public_from_noise(task: Dataset, cfg: PublicConfig, seed: int = 0) -> Public
             low, high = values.min(), values.max()
             part.copy_(to_bytes((values - low) / (high - low)))
     return _assemble(task, images, None, cfg, None, seed)
+
+
+def _size_to_make(cfg: PublicConfig) -> int:
+    """How many images to make, where they are made."""
+    if cfg.size is None or cfg.size < 1:
+        raise ConfigError(f'public.source = "{cfg.source}" with public.size = {cfg.size}: say how many samples to make')
+    if cfg.labels or cfg.classes:
+        raise ConfigError(
+            f'public.source = "{cfg.source}": {cfg.source} has no classes; leave out public.labels and public.classes'
+        )
+    return cfg.size
+
+
+def _from_generator_file(task: Dataset, cfg: PublicConfig, seed: int) -> Public:
+    """Images made once by the generator in the file `cfg.path`, then treated like any others."""
+    if cfg.path is None:
+        raise ConfigError(
+            'public.source = "generator" needs public.path: the file that scripts/train_generator.py has written'
+        )
+    size = _size_to_make(cfg)
+    generator = load_generator(cfg.path)
+    made = public_from_generator(generator, task, size, generator.latent, seed, value_range=(-1.0, 1.0))
+    return _assemble(task, made.raw, None, cfg, None, seed)
 
 
 def public_from_generator(

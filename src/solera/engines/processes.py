@@ -20,9 +20,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from ..randomness import one_thread
 from ..task import TASKS
-from ..wire import Limits, Packed, WireError, decode
+from ..wire import Limits, Packed, SoleraError, WireError, decode
 from .base import Call, Reply, Roster, Site, check_workers
 from .serve import ClientStates, serve
 
@@ -39,7 +41,7 @@ class Processes:
         self._nursery = _Nursery(site, states)
         self._inbox: deque[tuple[Call, Exchange]] = deque()
         self._wake_r, self._wake_w = socket.socketpair()
-        self._closing = False
+        self._closing, self._broken = False, ""
         self._thread = threading.Thread(target=self._dispatch, name="solera-dispatch", daemon=True)
         self._thread.start()
 
@@ -60,7 +62,7 @@ class Processes:
                 return replies.get(timeout=1.0)
             except queue.Empty:
                 if not self._thread.is_alive():
-                    raise RuntimeError("the dispatcher of the process engine has died") from None
+                    raise SoleraError(f"the worker processes broke down ({self._broken}); resume the run") from None
 
     def close(self) -> None:
         if not self._closing:
@@ -74,10 +76,21 @@ class Processes:
     # -- the dispatcher thread: hands calls to idle workers, replies to whoever waits --
 
     def _dispatch(self) -> None:
+        idle: list[_Worker] = []
+        busy: dict[socket.socket, _Worker] = {}
+        try:
+            self._serve(idle, busy)
+        except Exception as e:  # no nursery, no memory: `_next` tells whoever waits
+            self._broken = f"{type(e).__name__}: {e}"
+        finally:
+            for worker in busy.values():
+                worker.kill()
+            for worker in idle:
+                worker.socket.close()
+
+    def _serve(self, idle: "list[_Worker]", busy: "dict[socket.socket, _Worker]") -> None:
         with selectors.DefaultSelector() as ready:
             ready.register(self._wake_r, selectors.EVENT_READ)
-            idle: list[_Worker] = []
-            busy: dict[socket.socket, _Worker] = {}
             while not self._closing:
                 while self._inbox and (idle or len(busy) < self.count):
                     worker = idle.pop() if idle else self._nursery.worker()
@@ -97,8 +110,6 @@ class Processes:
                     del busy[worker.socket]
                     ready.unregister(worker.socket)
                     worker.dismiss()
-            for worker in [*idle, *busy.values()]:
-                worker.kill()
 
     def _patience(self, busy: dict[socket.socket, "_Worker"]) -> float | None:
         ends = [w.deadline for w in busy.values() if w.deadline is not None]
@@ -118,7 +129,9 @@ class _Worker:
     def give(self, call: Call, replies: Exchange) -> None:
         self.call, self.replies = call, replies
         # A little grace: a client that is merely at its deadline is told so by its own clock.
-        self.deadline = None if call.deadline_s is None else time.monotonic() + call.deadline_s * 1.05 + 0.05
+        patience = None if call.deadline_s is None else call.deadline_s * 1.05 + 0.05
+        self.deadline = None if patience is None else time.monotonic() + patience
+        self.socket.settimeout(patience)  # a worker that neither reads nor writes must not hold up the others
         if known := any(m is call.message for m in self.known):
             blob = b""
         else:
@@ -144,10 +157,13 @@ class _Worker:
         try:
             facts, blob = _receive(self.socket, limits.bytes)
             seconds, error, fatal = facts["seconds"], facts["error"], facts["fatal"]
-        except (OSError, EOFError, ValueError, KeyError) as e:
+        except (EOFError, ConnectionError):
+            self.socket.close()  # there is nothing to kill, and its number may be another process's by now
+            self.replies.put(Reply(self.call.client, error="its process died"))
+            return False
+        except (OSError, ValueError, KeyError) as e:
             self.kill()
-            how = "its process died" if isinstance(e, OSError | EOFError) else f"its process sent nonsense: {e}"
-            self.replies.put(Reply(self.call.client, error=how))
+            self.replies.put(Reply(self.call.client, error=f"its process sent half a reply, or nonsense: {e}"))
             return False
         self.replies.put(Reply(self.call.client, blob, error, float(seconds), bool(fatal)))
         return True
@@ -176,6 +192,8 @@ class _Nursery:
     """
 
     def __init__(self, site: Site, states: ClientStates):
+        # The first optimiser makes torch import some 800 modules: a second here, or a second in every worker.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
         self.control, far = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
@@ -194,31 +212,39 @@ class _Nursery:
         return _Worker(near, pid)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.control.send(b"q")  # said, not just closed: a process forked meanwhile may hold this socket too
         self.control.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
 
 def _rear(control: socket.socket, site: Site, states: ClientStates) -> None:
-    """The nursery's life: fork a worker for every socket that arrives, until the server closes its end."""
+    """The nursery's life: fork a worker for every socket that arrives, until the server says goodbye or is gone.
+
+    Then the workers go with it, at once: one that finished its task later would write into a run that has been
+    resumed in the meantime.
+    """
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's business
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps dead workers
     one_thread()
-    while True:
-        _, fds, _, _ = socket.recv_fds(control, 1, 1)
-        if not fds:
-            return
-        sock = socket.socket(fileno=fds[0])
-        pid = os.fork()
-        if pid == 0:
-            try:
-                control.close()
-                _work(sock, site, states)
-            finally:
-                os._exit(0)
-        sock.close()
-        control.sendall(struct.pack("<q", pid))
+    try:
+        while fds := socket.recv_fds(control, 1, 1)[1]:
+            sock = socket.socket(fileno=fds[0])
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    control.close()
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a task may wait for processes of its own
+                    _work(sock, site, states)
+                finally:
+                    os._exit(0)
+            sock.close()
+            control.sendall(struct.pack("<q", pid))
+    finally:
+        os.killpg(0, signal.SIGKILL)
 
 
 KEEP_MESSAGES = 4  # the server and the worker forget old messages by the same rule

@@ -4,14 +4,19 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import re
 import time
 import traceback
 from typing import Any
 
+from torch import Tensor
+
 from ..randomness import isolated
 from ..task import TASKS
-from ..wire import Packed, SoleraError, Weights, WireError, decode, encode, safe_name
+from ..wire import OWN_FILES, Packed, SoleraError, Weights, WireError, decode, encode, safe_name
 from .base import Call, Reply, Site
+
+VERSION = re.compile(r"(\d{12})\.safetensors")
 
 
 class InputModified(SoleraError):
@@ -21,7 +26,8 @@ class InputModified(SoleraError):
 def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = True) -> Reply:
     """Run one call. Whatever goes wrong in it becomes the reply's error; nothing is raised.
 
-    State is loaded as it was before this step and saved only if the task returned, so a call can be repeated.
+    State is loaded as it was before this step and saved only if the task returned what it declares, so a call can be
+    repeated, and a client whose reply will be refused is left as it was.
     `seed_global=False` is for threads, which share the global generators.
     """
     begun = time.monotonic()
@@ -34,22 +40,43 @@ def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = Tr
             inbox = call.message.memo[call.task] = decode(call.message, task.inbox)
         state = states.load(call.client, call.step)
         client = site.client(call.client, call.seed, state)
-        before, versions = {k: id(v) for k, v in state.items()}, call.message.versions
+        before, versions = _snapshot(state), call.message.versions
+        arguments = {a: getattr(inbox, a) for a in task.takes}
         with isolated(call.seed) if seed_global else contextlib.nullcontext():
-            outbox = task.fn(client, **{a: getattr(inbox, a) for a in task.takes})
+            outbox = task.fn(client, **arguments)
         if call.message.versions != versions:
             raise InputModified(f"task {call.task} writes into its arguments; clone them first (t.clone())")
         reply = Packed(outbox)
         seconds = time.monotonic() - begun
         if call.deadline_s is not None and seconds > call.deadline_s:
             raise TimeoutError(f"took {seconds:.1f} s, the deadline is {call.deadline_s} s")
-        if {k: id(v) for k, v in client.state.items()} != before:
+        if _changed(client.state, before):
+            decode(reply, task.returns, arguments)  # the server will look as closely
             states.save(call.client, call.step, client.state, call.keep_from)
         return Reply(call.client, reply, seconds=seconds)
     except InputModified as e:
         return Reply(call.client, error=str(e), fatal=True)
     except Exception as e:
         return Reply(call.client, error=_reason(e), seconds=time.monotonic() - begun)
+
+
+Snapshot = dict[str, dict[str, tuple[Tensor, int]]]
+
+
+def _snapshot(state: dict[str, Weights]) -> Snapshot:
+    """What a client's state is now. It holds on to the tensors: an identity says nothing once its object is gone."""
+    return {name: {n: (t, t._version) for n, t in weights.items()} for name, weights in state.items()}
+
+
+def _changed(state: dict[str, Weights], before: Snapshot) -> bool:
+    """Whether anything was assigned, removed or written to."""
+    if {k: list(v) for k, v in state.items()} != {k: list(v) for k, v in before.items()}:
+        return True
+    return any(
+        t is not old or t._version != version
+        for name, weights in before.items()
+        for (old, version), t in zip(weights.values(), state[name].values(), strict=True)
+    )
 
 
 def _reason(e: Exception) -> str:
@@ -70,9 +97,8 @@ class ClientStates:
         self.root = pathlib.Path(root)
 
     def _versions(self, client: str) -> list[int]:
-        with contextlib.suppress(FileNotFoundError):
-            names = os.listdir(self.root / client)
-            return sorted(int(n[:12]) for n in names if len(n) == 24 and n.endswith(".safetensors"))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(int(m[1]) for m in map(VERSION.fullmatch, os.listdir(self.root / client)) if m)
         return []
 
     def _path(self, client: str, step: int) -> pathlib.Path:
@@ -85,7 +111,7 @@ class ClientStates:
             return {}
         path = self._path(client, older[-1])
         try:
-            return decode(path.read_bytes(), dict[str, Weights])
+            return decode(path.read_bytes(), dict[str, Weights], limits=OWN_FILES)
         except WireError as e:
             raise WireError(f"state of {client} at step {older[-1]} is damaged ({path}): {e}") from None
 

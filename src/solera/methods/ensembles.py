@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..parts.local import weights_of
@@ -21,6 +22,8 @@ from ..parts.teachers import Ensemble, Rule
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .trainers import Group, Models, Seeds
+
+NORM_SAMPLES = 1024  # public samples that give drawn models their BatchNorm statistics
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,9 @@ class EnsembleTrainer:
         return self.kind != "aggregated"
 
     def members(
-        self, w: Models, uploads: Sequence[Upload], sent: Models, seeds: Seeds, server: Server, inputs: Tensor | None
+        self, w: Models, uploads: Sequence[Upload], sent: Models, d: Tensor, seeds: Seeds, server: Server
     ) -> list[Member]:
-        """The ensemble's members of this round; `w` are the aggregates, `inputs` public samples if there are any."""
+        """The ensemble's members of this round; `w` are the aggregates, `d` the round's public samples, if any."""
         if self.kind == "aggregated":
             return [Member(P, k, weights, 1.0) for (P, k), weights in w.items()]
         clients = [Member(*u.group, u.weights, float(u.examples if self.weighted else u.copies)) for u in uploads]
@@ -90,7 +93,9 @@ class EnsembleTrainer:
         for (P, k), own in sorted(by_group.items()):
             average = [w[P, k]] if self.include_average and (P, k) in w else []
             samples = self.draw(own, sent[P, k], parameter_names(server.template(P)), seeds("posterior", P, k))
-            if self.posterior != "dirichlet" and inputs is not None:
+            if self.posterior != "dirichlet" and len(d) > 1 and has_batchnorm(server.template(P)):
+                some = torch.Generator().manual_seed(seeds("norm"))
+                inputs = server.public[d[torch.randperm(len(d), generator=some)[:NORM_SAMPLES]]]
                 samples = [_with_statistics(server, P, s, inputs) for s in samples]
             drawn += [Member(P, k, s, 1.0) for s in [*average, *samples]]
         if self.weighted:  # one client as heavy as one sample, on average
@@ -119,7 +124,5 @@ class EnsembleTrainer:
 def _with_statistics(server: Server, P: str, weights: Weights, inputs: Tensor) -> Weights:
     """A drawn model with BatchNorm statistics of its own."""
     model = server.model(P, weights)
-    if not has_batchnorm(model) or len(inputs) < 2:
-        return weights
     reestimate(model, inputs)
     return weights_of(model)

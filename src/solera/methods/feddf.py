@@ -6,6 +6,10 @@ Algorithm 1, and with no distillation steps it is FedAvg.
 
 BatchNorm: teachers answer with their own running statistics and keep them. Running statistics are averaged like
 parameters (line 11); the student's then follow the public samples, unless fusion.student_norm = "frozen".
+
+Beside the algorithm: clients whose weights have a few bits (`quantise`, Table 4; with fusion.steps = 0, FedAvg with
+such clients), teachers drawn around the clients' models (`swag`, Table 7), only the public samples the teachers are
+sure of (`low_entropy_top`), and defences against single clients (`ensemble`, `average`, `update_clip`, `drop_worst`).
 """
 
 from dataclasses import dataclass, field
@@ -17,14 +21,16 @@ from torch import Tensor, nn
 
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
-from ..parts.aggregate import weighted_mean
 from ..parts.distill import Distill, Distilled, distill, visits
-from ..parts.local import Local, logits_of, weights_of
-from ..parts.teachers import Cache, Ensemble, Rule, drop_worst
+from ..parts.local import Local, weights_of
+from ..parts.lowbit import OFF, LowBit
+from ..parts.teachers import Cache, Ensemble, Rule, drop_worst, lowest_entropy
 from ..server import Server
-from ..wire import ConfigError, Weights
+from ..wire import Weights
+from .feddf_options import Swag, check_feddf, clipped, drawn_around
 from .local_update import local_update
-from .shared import accuracy_on, finite_models, models_of, side_by_side
+from .lowbit_update import lowbit_update, unpacked
+from .shared import accuracy_on, average_of, finite_models, models_of, side_by_side
 
 
 @register("feddf")
@@ -35,7 +41,7 @@ class FedDF:
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=Distill)
     mu: float = 0.0  # proximal term in the clients' objective, as in FedProx
-    average: Literal["weighted", "uniform"] = "weighted"  # line 11; teachers always count the same
+    average: Literal["weighted", "uniform", "median"] = "weighted"  # line 11; teachers always count the same
     student_init: Literal["from_average", "from_previous"] = "from_average"
     ensemble: Rule = "avg_logits"
     drop_worst: bool = False  # clients that guess on the validation set are neither averaged nor teachers
@@ -43,6 +49,10 @@ class FedDF:
     drop_outliers: bool = False  # and if there are none, those far below the others
     distill_absent: bool = False  # also distil prototypes that had no client this round
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
+    quantise: LowBit = field(default_factory=LowBit)
+    swag: Swag = field(default_factory=Swag)
+    low_entropy_top: int | None = None  # distil on so many public samples of a round: those the teachers are surest of
+    update_clip: float | None = None  # longest update of a client, in multiples of its architecture's median
 
     info: ClassVar[Info] = Info(
         title="FedDF",
@@ -65,19 +75,30 @@ class FedDF:
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M = state.weights
         S = fed.sample()  # line 6
-        sent = per_client(lambda k: M[fed.prototype(k)])
-        x = fed.map(local_update, S, weights=sent, local=self.local, mu=self.mu)  # lines 7-8
+        x = self.train(S, M, fed, server)  # lines 7-8
         d = self.public_indices(fed, server)
         teachers = self.teachers(x, d, fed, server)
-        n = {k: fed.copies.get(k, 1) * (fed.num_examples(k) if self.average == "weighted" else 1) for k in teachers}
         x_0 = {}
         for P in server.prototypes:  # line 9
             S_P = [k for k in teachers if fed.prototype(k) == P]  # line 10
             if S_P and self.student_init == "from_average":
-                x_0[P] = weighted_mean([x[k].weights for k in S_P], [n[k] for k in S_P])  # line 11
+                x_0[P] = average_of(self.average, x, S_P, fed)  # line 11
             elif S_P or (self.distill_absent and teachers):
                 x_0[P] = M[P]
+        if teachers and self.swag.samples:
+            measured = self.ensemble if self.report_ensemble else None
+            teachers = drawn_around(teachers, self.swag, d, fed, server, measured)
         return self.State(M | self.fuse(x_0, teachers, d, fed, server))  # line 15
+
+    def train(self, S: list[str], M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
+        """Lines 7-8: every client trains the model of its architecture."""
+        payload = {"weights": per_client(lambda k: M[fed.prototype(k)]), "local": self.local, "mu": self.mu}
+        if self.quantise.bits == OFF:
+            x = fed.map(local_update, S, **payload)
+        else:
+            bits = fed.map(lowbit_update, S, **payload, quantise=self.quantise)
+            x = unpacked(bits, M, self.quantise, fed, server)
+        return x if self.update_clip is None else clipped(x, M, self.update_clip, fed, server)
 
     def fuse(
         self, x_0: dict[str, Weights], teachers: dict[str, nn.Module], d: Tensor, fed: Federation, server: Server
@@ -88,11 +109,13 @@ class FedDF:
         """
         if self.fusion.steps == 0 or not teachers:
             return x_0
-        seed, copies = fed.seed("fusion"), [float(fed.copies.get(k, 1)) for k in teachers]
+        seed, top = fed.seed("fusion"), self.low_entropy_top
+        copies = [float(fed.copies.get(k, 1)) for k in teachers]
         teacher: Any = Ensemble(list(teachers.values()), self.ensemble, copies, self.fusion.temperature)
         if not server.public.fresh:
-            seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
+            seen = d if top else d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
             teacher = Cache.of(teacher, server.public, seen, partial(side_by_side, fed, server))
+            d = lowest_entropy(teacher, d, top) if top else d
         validate = accuracy_on(server.validation)
 
         def student(P: str) -> tuple[Weights, Distilled]:
@@ -132,22 +155,7 @@ class FedDF:
 
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""
-        if self.mu < 0:
-            raise ConfigError(f"feddf: mu = {self.mu} must not be negative")
-        if not 0 <= self.drop_threshold <= server.num_classes:
-            raise ConfigError(f"feddf: drop_threshold = {self.drop_threshold} must be in [0, {server.num_classes}]")
-        if self.drop_outliers and not self.drop_worst:
-            raise ConfigError("feddf: drop_outliers = true has no effect without drop_worst = true")
-        if server.validation is None and (self.drop_worst or self.fusion.keep_init_if_better):
-            raise ConfigError("feddf: drop_worst and fusion.keep_init_if_better need a validation set on the server")
-        if self.fusion.steps == 0:
-            return
-        if server.public is None:
-            raise ConfigError("feddf distils on public samples: set public.source, or fusion.steps = 0 to average only")
-        for P in server.prototypes:
-            shape = tuple(logits_of(server.model(P, server.init(P)), server.public[torch.tensor([0])]).shape)
-            if shape != (1, server.num_classes):
-                raise ConfigError(f"feddf: {P!r} gives logits {shape} for one sample, not (1, {server.num_classes})")
+        check_feddf(self, server)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

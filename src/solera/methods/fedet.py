@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
-from ..parts.aggregate import weighted_mean
 from ..parts.consensus import ConsensusTeacher, ensemble_loss, normalised
 from ..parts.distill import Distill, distill, visits
 from ..parts.local import Local, weights_of
 from ..parts.teachers import Cache
 from ..server import Server
 from ..wire import ConfigError, Weights
-from .local_update import local_update
-from .shared import finite_models, models_of, side_by_side
+from .local_update import Update, local_update
+from .shared import average_of, finite_models, models_of, side_by_side
 
 
 def tau_s_steps() -> Distill:
@@ -48,7 +47,8 @@ class FedET:
     fusion: Distill = field(default_factory=tau_s_steps)
     diversity: float = 0.05  # lambda
     div_target: Literal["raw", "normalised"] = "raw"  # s_div as it is, or divided by its sum
-    report_ensemble: bool = False  # measure the teachers' consensus each round (costs a pass of each)
+    average: Literal["uniform", "median"] = "uniform"  # lines 9, 10; median: number by number, against liars
+    report_ensemble: bool = True  # measure the teachers' consensus each round (costs a pass of each)
 
     info: ClassVar[Info] = Info(
         title="Fed-ET",
@@ -69,6 +69,11 @@ class FedET:
     def __post_init__(self) -> None:
         if not 0 <= self.diversity < float("inf"):
             raise ConfigError(f"fedet: diversity = {self.diversity} must not be negative (0 switches the term off)")
+        if self.local.steps is not None and self.local.epochs != Local.epochs:
+            raise ConfigError(
+                f"fedet: local.epochs = {self.local.epochs} has no effect beside local.steps = {self.local.steps}: "
+                "leave it out, or set local.steps = 'none' to train by epochs"
+            )
         if self.fusion.temperature != 1 or self.fusion.t_squared or self.fusion.keep_init_if_better:
             raise ConfigError(
                 "fedet: labels have no temperature and the last of the server's steps counts: leave out "
@@ -91,28 +96,27 @@ class FedET:
         teachers = self.teachers(x, d, fed, server)  # line 8
         if not teachers:
             return state
-        m = {k: fed.copies.get(k, 1) for k in teachers}  # with replacement, S is a multiset
-        h = weighted_mean([head_of(x[k].weights) for k in teachers], list(m.values()))  # line 9
+        heads = Replies((k, Update(head_of(x[k].weights))) for k in teachers)
+        h = average_of(self.average, heads, list(teachers), fed)  # line 9
         large = Model(state.large.prototype, state.large.weights | h)
-        large = self.transfer(large, teachers, m, d, fed, server)  # line 10, eq. 11
+        large = self.transfer(large, teachers, d, fed, server)  # line 10, eq. 11
         for i in server.prototypes:
             S_i = [k for k in teachers if fed.prototype(k) == i]
             if S_i:
-                M = M | {i: weighted_mean([x[k].weights for k in S_i], [m[k] for k in S_i])}  # eq. 12
+                M = M | {i: average_of(self.average, x, S_i, fed)}  # line 10, eq. 12
         h = head_of(large.weights)
         return self.State({i: w_i | h for i, w_i in M.items()}, large)  # line 11: also those without a client
 
-    def transfer(
-        self, large: Model, models: dict[str, nn.Module], m: dict[str, int], d: Tensor, fed: Federation, server: Server
-    ) -> Model:
+    def transfer(self, large: Model, models: dict[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> Model:
         """The server's steps (eq. 11) on the ensemble loss (eq. 10). Labels of a static view are asked for once."""
         seed = fed.seed("fusion")
-        teacher: Any = ConsensusTeacher(list(models.values()), list(m.values()))
+        copies = [fed.copies.get(k, 1) for k in models]  # with replacement, S is a multiset
+        teacher: Any = ConsensusTeacher(list(models.values()), copies)
         facts: dict[str, Any] = {}
         if self.fusion.steps > 0 and not server.public.fresh:
             seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
             teacher = Cache.of(teacher, server.public, seen, partial(side_by_side, fed, server))
-            facts["dissent"] = teacher.targets[1].sum(-1).mean().item()  # A(x), the weight of those who dissent
+            facts["dissent"] = teacher.targets[1].sum(-1).nan_to_num().mean().item()  # A(x): who dissents
 
         def loss(logits: Tensor, labels: Tensor, dissent: Tensor) -> Tensor:
             target = normalised(dissent) if self.div_target == "normalised" else dissent

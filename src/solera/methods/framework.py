@@ -11,29 +11,21 @@ All updates are those of "off", to the bit; what a round reports as the designat
 except in the last round, where it is the same.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from ..federation import Federation, QuorumNotMet, Replies
+from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.distill import Distill
-from ..parts.local import Local, is_finite, logits_of
+from ..parts.local import Local
 from ..parts.norms import parameter_names
 from ..server import Server
 from ..wire import ConfigError, Weights
-from .ensembles import EnsembleTrainer, Member, Upload
+from .cohort import Clock, Cohort
+from .ensembles import EnsembleTrainer, Member
 from .global_trainers import GlobalTrainer, Lesson, public_indices
-from .grouping import MIN_SECURE, Schedule, check_groups, drop_small, members_of, split
-from .local_update import Update
-from .shared import finite_models
-from .trainers import Group, LocalTrainer, Models, Seeds, mean_reply
-
-NORM_SAMPLES = 1024  # public samples that give drawn models their BatchNorm statistics
+from .grouping import Schedule, check_groups, drop_small, split
+from .trainers import LocalTrainer, Models, Seeds, flat, nest
 
 
 @register("framework")
@@ -46,19 +38,19 @@ class Framework:
     local_trainer: LocalTrainer = field(default_factory=LocalTrainer)
     ensemble_trainer: EnsembleTrainer = field(default_factory=EnsembleTrainer)
     global_trainer: GlobalTrainer = field(default_factory=GlobalTrainer)
-    K: int = 2  # global models (of each architecture), each trained by a group of its own
-    group_sizes: tuple[int, ...] | None = None  # how clients are shared out; default: evenly
+    K: int = 2  # global models (of each architecture), each trained by a group of clients
+    group_sizes: tuple[int, ...] | None = None  # how the clients are shared out; left out: evenly
     schedule: Schedule = "random"  # groups drawn anew each round, or Fed-ensemble's strata
     pipeline: Literal["off", "strict", "eager"] = "off"  # designated only: clients train while the server distils
-    secure: bool = False  # refuse whatever secure aggregation forbids: individual models, groups of one client
-    save_ensemble: bool = False  # keep client models in the state, for inference; aggregated ones always are
+    secure: bool = False  # refuse what secure aggregation forbids: individual models, groups of one client
+    save_ensemble: bool = False  # keep the round's client models, for inference; aggregated ones always are
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
 
     info: ClassVar[Info] = Info(
         title="Generalised framework",
-        paper="FedEED's Algorithm 1, anonymous ICLR submission",
+        paper="FedEED's Algorithm 1, ICLR submission",
         models="any mix; K groups in each architecture",
-        wire="model down, model up (scaffold: and control variates)",
+        wire="model down, model up (with scaffold also control variates)",
         public="unlabelled, on the server",
         state="nothing",
         privacy="means only",
@@ -68,7 +60,7 @@ class Framework:
     class State:
         t: int  # the round of the newest aggregates; -1 at first
         models: dict[str, list[Weights]]  # w^g*_k of each architecture: what group k trains next
-        pending: dict[str, Weights]  # w^g_0 of each architecture whose distillation is still to come (pipeline)
+        pending: dict[str, Weights]  # w^g_0 of each architecture, while its distillation is still to come
         memory: dict[str, list[Weights]]  # what the local trainer keeps beside each model
         history: list[list[Member]]  # the ensemble: its members of the last R rounds
 
@@ -80,73 +72,122 @@ class Framework:
         if self.group_sizes is not None and self.schedule == "strata":
             raise ConfigError("group_sizes: strata are of equal size; leave it out, or set schedule = 'random'")
         if self.pipeline != "off" and not self.global_trainer.designated:
-            raise ConfigError(
-                f"pipeline = {self.pipeline!r}: needs method.global_trainer.kind = 'designated', where most groups "
-                "need not wait for a distillation"
-            )
-        if self.secure and self.needs_client_models:
-            raise ConfigError(f"secure = true: {', '.join(self._curious)} needs individual client models")
-        self.local_trainer.check(self.local)
+            raise ConfigError(f"pipeline = {self.pipeline!r}: only designated distillation leaves groups free to train")
+        if self.secure and self.curious:
+            raise ConfigError(f"secure = true: {', '.join(self.curious)} needs individual client models")
+
+    # -- Algorithm 1 --
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        check_groups(self.shares, self.secure, self.global_trainer.designated, fed, server)
+        w = {(P, k): server.init(P, k) for P in server.prototypes for k in range(self.K)}  # w^g*_{-1,k}
+        memory = {g: self.local_trainer.memory(g, w[g], parameter_names(server.template(g[0]))) for g in w}
+        return self.State(-1, nest(w), {}, nest(memory), [])
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        t, seeds, clock = fed.round, Seeds(fed.run_seed, fed.round), Clock(server)
+        S = split(self.shares, self.schedule, fed, server)  # S_{t,0}, ..., S_{t,K-1}
+        S = drop_small(S, server) if self.secure else S
+        d = public_indices(self.fusion, seeds, server)
+        cohort = Cohort(S, self.local_trainer, bool(self.curious), fed, server, clock)
+        w = self.train(cohort, state, fed, server, clock)  # w^g*_{t-1,k}: what was sent
+        means, uploads = cohort.collect(w, d[: self.fusion.batch], self.secure)  # w^l*_{t,k}
+        if not means:
+            server.event("round_empty", reason="no upload is usable")
+            return state
+        w_g, memory = cohort.aggregate(means, w, flat(state.memory))  # w^g_{t,k}
+        members = self.ensemble_trainer.members(w_g, uploads, w, d, seeds, server)
+        history = [*state.history, members][-self.ensemble_trainer.R :]  # w^e*_t
+        self.report(history, server)
+        x = w | w_g
+        students = {g: x[g] for g in self.global_trainer.students(t, list(x), set(means))}
+        if self.pipeline != "off":
+            later = {P: student for (P, _), student in students.items()}
+            return self.State(t, nest(x | {g: w[g] for g in students}), later, nest(memory), history)
+        x |= self.lesson(students, t, history, fed, server, clock).teach(students)  # w^g*_{t,k}
+        return self.State(t, nest(x), {}, nest(memory), history if self.keeps_ensemble else [])
+
+    def train(self, cohort: Cohort, state: State, fed: Federation, server: Server, clock: Clock) -> Models:
+        """Start every group as soon as its model is there, giving the distillation that was put off; the models sent.
+
+        Designated groups are exchanges of their own even where nothing overlaps, because a client's random numbers
+        depend on the number of its exchange.
+        """
+        w, memory = flat(state.models), flat(state.memory)
+        first = [(P, 0) for P in server.prototypes if self.global_trainer.designated]
+        cohort.start([g for g in w if g not in first], w, memory, self.local)
+        students = {(P, 0): student for P, student in state.pending.items()}
+        lesson = self.lesson(students, state.t, state.history, fed, server, clock)
+        for batch in [[g] for g in first] if self.pipeline == "eager" else [first]:
+            w |= lesson.teach({g: students[g] for g in batch if g in students})
+            for g in batch:
+                cohort.start([g], w, memory, self.local)
+        return w
+
+    def finish(self, state: State, fed: Federation, server: Server) -> State:
+        """The distillation of the last round, where it was put off."""
+        students = {(P, 0): student for P, student in state.pending.items()}
+        lesson = self.lesson(students, state.t, state.history, fed, server, Clock(server))
+        x = flat(state.models) | lesson.teach(students)
+        return replace(state, models=nest(x), pending={}, history=state.history if self.keeps_ensemble else [])
+
+    def lesson(
+        self, students: Models, t: int, history: list[list[Member]], fed: Federation, server: Server, clock: Clock
+    ) -> Lesson:
+        """The distillation of round t, its teachers asked already."""
+        members, seeds = [m for checkpoint in history for m in checkpoint], Seeds(fed.run_seed, t)
+        return self.global_trainer.lesson(
+            list(students), members, self.ensemble_trainer, self.fusion, seeds, server, clock
+        )
+
+    def report(self, history: list[list[Member]], server: Server) -> None:
+        """Have the ensemble measured as it teaches: before any distillation."""
+        members = [m for checkpoint in history for m in checkpoint]
+        if self.report_ensemble and members and not self.ensemble_trainer.weighted:
+            voices = [(m.prototype, m.weights) for m in members for _ in range(int(m.share))]
+            server.report_ensemble("ensemble", voices, self.ensemble_trainer.rule)
+
+    # -- what follows from the settings --
 
     @property
-    def _curious(self) -> list[str]:
+    def curious(self) -> list[str]:
         """The slots that need individual client models."""
         slots = ("local_trainer", "ensemble_trainer", "global_trainer")
         return [f"method.{s}" for s in slots if getattr(self, s).needs_client_models]
 
     @property
-    def needs_client_models(self) -> bool:
-        return bool(self._curious)
+    def shares(self) -> tuple[int, ...]:
+        return self.group_sizes or (1,) * self.K
+
+    @property
+    def keeps_ensemble(self) -> bool:
+        """Whether the ensemble stays in the state between rounds."""
+        return self.save_ensemble or not self.curious
 
     def describe(self) -> Info:
-        """`info` with what follows from the slots."""
-        if self.needs_client_models:
-            privacy = f"individual replies (for {', '.join(self._curious)})"
-        else:
-            privacy = "means only (no slot needs individual models)"
-        public = self.info.public if self.global_trainer.distils else "none"
+        """`info` for these settings."""
+        privacy = (
+            f"individual replies (for {', '.join(self.curious)})"
+            if self.curious
+            else "means only (no slot needs single models)"
+        )
+        public = self.info.public if self.global_trainer.distils and self.fusion.steps else "none"
         return replace(self.info, public=public, state=self.local_trainer.client_state, privacy=privacy)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
-        check_groups(self.shares, self.secure, fed, server)
-        w = {(P, k): server.init(P, k) for P in server.prototypes for k in range(self.K)}  # w^g*_{-1,k}
-        memory = {g: self.local_trainer.memory(w[g], parameter_names(server.template(g[0]))) for g in w}
-        return self.State(-1, nest(w), {}, nest(memory), [])
+    def check(self, server: Server) -> None:
+        """Refuse at the start what would fail in the middle."""
+        self.local_trainer.check(self.local)
+        self.global_trainer.check(self.fusion, server)
 
-    def round(self, state: State, fed: Federation, server: Server) -> State:
-        clock, seeds = Clock(server), Seeds(fed.run_seed, fed.round)
-        w, memory = flat(state.models), flat(state.memory)  # w^g*_{t-1,k}
-        S = split(self.shares, self.schedule, fed, server)  # S_{t,0}, ..., S_{t,K-1}
-        S = drop_small(S, server) if self.secure else S
-        running = [self.start({k: g for k, g in S.items() if not self.waits(g)}, w, memory, fed, clock)]
-        late = [P for P in server.prototypes if self.waits((P, 0))]
-        lesson = self.lesson(state, fed, server, clock)
-        for batch in [[P] for P in late] if self.pipeline == "eager" else [late]:
-            w |= self.distil(lesson, {(P, 0): state.pending[P] for P in batch if P in state.pending}, clock)
-            for P in batch:
-                running.append(self.start({k: g for k, g in S.items() if g == (P, 0)}, w, memory, fed, clock))
-        means, uploads = self.collect(running, S, w, seeds, fed, server)  # w^l*
-        if not means:
-            server.event("round_empty", reason="no upload is usable")
-            return state
-        new, rejected = dict(w), set()
-        for g, (mean, count) in means.items():
-            owner, N = self.local_trainer.owner(g), len(members_of(fed, g[0]))
-            found, kept = self.local_trainer.update(w[g], memory[owner], mean, count / N)  # w^g_{t,k}
-            if is_finite(found):
-                new[g], memory[owner] = found, kept
-            else:
-                rejected.add(g)
-                server.event("aggregate_rejected", prototype=g[0], group=g[1], reason="not finite")
-        usable = {g: new[g] for g in new if g not in rejected}
-        inputs = self.norm_inputs(seeds, server)
-        members = self.ensemble_trainer.members(usable, uploads, w, seeds, server, inputs)
-        history = [*state.history, members][-self.ensemble_trainer.R :]  # w^e*_t
-        if self.report_ensemble:
-            self.report(history, server)
-        students = self.global_trainer.students(fed.round, list(new), set(means))
-        state = self.State(fed.round, nest(new), {P: new[P, k] for P, k in students}, nest(memory), history)
-        if self.pipeline == "off":
-            return self.close(state, students, fed, server, clock)  # w^g*_{t,k}
-        return replace(state, models=nest(new | {g: w[g] for g in students}))
+    # -- results --
+
+    def models(self, state: State) -> dict[str, Model]:
+        """The first model of each architecture under its name; the others as name.1, name.2, ... if not designated."""
+        shown = 1 if self.global_trainer.designated else self.K
+        first = {P: Model(P, own[0]) for P, own in state.models.items()}
+        return first | {f"{P}.{k}": Model(P, state.models[P][k]) for P in first for k in range(1, shown)}
+
+    def ensemble_models(self, state: State) -> list[tuple[Model, float]]:
+        """The ensemble itself, for inference: its members, and how much each counts."""
+        return [(Model(m.prototype, m.weights), m.share) for checkpoint in state.history for m in checkpoint]

@@ -19,15 +19,14 @@ from torch.nn.functional import one_hot
 
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
-from ..parts.aggregate import weighted_mean
 from ..parts.distill import Distill, Distilled, distill, visits
 from ..parts.local import Local, weights_of
 from ..parts.teachers import Cache, Ensemble, Rule, Targets, Teacher
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .fedet import head_of
-from .local_update import local_update
-from .shared import accuracy_on, finite_models, models_of, side_by_side
+from .local_update import Update, local_update
+from .shared import accuracy_on, average_of, finite_models, models_of, side_by_side
 
 
 def hard(teacher: Teacher, inputs: Tensor) -> Targets:
@@ -47,8 +46,8 @@ class FusionLarge:
     targets: Literal["soft", "hard"] = "soft"  # what the ensemble thinks of every class, or only its first choice
     prototypes: Literal["distilled", "averaged"] = "distilled"  # what the next clients start from
     head: Literal["own", "shared"] = "own"  # shared: the clients' mean head to the server, the server's to all models
-    average: Literal["weighted", "uniform"] = "weighted"  # by number of examples, or every client the same
-    report_ensemble: bool = False  # measure the teachers' joint prediction each round (costs a pass of each)
+    average: Literal["weighted", "uniform", "median"] = "weighted"  # of the small models; heads: each client the same
+    report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
 
     info: ClassVar[Info] = Info(
         title="Fusion into a large server model",
@@ -90,29 +89,24 @@ class FusionLarge:
         models = self.teachers(x, d, fed, server)
         if not models:
             return state
-        m = {k: float(fed.copies.get(k, 1)) for k in models}
-        n = {k: m[k] * (fed.num_examples(k) if self.average == "weighted" else 1) for k in models}
-        x_0 = {}
-        for P in server.prototypes:
-            S_P = [k for k in models if fed.prototype(k) == P]
-            if S_P:
-                x_0[P] = weighted_mean([x[k].weights for k in S_P], [n[k] for k in S_P])
-        teacher = self.teacher(models, list(m.values()), d, fed, server)
+        S = {P: [k for k in models if fed.prototype(k) == P] for P in server.prototypes}
+        x_0 = {P: average_of(self.average, x, S[P], fed) for P in S if S[P]}
+        teacher = self.teacher(models, d, fed, server)
         fuse = partial(self.fuse, teacher=teacher, d=d, fed=fed, server=server)
         students = x_0 if self.prototypes == "distilled" else {}
         if self.head == "own":
             M = M | x_0 | fuse({large: state.large.weights} | students)
         else:  # the small models get the head before they are distilled, so that their bodies learn to use it
-            h = weighted_mean([head_of(x[k].weights) for k in models], list(m.values()))
+            heads = Replies((k, Update(head_of(x[k].weights))) for k in models)
+            h = average_of("median" if self.average == "median" else "uniform", heads, list(models), fed)
             w = fuse({large: state.large.weights | h})
             M = {P: m | head_of(w[large]) for P, m in (M | x_0).items()} | w
             M = M | fuse({P: M[P] for P in students})
         return self.State({P: M[P] for P in server.prototypes}, Model(large, M[large]))
 
-    def teacher(
-        self, models: dict[str, nn.Module], copies: list[float], d: Tensor, fed: Federation, server: Server
-    ) -> Teacher | Cache:
+    def teacher(self, models: dict[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> Teacher | Cache:
         """What all clients say together. All students see the same samples, so it is asked once about each."""
+        copies = [float(fed.copies.get(k, 1)) for k in models]
         teacher: Teacher = Ensemble(list(models.values()), self.ensemble, copies, self.fusion.temperature)
         if self.targets == "hard":
             teacher = partial(hard, teacher)

@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..parts.distill import Distill, Distilled, distill, visits
+from ..parts.distill import Distill, Distilled, Validate, distill, visits
 from ..parts.local import logits_of, weights_of
 from ..parts.teachers import Cache
 from ..server import Server
 from ..wire import ConfigError, Weights
+from .cohort import Clock
 from .ensembles import EnsembleTrainer, Member
-from .shared import accuracy_on
+from .shared import accuracy_on, check_logits
 from .trainers import Group, Models, Seeds
 
 
@@ -70,41 +71,66 @@ class GlobalTrainer:
         fusion: Distill,
         seeds: Seeds,
         server: Server,
+        clock: Clock,
     ) -> "Lesson":
         """Ask the teachers about the round's public samples, once. `seeds` are those of the round that is taught."""
+        if not students or not fusion.steps:
+            return Lesson({}, torch.empty(0), fusion, seeds, server, clock)
         d = public_indices(fusion, seeds, server)
-        probe = server.public[d[: fusion.batch]] if len(d) else d
+        probe = server.public[d[: fusion.batch]]
         fine = [m for m in members if _answers(server, m, probe)]
         if len(fine) < len(members):
             server.event("teacher_rejected", count=len(members) - len(fine), reason="non-finite logits")
 
-
         def ask(own: list[Member]) -> Any:
-            if not own or not fusion.steps:
+            if not own:
                 return None
-            return _asked(ensemble.teacher(own, fusion.temperature, server), d, fusion, seeds, server)
+            teacher = ensemble.teacher(own, fusion.temperature, server)
+            return clock.timed("ask", _asked, teacher, d, fusion, seeds, server)
 
         if self.exclude_self:
             teachers = {g: ask([m for m in fine if (m.prototype, m.group) != g]) for g in students}
         else:
             teachers = dict.fromkeys(students, ask(fine))
-        validation = server.validation if self.early_stop else None
-        return Lesson(teachers, d, fusion, seeds, server, validation)
+        validate = accuracy_on(server.validation) if self.early_stop else None
+        return Lesson(teachers, d, fusion, seeds, server, clock, validate)
+
+    def check(self, fusion: Distill, server: Server) -> None:
+        """Refuse at the start what would fail in the middle."""
+        if not self.distils or not fusion.steps:
+            return
+        if server.public is None:
+            raise ConfigError("distillation needs public samples: set public.source, or method.fusion.steps = 0")
+        if fusion.keep_init_if_better and (server.validation is None or not self.early_stop):
+            raise ConfigError("method.fusion.keep_init_if_better = true: there is no validation set to compare on")
+        check_logits("method.fusion", server)
 
 
 class Lesson:
     """One round's distillation, ready to be given to its students together or one after another."""
 
-    def __init__(self, teachers: dict[Group, Any], d: Tensor, fusion: Distill, seeds: Seeds, server: Server, data: Any):
-        self.teachers, self.d, self.fusion, self.seeds, self.server = teachers, d, fusion, seeds, server
-        self.validate = accuracy_on(data)
+    def __init__(
+        self,
+        teachers: dict[Group, Any],
+        d: Tensor,
+        fusion: Distill,
+        seeds: Seeds,
+        server: Server,
+        clock: Clock,
+        validate: Validate | None = None,
+    ):
+        self.teachers, self.d, self.fusion, self.seeds = teachers, d, fusion, seeds
+        self.server, self.clock, self.validate = server, clock, validate
 
     def teach(self, students: Models) -> Models:
         """The students' weights after distillation; those without a teacher as they are."""
-        taught = [g for g in students if self.teachers[g] is not None]
+        taught = [g for g in students if self.teachers.get(g) is not None]
+        if not taught:
+            return students
         place = {g: i for i, g in enumerate(self.teachers)}  # a student's random numbers do not depend on company
         jobs = [partial(self._student, g, students[g]) for g in taught]
-        results = self.server.parallel(jobs, [self.seeds("job", place[g]) for g in taught])
+        seeds = [self.seeds("job", place[g]) for g in taught]
+        results = self.clock.timed("distil", self.server.parallel, jobs, seeds)
         for (P, k), (_, done) in zip(taught, results, strict=True):
             kind = "distill_diverged" if done.diverged else "distilled"
             facts = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss, "accuracy": done.accuracy}

@@ -26,7 +26,8 @@ def members_of(fed: Federation, P: str) -> torch.Tensor:
 
 def split(shares: Sequence[int], schedule: Schedule, fed: Federation, server: Server) -> dict[str, Group]:
     """The cohort of this round in K groups inside each architecture: client -> (architecture, k)."""
-    S, K, group = fed.sample(), len(shares), {}
+    S, K = fed.sample(), len(shares)
+    group: dict[str, Group] = {}
     for P in server.prototypes:
         S_P = [k for k in S if fed.prototype(k) == P]
         if schedule == "strata":
@@ -58,8 +59,8 @@ def _strata(S: Sequence[str], K: int, P: str, fed: Federation) -> dict[str, int]
     return {k: model_of[int(stratum[fed.clients.index(k)])] for k in S}
 
 
-def check_groups(shares: Sequence[int], secure: bool, fed: Federation, server: Server) -> None:
-    """Refuse more groups than there can be clients for, and under `secure` groups that can never have two."""
+def check_groups(shares: Sequence[int], secure: bool, designated: bool, fed: Federation, server: Server) -> None:
+    """Refuse more groups than there can be clients for, and groups too small for what is asked of them."""
     K, fraction = len(shares), fed.config.fraction
     m = max(1, int(fraction * len(fed.clients) + 0.5))
     for P in server.prototypes:
@@ -70,6 +71,11 @@ def check_groups(shares: Sequence[int], secure: bool, fed: Federation, server: S
         if secure and min(group_sizes(active, shares)) < MIN_SECURE:
             raise ConfigError(
                 f"method.secure = true: {where}, too few for {MIN_SECURE} in each of {K} groups; lower method.K"
+            )
+        if designated and K > 1 and (size := group_sizes(active, shares)[0]) < fed.config.min_replies:
+            raise ConfigError(
+                f"federation.min_replies = {fed.config.min_replies}: the designated group is asked on its own, and has "
+                f"{size} clients of {P!r} at most"
             )
 
 

@@ -1,8 +1,8 @@
 """MNFL where all clients have the same architecture: parameters instead of predictions are mixed (section 5.2.1).
 
-The appendix that defines this version is not part of the text; docs/methods/mnfl.md says how it is read here. Client
-n starts from its own mixture sum_m c_mn w^m, which the server keeps, and trains; the collaborative loss is the squared
-distance between mixture and trained model, per parameter. With c = 1/N it is FedAvg with a uniform average.
+The appendix that defines this version is not part of the text; docs/methods/mnflparam.md says how it is read here.
+Client n starts from its own mixture sum_m c_mn w^m, which the server keeps, and trains; the collaborative loss is the
+squared distance between mixture and trained model, per parameter. With c = 1/N it is FedAvg with a uniform average.
 """
 
 from dataclasses import dataclass, field
@@ -79,13 +79,8 @@ class MNFLParameters:
         names = parameter_names(server.template(server.prototypes[0]))
         models = list(w.values())
         p = sum(models[0][n].numel() for n in names)
-        return learn(
-            c,
-            partial(gram_slope, gram_matrix(models, names), p),
-            shares(list(w), fed),
-            len(fed.clients),
-            self.coefficients,
-        )
+        slope = partial(gram_slope, gram_matrix(models, names), p)
+        return learn(c, slope, shares(list(w), fed), len(fed.clients), self.coefficients)
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

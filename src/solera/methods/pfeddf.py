@@ -9,11 +9,13 @@ from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.distill import Distill
 from ..parts.local import Local, Score, evaluate, fit, is_finite, weights_of
+from ..parts.lowbit import LowBit
 from ..parts.teachers import Rule
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, Weights
 from .feddf import FedDF
+from .feddf_options import Swag
 
 
 @task
@@ -32,8 +34,8 @@ def score_tuned(client: Client, weights: Weights, local: Local, tuned: bool) -> 
 
 def _tuned(client: Client, weights: Weights, local: Local) -> nn.Module:
     model = client.model(weights)
-    fit(model, client.train.inputs, client.train.labels, local, client.seed)
-    return model if is_finite(weights_of(model)) else client.model(weights).eval()
+    done = fit(model, client.train.inputs, client.train.labels, local, client.seed)
+    return client.model(weights).eval() if done.stopped or not is_finite(weights_of(model)) else model
 
 
 @register("pfeddf")
@@ -46,7 +48,9 @@ class PFedDF:
     local: Local = field(default_factory=Local)  # from here on as in feddf
     fusion: Distill = field(default_factory=Distill)
     mu: float = 0.0  # proximal term in the clients' objective, as in FedProx
-    average: Literal["weighted", "uniform"] = "weighted"  # of the clients' models; teachers always count the same
+    average: Literal["weighted", "uniform", "median"] = (
+        "weighted"  # of the clients' models; teachers always count the same
+    )
     student_init: Literal["from_average", "from_previous"] = "from_average"  # where distillation starts
     ensemble: Rule = "avg_logits"  # how the teachers are combined
     drop_worst: bool = False  # clients that guess on the validation set are neither averaged nor teachers
@@ -54,6 +58,10 @@ class PFedDF:
     drop_outliers: bool = False  # and if there are none, those far below the others
     distill_absent: bool = False  # also distil prototypes that had no client this round
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
+    quantise: LowBit = field(default_factory=LowBit)  # of the clients' weights on the way up
+    swag: Swag = field(default_factory=Swag)  # teachers drawn around the clients' models
+    low_entropy_top: int | None = None  # distil on so many public samples of a round: those the teachers are surest of
+    update_clip: float | None = None  # longest update of a client, in multiples of its architecture's median
 
     info: ClassVar[Info] = Info(
         title="pFedDF",

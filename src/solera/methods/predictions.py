@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..federation import Federation, QuorumNotMet, Replies
 from ..parts.distill import divergence
-from ..parts.local import Local, fit, is_finite, logits_of, weights_of
+from ..parts.local import Fitted, Local, fit, is_finite, logits_of, weights_of
 from ..parts.norms import train_mode
 from ..parts.objectives import Objective
 from ..parts.teachers import entropy
@@ -55,7 +55,11 @@ def train_and_predict(client: Client, local: Local, only_new: bool, drawn: Drawn
     own = client.state.get("model")
     model = client.model(own)
     if own is None or not only_new:
-        fit(model, client.train.inputs, client.train.labels, local, client.seed)
+        done = fit(model, client.train.inputs, client.train.labels, local, client.seed)
+        if done.stopped:
+            raise SoleraError(
+                "local training blew up (a loss above 1,000 or not a number); the model before it is kept"
+            )
     probs = _predict(model, inputs, temperature)
     client.state["model"] = weights_of(model)
     client.state["drawn"] = {"indices": drawn.indices}  # so that they travel once
@@ -85,8 +89,7 @@ def distil_and_train(
 ) -> None:
     """The same, and train on private data afterwards."""
     model, _ = _distil(client, targets, distil, temperature, student_norm)
-    fit(model, client.train.inputs, client.train.labels, local, seed_from(client.seed, "train"))
-    _keep(client, model)
+    _keep(client, model, fit(model, client.train.inputs, client.train.labels, local, seed_from(client.seed, "train")))
 
 
 def _public_inputs(client: Client, drawn: Drawn) -> Tensor:
@@ -112,8 +115,8 @@ def _distil(
 ) -> tuple[nn.Module, Tensor]:
     inputs = client.public[client.state.pop("drawn")["indices"].long()]
     model = client.model(client.state["model"])
-    fit(model, inputs, targets, distil, client.seed, _towards_targets(temperature, student_norm))
-    return _keep(client, model), inputs
+    done = fit(model, inputs, targets, distil, client.seed, _towards_targets(temperature, student_norm))
+    return _keep(client, model, done), inputs
 
 
 def _towards_targets(temperature: float, student_norm: StudentNorm) -> Objective:
@@ -127,10 +130,10 @@ def _towards_targets(temperature: float, student_norm: StudentNorm) -> Objective
     return loss
 
 
-def _keep(client: Client, model: nn.Module) -> nn.Module:
-    """The client's model is now this one, unless it has blown up: that would never recover."""
+def _keep(client: Client, model: nn.Module, done: Fitted) -> nn.Module:
+    """The client's model is now this one, unless it has blown up: a model of its own would never recover."""
     weights = weights_of(model)
-    if not is_finite(weights):
+    if done.stopped or not is_finite(weights):
         return client.model(client.state["model"]).eval()
     client.state["model"] = weights
     return model

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..federation import Federation, Replies
 from ..method import Model
+from ..parts.aggregate import weighted_mean
 from ..parts.distill import Validate
 from ..parts.local import evaluate, logits_of
+from ..parts.robust import coordinate_median
 from ..server import Server
 from ..task import Data
-from ..wire import Weights
+from ..wire import ConfigError, Weights
 
 
 def models_of(weights: dict[str, Weights]) -> dict[str, Model]:
@@ -40,6 +42,22 @@ def finite_models(x: Replies, probe: Tensor, fed: Federation, server: Server) ->
             server.event("client_rejected", client=k, reason="non-finite logits on public samples")
             del models[k]
     return models
+
+
+def average_of(how: Literal["weighted", "uniform", "median"], x: Replies, S: list[str], fed: Federation) -> Weights:
+    """One model of the uploads of clients S: their mean, by examples or each the same, or their median by number."""
+    uploads = [x[k].weights for k in S]
+    if how == "median":
+        return coordinate_median(uploads, [fed.copies.get(k, 1) for k in S])
+    return weighted_mean(uploads, [fed.copies.get(k, 1) * (fed.num_examples(k) if how == "weighted" else 1) for k in S])
+
+
+def check_logits(name: str, server: Server) -> None:
+    """Refuse architectures that do not answer to a public sample with one logit for each class."""
+    for P in server.prototypes:
+        shape = tuple(logits_of(server.model(P, server.init(P)), server.public[torch.tensor([0])]).shape)
+        if shape != (1, server.num_classes):
+            raise ConfigError(f"{name}: {P!r} gives logits {shape} for one sample, not (1, {server.num_classes})")
 
 
 def _answers(model: nn.Module, inputs: Tensor) -> bool:

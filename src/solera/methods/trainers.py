@@ -25,6 +25,19 @@ Models = dict[Group, Weights]
 R = TypeVar("R")
 
 
+def flat(nested: dict[str, list[Weights]]) -> Models:
+    """Models by group, from the lists by architecture that a state holds."""
+    return {(P, k): x for P, own in nested.items() for k, x in enumerate(own)}
+
+
+def nest(models: Models) -> dict[str, list[Weights]]:
+    """The other way round."""
+    nested: dict[str, list[Weights]] = {}
+    for g in sorted(models):
+        nested.setdefault(g[0], []).append(models[g])
+    return nested
+
+
 class Seeds:
     """The seeds of round t, whenever its work is done: those of `Federation.seed` in that round."""
 
@@ -83,9 +96,9 @@ class LocalTrainer:
         """Whose memory on the server group g uses: its own, or the first group's for all."""
         return (g[0], 0) if self.kind == "scaffold" and self.shared_c else g
 
-    def memory(self, weights: Weights, parameters: Sequence[str]) -> Weights:
+    def memory(self, g: Group, weights: Weights, parameters: Sequence[str]) -> Weights:
         """What the server keeps beside a global model, at the start: a velocity, or the control variate c."""
-        if self.kind in ("fedavg", "fedprox"):
+        if self.kind in ("fedavg", "fedprox") or self.owner(g) != g:
             return {}
         return {n: torch.zeros_like(weights[n]) for n in parameters}
 

@@ -44,9 +44,9 @@ def check_output(
 ) -> None:
     """Raise ConfigError unless the model turns a batch of inputs into logits of shape [n, classes].
 
-    `model` is a model or a function that builds one. `shape` is that of one sample; a shape of one dimension means a
-    sequence of tokens unless `tokens` says otherwise. The model's weights, buffers, modes and torch's random state are
-    the same afterwards.
+    `model` is a model or a function that builds one. `shape` is that of one sample; one dimension means a sequence
+    of tokens if the model has an embedding, unless `tokens` says otherwise. The model's weights, buffers, modes and
+    torch's random state are the same afterwards.
     """
     with torch.random.fork_rng(devices=[]):
         made = model if isinstance(model, nn.Module) else model()
@@ -78,7 +78,7 @@ def run_once(model: nn.Module, shape: tuple[int, ...], name: str, tokens: bool |
         )
     like = next(iter(model.parameters()), torch.empty(0))
     if tokens is None:
-        tokens = len(shape) == 1
+        tokens = len(shape) == 1 and any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
     with torch.random.fork_rng(devices=[]), _untouched(model), torch.no_grad():
         if tokens:
             batch = torch.zeros(PROBE_BATCH, *shape, dtype=torch.int64, device=like.device)

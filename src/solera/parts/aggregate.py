@@ -40,7 +40,7 @@ class RunningMean:
         for name, t in weights.items():
             if t.is_floating_point():
                 # Two roundings, never a fused multiply-add: the bits must not depend on the vector unit.
-                self._sums[name].add_(t.to(torch.float64).mul_(n))
+                self._sums[name].add_(t.to(torch.float64) * n)
             else:
                 torch.maximum(self._sums[name], t, out=self._sums[name])
         self.total += n

@@ -28,7 +28,7 @@ class Coefficients:
     auto_lr: bool = False  # instead of lr: powers of 5 that bring the mean step of a column to 0.01 ... 0.05
     steps: int = 1  # a round
     lam: float = 1.0  # lambda, the weight of the collaborative loss
-    rho: float = 0.7  # the pull towards 1/N; 0: each for itself in the end, inf: c stays 1/N
+    rho: float = 0.7  # the pull towards 1/N; with 0, all end up learning from themselves alone
     constraint: Literal["simplex", "none", "softmax5"] = "simplex"  # on a column
 
     def __post_init__(self) -> None:
@@ -45,10 +45,11 @@ class Coefficients:
 def learn(c: Tensor, slope: Slope, share: Tensor, clients: int, cfg: Coefficients) -> Tensor:
     """The block `c` after this round's steps, eq. (7) of MNFL.
 
-    `share` is the weight D_n/D of each receiver's loss and `clients` the number N of all clients.
+    `share` is the weight D_n/D of each receiver's loss and `clients` the number N of all clients. With lr = 0, or
+    rho = inf and c = 1/N, where it begins, nothing moves.
     """
     if (cfg.lr == 0 and not cfg.auto_lr) or cfg.rho == math.inf:
-        return c  # not even the rounding of a projection
+        return c  # not even by the rounding of a projection
     mass = c.sum(0)
     for _ in range(cfg.steps):
         # Without a constraint the mass is free, and only the share of clients present is made up for.

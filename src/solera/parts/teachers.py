@@ -9,6 +9,12 @@ the student's loss is (cross-entropy of p against the student) - h, with softmax
     confidence   p = mean of softmax(logits / T),     h = H(p)             Fed-ET's consensus: who is sure of a
                      weighted by its variance                              sample counts more (see parts.consensus)
 
+and so that no single model can own the ensemble (see parts.robust):
+
+    clipped_logits        as avg_logits, the logits of a model scaled down where they are larger than the median model's
+    standardised_logits   as avg_logits, the logits of every model scaled to one spread, the median model's
+    median_probs          p = median of softmax(logits / T) class by class, scaled to sum to 1
+
 avg_probs and avg_losses have the same gradient and differ in the value of the loss: the mean of KL(p_k || q) is
 KL(p || q) plus a number the student cannot change.
 """
@@ -23,8 +29,12 @@ from torch import Tensor, nn
 
 from .consensus import confidence
 from .local import logits_of
+from .robust import clip_logits, median_probs, standardise_logits
 
-Rule = Literal["avg_logits", "avg_probs", "avg_losses", "confidence"]
+Rule = Literal[
+    "avg_logits", "avg_probs", "avg_losses", "confidence", "clipped_logits", "standardised_logits", "median_probs"
+]
+COMPARING = {"clipped_logits": clip_logits, "standardised_logits": standardise_logits}
 Targets = tuple[Tensor, ...]
 Teacher = Callable[[Tensor], Targets]
 Run = Callable[[list[Callable[[], Any]]], list[Any]]
@@ -80,6 +90,8 @@ class Ensemble:
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The targets of a batch. Sums run in float64, in the order of the models: equal models give their own
         answer back exactly."""
+        if self.rule in COMPARING or self.rule == "median_probs":
+            return self._compared(torch.stack([logits_of(model, inputs) for model in self.models]))
         total: list[Tensor] = []
         for model, a in zip(self.models, self.weights, strict=True):
             said = self._said(logits_of(model, inputs))
@@ -103,6 +115,16 @@ class Ensemble:
             return [probs, sure, sure * probs]
         return [probs, h]
 
+    def _compared(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The rules for which the models' answers [models, samples, classes] must be seen side by side."""
+        if self.rule == "median_probs":
+            probs = torch.stack([soft_targets(z, self.temperature)[0] for z in logits])
+            middle = median_probs(probs.double(), self.weights).to(logits.dtype)
+            return middle, entropy(middle)
+        level = COMPARING[self.rule](logits.double(), self.weights)
+        share = torch.tensor(self.weights, dtype=torch.float64).reshape(-1, 1, 1) / sum(self.weights)
+        return soft_targets((level * share).sum(0).to(logits.dtype), self.temperature)
+
 
 class Cache:
     """Targets of public samples, computed once and looked up by the index of the sample."""
@@ -122,7 +144,7 @@ class Cache:
         """Ask `teacher` once about each of the samples `indices`, in large batches.
 
         Batches are independent: `run` may work on them side by side. At no time is more kept than the targets and
-        one teacher's answers to one batch per worker.
+        one teacher's answers to one batch per worker (all teachers' answers, for the rules that compare them).
         """
         run = run or (lambda functions: [f() for f in functions])
         chunks = run([partial(_ask, teacher, samples, i) for i in indices.split(batch)])
@@ -133,6 +155,12 @@ class Cache:
         if bool((rows < 0).any()):
             raise IndexError("targets asked for public samples the teacher was never shown")
         return tuple(t[rows] for t in self.targets)
+
+
+def lowest_entropy(targets: Cache, indices: Tensor, count: int) -> Tensor:
+    """The `count` of the samples `indices` of whose class the teacher is surest, in the order given."""
+    kept = entropy(targets[indices][0]).sort(stable=True).indices[:count]
+    return indices[kept.sort().values]
 
 
 def _ask(teacher: Teacher, samples: Samples, indices: Tensor) -> Targets:

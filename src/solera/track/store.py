@@ -16,18 +16,21 @@ import json
 import os
 import pathlib
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import safetensors.torch
 
-from ..wire import RunError, Weights, WireError, decode, encode, safe_name
+from ..wire import OWN_FILES, RunError, Weights, WireError, decode, encode, safe_name
 
 FORMAT = 1
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
 KEEP = 2  # checkpoints: if the newest is damaged, the one before it serves
-_OPEN: set[pathlib.Path] = set()  # POSIX locks do not exclude the process that holds them
+# POSIX locks do not exclude the process that holds them; worse, it loses them when it closes any handle of the file.
+_OPEN: set[pathlib.Path] = set()
+_OPENING = threading.Lock()
 
 
 class RunDirectory:
@@ -41,11 +44,11 @@ class RunDirectory:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            with _OPENING:
+                self._lock = self._acquire()
         except OSError as e:
             raise RunError(f"{path} cannot be used as a run directory: {e.strerror}") from None
         try:
-            self._acquire()
             if resume:
                 self._check_format()
             elif (self.path / "run.json").exists():
@@ -62,18 +65,21 @@ class RunDirectory:
             self.close()
             raise
 
-    def _acquire(self) -> None:
-        holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+    def _acquire(self) -> int:
+        """The handle of the lock, which now is this run's."""
+        if self.path in _OPEN:
+            raise RunError(f"{self.path} is in use by another run (process {os.getpid()}, this one)")
+        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
         try:
-            if self.path in _OPEN:
-                raise BlockingIOError
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            os.close(lock)
             raise RunError(f"{self.path} is in use by another run (process {holder or 'unknown'})") from None
         _OPEN.add(self.path)
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-        self._mine = True
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        return lock
 
     def _check_format(self) -> None:
         try:
@@ -90,9 +96,8 @@ class RunDirectory:
     def close(self) -> None:
         """Give the directory free."""
         if self._lock >= 0:
-            if getattr(self, "_mine", False):
-                _OPEN.discard(self.path)
             os.close(self._lock)
+            _OPEN.discard(self.path)
             self._lock = -1
 
     # -- files --
@@ -148,7 +153,10 @@ class RunDirectory:
         return int(kept[0].name[:6]) + 1 if len(kept) == KEEP else 0
 
     def latest(self, into: Any) -> tuple[int, Any, list[str]]:
-        """The newest usable checkpoint as (rounds done, state, what was wrong with newer ones); 0 rounds if none."""
+        """The newest usable checkpoint as (rounds done, state, what was wrong with newer ones); 0 rounds if none.
+
+        A checkpoint that is whole but no state of this type is not damage: falling back would throw away a good run.
+        """
         damaged: list[str] = []
         for path in reversed(self._checkpoints()):
             round, sha256 = int(path.name[:6]), path.name[7:71]
@@ -156,9 +164,16 @@ class RunDirectory:
                 blob = path.read_bytes()
                 if hashlib.sha256(blob).hexdigest() != sha256:
                     raise ValueError("its content does not match the sha256 in its name")
-                return round + 1, decode(blob, into), damaged
-            except (OSError, ValueError, WireError) as e:
+            except (OSError, ValueError) as e:
                 damaged.append(f"checkpoint of round {round} is damaged: {e}")
+                continue
+            try:
+                return round + 1, decode(blob, into, limits=OWN_FILES), damaged
+            except WireError as e:
+                raise RunError(
+                    f"{self.path} cannot be continued: its checkpoint of round {round} is not a state of this method "
+                    f"({e}); resume it with the method and the version it was begun with"
+                ) from None
         return 0, None, damaged
 
     def rewind(self, round: int) -> None:
@@ -187,7 +202,7 @@ class RunDirectory:
 def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The lines of a run directory's metrics.jsonl, up to the first that is not whole."""
     try:
-        with open(pathlib.Path(path) / "metrics.jsonl") as f:
+        with open(pathlib.Path(path) / "metrics.jsonl", "rb") as f:
             for line in f:
                 try:
                     yield json.loads(line)

@@ -218,7 +218,7 @@ def test_batchnorm_statistics_of_the_student_follow_the_public_samples(tmp_path)
 
 def test_the_teachers_joint_prediction_can_be_measured(tmp_path):
     world = mixed(tmp_path)
-    world.run(FedDF(LOCAL, FUSION))
+    world.run(FedDF(LOCAL, FUSION, report_ensemble=False))
     assert world.server.ensembles == []
     assert world.events("client_rejected") == []
     world.run(FedDF(LOCAL, FUSION, report_ensemble=True))

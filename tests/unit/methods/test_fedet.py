@@ -9,6 +9,7 @@ import torch
 from solera.config import EngineConfig, RunConfig
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.federation import FederationConfig, draw_clients
+from solera.method import needs_of, register
 from solera.methods.fedet import FedET, head_of
 from solera.models import as_split, build, wrap
 from solera.parts.aggregate import uniform_mean, weighted_mean
@@ -290,6 +291,23 @@ def test_a_round_without_a_usable_upload_changes_nothing(tmp_path):
     assert len(w.events("round_empty")) == 1
 
 
+def test_a_median_keeps_one_liar_out_of_the_heads(tmp_path):
+    def end(tmp, average):
+        w = world(tmp)
+        task = w.fed.map
+
+        def lie(*args, **payload):
+            replies = task(*args, **payload)
+            replies["c3"].weights["head.2.bias"].add_(1e4)
+            return replies
+
+        w.fed.map = lie
+        return w.run(dataclasses.replace(FEDET, average=average))[-1]
+
+    assert end(tmp_path / "a", "uniform").large.weights["head.2.bias"].abs().max() > 1000
+    assert end(tmp_path / "b", "median").large.weights["head.2.bias"].abs().max() < 10
+
+
 def test_a_server_model_that_blows_up_falls_back_to_where_it_started(tmp_path):
     w = world(tmp_path)
     start, end = w.run(dataclasses.replace(FEDET, fusion=dataclasses.replace(FUSION, lr=1e30)))
@@ -348,6 +366,7 @@ def test_a_missing_or_common_server_model_is_refused(tmp_path):
     "bad",
     [
         {"diversity": -0.1},
+        {"local": Local(epochs=3, steps=30)},
         {"diversity": float("nan")},
         {"fusion": Distill(temperature=2.0)},
         {"fusion": Distill(t_squared=True)},
@@ -393,3 +412,10 @@ def test_it_learns_on_the_toy_federation(tmp_path):
 
 def test_contract(tmp_path):
     check_method(FedET(diversity=0.5, div_target="normalised", report_ensemble=True), tmp_path, engines=["processes"])
+
+
+def test_a_method_can_need_only_what_is_known():
+    odd = type("Odd", (FedET,), {"needs": ("a miracle",), "State": FedET.State})
+    with pytest.raises(TypeError, match="a miracle"):
+        register("odd")(odd)
+    assert needs_of(FedET()) == {"shared head", "large"}

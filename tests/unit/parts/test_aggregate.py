@@ -117,3 +117,9 @@ def test_no_momentum_is_the_average_bit_for_bit_and_buffers_have_none():
     assert torch.equal(x["a.running_var"], average["a.running_var"])
     assert torch.equal(x["a.num_batches_tracked"], average["a.num_batches_tracked"])
     assert list(new) == ["a.weight"]
+
+
+def test_uploads_in_double_precision_are_left_as_they_were():
+    upload = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    RunningMean().add(upload, 3)
+    assert upload["w"].tolist() == [1.0, 2.0]

@@ -153,7 +153,7 @@ def test_projection(rows, mass, shift):
     v = t(*rows)
     p = project(v, mass)
     assert bool((p >= 0).all())
-    assert close(p.sum(0), torch.full((4,), mass).double(), 9)
+    assert close(p.sum(0), torch.full((4,), mass, dtype=torch.float64), 9)
     assert close(project(v + shift, mass), p, 9)  # the same for every column moved as a whole
     assert close(project(p, mass), p, 9)
     # Nearest: no other point of the simplex, and that is none of its corners, lies on the far side.
@@ -176,7 +176,7 @@ def test_columns_keep_their_mass_and_entries_stay_positive():
     c = torch.rand(5, 5, generator=g).double()
     for constraint in ("simplex", "softmax5"):
         cfg = Coefficients(lr=0.5, rho=0.1, steps=7, constraint=constraint)
-        new = learn(c, partial(kl_slope, s), torch.full((5,), 0.2).double(), 9, cfg)
+        new = learn(c, partial(kl_slope, s), torch.full((5,), 0.2, dtype=torch.float64), 9, cfg)
         assert close(new.sum(0), c.sum(0), 12)
         assert bool((new >= 0).all())
         assert not close(new, c, 2)
@@ -247,7 +247,7 @@ def test_settings_that_make_no_sense(bad, says):
 def test_equal_predictions_and_a_single_client_are_uniform():
     same = S[:1].expand(3, -1, -1)
     for c in (by_cosine(cosines(same)), by_cosine(cosines(same), "l1"), by_rank(cosines(same), 5)):
-        assert close(c, torch.full((3, 3), 1 / 3).double(), 9)
+        assert close(c, torch.full((3, 3), 1 / 3, dtype=torch.float64), 9)
     assert by_cosine(cosines(S[:1])).tolist() == by_rank(cosines(S[:1]), 5).tolist() == [[1.0]]
 
 

@@ -1,0 +1,66 @@
+"""Codistillation (Anil et al., ICLR 2018) between global models, as FedEED uses it in its section 4.2.
+
+K global models learn from each other on public samples, but only after W rounds alone, in which they grow different. A
+setting of the framework: FedAvg, aggregated, codistillation. FedEED's teacher is the mean of all models; the original's
+leaves out the student itself (exclude_self = true).
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..method import Info, register
+from ..parts.distill import Distill
+from ..parts.local import Local
+from ..parts.teachers import Rule
+from ..wire import ConfigError
+from .ensembles import EnsembleTrainer
+from .fedeed import section_6
+from .framework import Framework
+from .global_trainers import GlobalTrainer
+from .setting import Setting
+from .trainers import LocalTrainer
+
+
+@register("codistillation")
+@dataclass(frozen=True)
+class Codistillation(Setting):
+    """Global models that teach each other after a warm-up."""
+
+    local: Local = field(default_factory=Local)
+    fusion: Distill = field(default_factory=section_6)
+    K: int = 4  # global models
+    W: int = 20  # rounds of warm-up
+    exclude_self: bool = False  # a model is not among its own teachers
+    local_trainer: LocalTrainer = field(default_factory=LocalTrainer)
+    rule: Rule = "avg_logits"
+    secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
+    report_ensemble: bool = True
+
+    info: ClassVar[Info] = Info(
+        title="Codistillation",
+        paper="Anil et al., ICLR 2018; FedEED, section 4.2",
+        models="any mix; K groups in each architecture",
+        wire="model down, model up (with scaffold also control variates)",
+        public="unlabelled, on the server",
+        state="nothing",
+        privacy="means only",
+    )
+    State = Framework.State
+
+    def __post_init__(self) -> None:
+        if self.W < 0:
+            raise ConfigError(f"W = {self.W}: must not be negative")
+        super().__post_init__()
+
+    @property
+    def framework(self) -> Framework:
+        return Framework(
+            self.local,
+            self.fusion,
+            self.local_trainer,
+            EnsembleTrainer("aggregated", rule=self.rule),
+            GlobalTrainer("codistillation", self.W, self.exclude_self, early_stop=False),
+            self.K,
+            secure=self.secure,
+            report_ensemble=self.report_ensemble,
+        )

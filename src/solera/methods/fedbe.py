@@ -1,0 +1,128 @@
+"""FedBE (Chen & Chao, ICLR 2021) and FedDistill, its first version (arXiv): Bayesian model ensembles.
+
+A distribution is fitted to the round's client models; models drawn from it teach, together with the clients and their
+average. The student starts at the average and ends as the mean of the weights on its way (SWA), so that it does not
+follow noisy teachers too closely. Settings of the framework: K = 1, FedAvg, bayesian, basic.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from ..method import Info, register
+from ..parts.distill import Distill
+from ..parts.local import Local
+from ..parts.posterior import Kind
+from ..parts.teachers import Rule
+from .ensembles import EnsembleTrainer
+from .framework import Framework
+from .global_trainers import GlobalTrainer
+from .setting import Setting
+from .trainers import LocalTrainer
+
+
+def info(title: str, paper: str) -> Info:
+    """The two differ in the distribution only."""
+    return Info(
+        title=title,
+        paper=paper,
+        models="any mix; models are drawn inside each architecture",
+        wire="model down, model up",
+        public="unlabelled, on the server",
+        state="nothing",
+        privacy="individual replies",
+    )
+
+
+def with_swa() -> Distill:
+    """Momentum SGD, averaged every 25 steps after step 500. In the paper: 20 epochs of the public samples."""
+    return Distill(
+        steps=1500, optimiser="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5, schedule="constant", clip=None,
+        swa_every=25, swa_start=500,
+    )  # fmt: skip
+
+
+def short_swa() -> Distill:
+    """250 steps, averaged every 25 from the first on."""
+    return Distill(steps=250, schedule="constant", swa_every=25)
+
+
+@register("fedbe")
+@dataclass(frozen=True)
+class FedBE(Setting):
+    """Clients, their average and models drawn around them teach the average."""
+
+    local: Local = field(default_factory=Local)
+    fusion: Distill = field(default_factory=with_swa)
+    posterior: Kind = "gaussian"
+    samples: int = 10  # M
+    alpha: float = 1.0  # of the Dirichlet distribution
+    update_normalised: bool = False  # gaussian: of directions of updates, as the authors' code has it
+    rule: Rule = "avg_probs"  # pseudo-labels are means of probabilities
+    sharpen: float | None = None  # temperature on the pseudo-labels; the authors' code has 0.5
+    average: Literal["weighted", "uniform"] = "weighted"
+    save_ensemble: bool = False
+    report_ensemble: bool = True
+
+    info: ClassVar[Info] = info("FedBE", "Chen & Chao, ICLR 2021")
+    State = Framework.State
+
+    @property
+    def framework(self) -> Framework:
+        return Framework(
+            self.local,
+            self.fusion,
+            LocalTrainer("fedavg", self.average),
+            EnsembleTrainer(
+                "bayesian",
+                rule=self.rule,
+                posterior=self.posterior,
+                samples=self.samples,
+                alpha=self.alpha,
+                update_normalised=self.update_normalised,
+                sharpen=self.sharpen,
+            ),
+            GlobalTrainer("basic", early_stop=False),
+            K=1,
+            save_ensemble=self.save_ensemble,
+            report_ensemble=self.report_ensemble,
+        )
+
+
+@register("feddistill")
+@dataclass(frozen=True)
+class FedDistill(Setting):
+    """Clients and models drawn by SWAG (Maddox et al., NeurIPS 2019) around them teach the average."""
+
+    local: Local = field(default_factory=Local)
+    fusion: Distill = field(default_factory=short_swa)
+    samples: int = 10
+    scale: float = 0.5  # of the covariance
+    include_clients: bool = True
+    rule: Rule = "avg_logits"
+    average: Literal["weighted", "uniform"] = "weighted"
+    save_ensemble: bool = False
+    report_ensemble: bool = True
+
+    info: ClassVar[Info] = info("FedDistill (SWAG)", "Chen & Chao, arXiv v1 of FedBE")
+    State = Framework.State
+
+    @property
+    def framework(self) -> Framework:
+        return Framework(
+            self.local,
+            self.fusion,
+            LocalTrainer("fedavg", self.average),
+            EnsembleTrainer(
+                "bayesian",
+                rule=self.rule,
+                posterior="swag",
+                samples=self.samples,
+                scale=self.scale,
+                include_clients=self.include_clients,
+                include_average=False,
+            ),
+            GlobalTrainer("basic", early_stop=False),
+            K=1,
+            save_ensemble=self.save_ensemble,
+            report_ensemble=self.report_ensemble,
+        )

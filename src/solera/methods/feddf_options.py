@@ -1,0 +1,106 @@
+"""What FedDF can do beside its algorithm: teachers drawn around the clients' models, and uploads held in check."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..federation import Federation, Replies
+from ..parts.local import weights_of
+from ..parts.norms import parameter_names, reestimate
+from ..parts.posterior import swag
+from ..parts.robust import clip_updates
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .local_update import Update
+from .shared import check_logits
+
+NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm statistics
+
+
+@dataclass(frozen=True)
+class Swag:
+    """Teachers drawn from a normal distribution around the clients' models (FedDF's Table 7, FedDistill)."""
+
+    samples: int = 0  # how many are drawn each round; 0: none
+    scale: float = 0.5  # of the covariance; 0.5 gives SWAG's own factors
+    include_clients: bool = True  # the clients' models teach as well
+
+    def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise ValueError(f"samples = {self.samples}: at least 0 is needed (0: no teachers are drawn)")
+        if not 0 <= self.scale < float("inf"):
+            raise ValueError(f"scale = {self.scale}: must not be negative")
+        if self.samples == 0 and (self.scale, self.include_clients) != (0.5, True):
+            raise ValueError("samples = 0 draws no teacher: set it, or leave out the other settings")
+
+
+def drawn_around(
+    teachers: dict[str, nn.Module], cfg: Swag, d: Tensor, fed: Federation, server: Server, report: str | None
+) -> dict[str, nn.Module]:
+    """The teachers, all of one architecture, with models drawn around them beside them or in their place.
+
+    Nobody has trained these, so their BatchNorm statistics are taken anew from public samples. `report` is the rule by
+    which all of them are measured together.
+    """
+    (P,) = server.prototypes
+    order = torch.randperm(len(d), generator=torch.Generator().manual_seed(fed.seed("norm")))
+    inputs = server.public[d[order[:NORM_SAMPLES]]]
+    uploads, names = [weights_of(m) for m in teachers.values()], parameter_names(server.template(P))
+    joined = dict(teachers) if cfg.include_clients else {}
+    for i, weights in enumerate(swag(uploads, names, cfg.samples, fed.seed("swag"), cfg.scale)):
+        joined[f"swag-{i}"] = model = server.model(P, weights)
+        if len(inputs) > 1:
+            reestimate(model, inputs)
+    if report:
+        server.report_ensemble("swag", [(P, weights_of(m)) for m in joined.values()], report)
+    return joined
+
+
+def clipped(x: Replies, M: dict[str, Weights], factor: float, fed: Federation, server: Server) -> Replies:
+    """The uploads, none further from what was sent than `factor` times the median of its architecture's clients."""
+    for P in server.prototypes:
+        own = [k for k in x if fed.prototype(k) == P]
+        names = parameter_names(server.template(P))
+        for k, weights in zip(own, clip_updates([x[k].weights for k in own], M[P], factor, names), strict=True):
+            if weights is not x[k].weights:
+                server.event("update_clipped", client=k)
+                x[k] = Update(weights)
+    return x
+
+
+def check_feddf(feddf: Any, server: Server) -> None:
+    """Refuse settings that would fail, or do nothing, in the middle of a run."""
+    steps, swag, top = feddf.fusion.steps, feddf.swag, feddf.low_entropy_top
+    if feddf.mu < 0:
+        raise ConfigError(f"feddf: mu = {feddf.mu} must not be negative")
+    if not 0 <= feddf.drop_threshold <= server.num_classes:
+        raise ConfigError(f"feddf: drop_threshold = {feddf.drop_threshold} must be in [0, {server.num_classes}]")
+    if feddf.drop_outliers and not feddf.drop_worst:
+        raise ConfigError("feddf: drop_outliers = true has no effect without drop_worst = true")
+    if server.validation is None and (feddf.drop_worst or feddf.fusion.keep_init_if_better):
+        raise ConfigError("feddf: drop_worst and fusion.keep_init_if_better need a validation set on the server")
+    if feddf.update_clip is not None and not 0 < feddf.update_clip < float("inf"):
+        raise ConfigError(f"feddf: update_clip = {feddf.update_clip} must be positive: multiples of the median update")
+    if steps == 0 and (swag.samples or top is not None):
+        raise ConfigError("feddf: swag and low_entropy_top concern distillation: they need fusion.steps above 0")
+    if swag.samples and len(server.prototypes) > 1:
+        raise ConfigError(
+            f"feddf: swag.samples = {swag.samples} draws around models of one architecture, but the clients have "
+            f"{', '.join(server.prototypes)}: leave it out, or name one architecture in models.clients"
+        )
+    if steps == 0:
+        return
+    if server.public is None:
+        raise ConfigError("feddf distils on public samples: set public.source, or fusion.steps = 0 to average only")
+    if top is not None:
+        most = len(server.public) if server.per_round is None else server.per_round
+        if not 1 <= top <= most:
+            raise ConfigError(f"feddf: low_entropy_top = {top}: a round has {most} public samples; keep 1 to {most}")
+        if server.public.fresh:
+            raise ConfigError(
+                "feddf: low_entropy_top chooses samples by what the teachers say of them, but these change with every "
+                "draw: use public.augment = 'off' or 'once', or a cached generator"
+            )
+    check_logits("feddf", server)

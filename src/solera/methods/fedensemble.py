@@ -1,0 +1,55 @@
+"""Fed-ensemble (Shi, Lai, Al Kontar, Mosharaf Chowdhury, 2021): K global models, used together for prediction.
+
+Nothing is distilled, so nothing public is needed. Only one of the K models is sent to a client in a round. A setting of
+the framework: FedAvg, aggregated, none. The prediction is the mean of logits here (the paper: of predictions; set
+rule = "avg_probs" for that).
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..method import Info, register
+from ..parts.local import Local
+from ..parts.teachers import Rule
+from .ensembles import EnsembleTrainer
+from .framework import Framework
+from .global_trainers import GlobalTrainer
+from .grouping import Schedule
+from .setting import Setting
+from .trainers import LocalTrainer
+
+
+@register("fedensemble")
+@dataclass(frozen=True)
+class FedEnsemble(Setting):
+    """Several global models that see different clients, and predict together."""
+
+    local: Local = field(default_factory=Local)
+    K: int = 4  # global models
+    schedule: Schedule = "random"  # groups drawn anew each round, or the paper's strata: each model meets all in turn
+    local_trainer: LocalTrainer = field(default_factory=LocalTrainer)
+    rule: Rule = "avg_logits"
+    secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
+
+    info: ClassVar[Info] = Info(
+        title="Fed-ensemble",
+        paper="Shi et al., 2021",
+        models="any mix; K groups in each architecture",
+        wire="model down, model up (with scaffold also control variates)",
+        public="none",
+        state="nothing",
+        privacy="means only",
+    )
+    State = Framework.State
+
+    @property
+    def framework(self) -> Framework:
+        return Framework(
+            self.local,
+            local_trainer=self.local_trainer,
+            ensemble_trainer=EnsembleTrainer("aggregated", rule=self.rule),
+            global_trainer=GlobalTrainer("none"),
+            K=self.K,
+            schedule=self.schedule,
+            secure=self.secure,
+        )

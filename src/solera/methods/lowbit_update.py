@@ -1,0 +1,53 @@
+"""The client's half of low-bit FedDF (Lin et al., NeurIPS 2020, Table 4): train rounded weights, send them packed.
+
+What goes up is bits = q n_w + 32 (n_scale + n_rest): q for each of the n_w rounded weights, a float for each filter
+of theirs, and all else (biases, normalisation layers, buffers) as it is. The way down is full precision.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from ..federation import Federation, Replies
+from ..parts.local import Local, weights_of
+from ..parts.lowbit import LowBit, Packing, coarse_names, fit_coarse, pack, unpack
+from ..parts.objectives import proximal
+from ..server import Server
+from ..task import Client, task
+from ..wire import Weights
+from .local_update import Update
+
+
+@dataclass(frozen=True)
+class PackedUpdate:
+    """Parameters and buffers after local training; see parts.lowbit.Packing."""
+
+    codes: Weights
+    scales: Weights
+    rest: Weights
+
+
+@task
+def lowbit_update(client: Client, weights: Weights, local: Local, mu: float, quantise: LowBit) -> PackedUpdate:
+    """As `local_update`, with weights of a few bits: Q(w) is what is trained and what is sent."""
+    model = client.model(weights)
+    around = partial(proximal, mu, weights)
+    fit_coarse(model, client.train.inputs, client.train.labels, local, client.seed, quantise, around)
+    return PackedUpdate(*pack(weights_of(model), coarse_names(model, quantise), quantise.bits))
+
+
+def unpacked(replies: Replies, M: dict[str, Weights], quantise: LowBit, fed: Federation, server: Server) -> Replies:
+    """The uploads with numbers in place of bits; whoever sent something else loses its seat, as with any reply.
+
+    The wire cannot check this: the shapes of packed weights are not those that were sent.
+    """
+    x = Replies()
+    for k, reply in replies.items():
+        P = fed.prototype(k)
+        names = coarse_names(server.template(P), quantise)
+        try:
+            packing = Packing(reply.codes, reply.scales, reply.rest)
+            x[k] = Update(unpack(packing, M[P], names, quantise.bits))
+        except ValueError as e:
+            fed.answered.discard(k)
+            fed.failures.append({"client": k, "task": lowbit_update.name, "reason": str(e)})
+    return x

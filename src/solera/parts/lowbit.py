@@ -1,0 +1,234 @@
+"""Low-bit weights: a few bits for each weight and one number for each output filter (FedDF, Table 4).
+
+    1 bit      Q(w) = s sign(w),               s = mean |w| of the filter (XNOR-Net's weights), sign(0) = +1
+    q bits     Q(w) = s round(n w / s) / n,    s = max |w| of the filter, n = 2^(q-1) - 1
+
+Weights are parameters of two and more dimensions; their first dimension counts the output filters. Biases, the
+parameters of normalisation layers and all buffers stay as they are. Q(Q(w)) = Q(w) to the bit: what was rounded once
+can be packed and unpacked without a loss.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .local import Fitted, Local, fit
+from .norms import parameter_names
+from .objectives import Objective, cross_entropy
+
+Weights = dict[str, Tensor]
+OFF = 32  # bits of a weight that is not rounded
+
+
+@dataclass(frozen=True)
+class LowBit:
+    """How coarse the clients' weights are, in local training and on the way up. The server's stay as they are."""
+
+    bits: int = OFF  # of a weight, 1 to 8; 32: not rounded at all
+    training: Literal["ste", "error_feedback"] = "ste"  # straight-through, or carry the rounding error along
+    mask: bool = True  # of ste: weights beyond [-1, 1] get no gradient
+    standardise: bool = False  # first bring each filter to mean 0 and deviation 1, and cut it at -1 and 1
+    skip_ends: bool = False  # the first and the last of the weight tensors are not rounded
+
+    def __post_init__(self) -> None:
+        if self.bits != OFF and not 1 <= self.bits <= 8:
+            raise ValueError(f"bits = {self.bits}: 1 to 8, or {OFF} for weights that are not rounded")
+        others = (self.training, self.mask, self.standardise, self.skip_ends)
+        if self.bits == OFF and others != ("ste", True, False, False):
+            raise ValueError(f"bits = {OFF} rounds no weight: set bits from 1 to 8, or leave out the other settings")
+        if self.training == "error_feedback" and not self.mask:
+            raise ValueError("mask = false belongs to training = 'ste': error feedback has no mask")
+
+
+# ---- the quantiser ----------------------------------------------------------------------------------
+
+
+def steps_of(bits: int) -> int:
+    """n: how many steps there are from 0 to the largest value."""
+    return max(1, 2 ** (bits - 1) - 1)
+
+
+def to_levels(w: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The weights as whole numbers from -n to n (int8), and the scale of each filter."""
+    size = w.detach().abs().flatten(1)
+    if bits == 1:
+        # In float64, so that the mean of equal numbers is that number and Q(Q(w)) = Q(w) to the bit.
+        scales = size.mean(1, dtype=torch.float64).to(w.dtype)
+        return torch.where(w.detach() >= 0, 1, -1).to(torch.int8), scales
+    scales = size.amax(1)
+    by = _per_filter(scales, w).double()
+    levels = w.detach().double() / torch.where(by == 0, 1, by) * steps_of(bits)
+    return levels.round().to(torch.int8), scales
+
+
+def from_levels(levels: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """The weights that levels and scales stand for: the same bits on whichever side it is computed."""
+    return levels.to(scales.dtype) / steps_of(bits) * _per_filter(scales, levels)
+
+
+def quantise(w: Tensor, bits: int, standardise: bool = False) -> Tensor:
+    """Q(w), in the shape and type of `w`."""
+    return from_levels(*to_levels(standardised(w) if standardise else w, bits), bits)
+
+
+def standardised(w: Tensor) -> Tensor:
+    """Each filter less its mean, over its standard deviation, cut at -1 and 1. Equal weights become 0."""
+    flat = w.detach().flatten(1)
+    spread = flat.std(1, keepdim=True, correction=min(1, flat.shape[1] - 1))
+    centred = flat - flat.mean(1, keepdim=True)
+    return (centred / torch.where(spread == 0, 1, spread)).clamp(-1, 1).reshape(w.shape)
+
+
+def _per_filter(scales: Tensor, w: Tensor) -> Tensor:
+    return scales.reshape(-1, *[1] * (w.ndim - 1))
+
+
+def coarse_names(model: nn.Module, cfg: LowBit) -> list[str]:
+    """Names of the parameters of `model` that are rounded."""
+    if cfg.bits == OFF:
+        return []
+    found = [name for name in parameter_names(model) if model.get_parameter(name).ndim >= 2]
+    ends = {id(model.get_parameter(name)) for name in (*found[:1], *found[-1:])} if cfg.skip_ends else set()
+    return [name for name in found if id(model.get_parameter(name)) not in ends]
+
+
+# ---- training ---------------------------------------------------------------------------------------
+
+
+class StraightThrough(torch.autograd.Function):
+    """Q(w) on the way forward; on the way back the gradient passes as if Q were not there, where |w| <= 1 (or all)."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, cfg: LowBit) -> Tensor:
+        if cfg.mask:
+            ctx.save_for_backward(w.abs() <= 1)
+        return quantise(w, cfg.bits, cfg.standardise)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        passes = ctx.saved_tensors
+        return (gradient * passes[0] if passes else gradient), None
+
+
+class ErrorFeedback:
+    """u = w + e; w <- Q(u); e <- u - Q(u), for each of the parameters in place. e starts at 0."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], cfg: LowBit):
+        self.cfg = cfg
+        self.parameters = list(parameters)
+        self.memory = [torch.zeros_like(p) for p in self.parameters]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Round the parameters as they are now, together with what earlier roundings left over."""
+        for p, e in zip(self.parameters, self.memory, strict=True):
+            wanted = p + e
+            p.copy_(quantise(wanted, self.cfg.bits, self.cfg.standardise))
+            e.copy_(wanted - p)
+
+
+def fit_coarse(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    local: Local,
+    seed: int,
+    cfg: LowBit,
+    around: Callable[[Objective], Objective] = lambda objective: objective,
+) -> Fitted:
+    """Train `model` in place, as `fit` does, to weights that are rounded: it ends with Q(w).
+
+    ste: forward with Q(w), and w itself is updated. error_feedback: w is rounded before the first step and after each
+    one, and gradients are taken there. `around` may add to the objective (a proximal term).
+    """
+    chosen = set(coarse_names(model, cfg))
+    coarse = {name: p for name, p in model.named_parameters() if name in chosen}
+    if cfg.training == "ste":
+
+        def rounded_forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            rounded = {name: StraightThrough.apply(p, cfg) for name, p in coarse.items()}
+            return F.cross_entropy(functional_call(model, rounded, (x,)), y)
+
+        fitted = fit(model, inputs, labels, local, seed, around(rounded_forward))
+        with torch.no_grad():
+            for p in coarse.values():
+                p.copy_(quantise(p, cfg.bits, cfg.standardise))
+        return fitted
+
+    feedback, objective = ErrorFeedback(coarse.values(), cfg), around(cross_entropy)
+
+    def rounded_first(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        feedback()  # after the step before this one
+        return objective(model, x, y)
+
+    fitted = fit(model, inputs, labels, local, seed, rounded_first)
+    if not fitted.stopped:  # a training that blew up stopped right after a rounding
+        feedback()
+    return fitted
+
+
+# ---- packing ----------------------------------------------------------------------------------------
+
+
+class Packing(NamedTuple):
+    """Weights as they travel."""
+
+    codes: Weights  # of each rounded tensor: `bits` bits a weight, eight in a byte, low bits first
+    scales: Weights  # of each rounded tensor: one number a filter
+    rest: Weights  # what was not rounded
+
+
+def pack(weights: Weights, names: Iterable[str], bits: int) -> Packing:
+    """Pack the tensors `names`, which have been rounded to `bits` already."""
+    codes, scales, rest = {}, {}, dict(weights)
+    for name in names:
+        levels, scales[name] = to_levels(rest.pop(name), bits)
+        codes[name] = _to_bytes(levels, bits)
+    return Packing(codes, scales, rest)
+
+
+def unpack(packing: Packing, like: Weights, names: Iterable[str], bits: int) -> Weights:
+    """The weights that were packed. `like` has the names, shapes and types they must have; ValueError if not."""
+    codes, scales, rest = packing
+    names = list(names)
+    for kind, got, wanted in (("codes", codes, names), ("scales", scales, names), ("rest", rest, set(like) - {*names})):
+        if odd := sorted(set(got) ^ set(wanted)):
+            raise ValueError(f"{kind}: names differ from what was sent: {odd[:3]}")
+    weights = {}
+    for name, t in like.items():
+        if name in rest:
+            _same(f"rest.{name}", rest[name], t.shape, t.dtype)
+            weights[name] = rest[name]
+        else:
+            _same(f"scales.{name}", scales[name], t.shape[:1], t.dtype)
+            _same(f"codes.{name}", codes[name], torch.Size([-(-t.numel() * bits // 8)]), torch.uint8)
+            levels = _from_bytes(codes[name], bits, t.numel()).reshape(t.shape)
+            if bits > 1 and bool((levels > steps_of(bits)).any()):
+                raise ValueError(f"codes.{name}: a level above {steps_of(bits)}")
+            weights[name] = from_levels(levels, scales[name], bits)
+    return weights
+
+
+def _same(what: str, got: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    if got.shape != shape or got.dtype != dtype:
+        raise ValueError(f"{what}: {tuple(got.shape)} {got.dtype}, expected {tuple(shape)} {dtype}")
+
+
+def _to_bytes(levels: Tensor, bits: int) -> Tensor:
+    n = steps_of(bits)
+    codes = (levels.flatten() > 0).to(torch.uint8) if bits == 1 else (levels.flatten().short() + n).to(torch.uint8)
+    single = codes.numpy()[:, None] >> np.arange(bits, dtype=np.uint8) & 1
+    return torch.from_numpy(np.packbits(single.reshape(-1), bitorder="little"))
+
+
+def _from_bytes(packed: Tensor, bits: int, count: int) -> Tensor:
+    single = np.unpackbits(packed.numpy(), count=count * bits, bitorder="little").reshape(count, bits)
+    codes = (single.astype(np.int16) << np.arange(bits, dtype=np.int16)).sum(1, dtype=np.int16)
+    levels = codes * 2 - 1 if bits == 1 else codes - steps_of(bits)
+    return torch.from_numpy(levels.astype(np.int16))

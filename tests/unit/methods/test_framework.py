@@ -1,0 +1,805 @@
+"""The generalised framework: what its settings are equal to, its oracles, and what it does where groups are missing."""
+
+import dataclasses
+import json
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from solera.config import EngineConfig, RunConfig, load_config
+from solera.federation import FederationConfig, QuorumNotMet
+from solera.method import info_of
+from solera.methods.codistillation import Codistillation
+from solera.methods.ensembles import EnsembleTrainer, Member
+from solera.methods.fedavg import FedAvg, FedAvgM, FedProx
+from solera.methods.fedbe import FedBE, FedDistill
+from solera.methods.feddf import FedDF
+from solera.methods.fedeed import FedEED
+from solera.methods.fedensemble import FedEnsemble
+from solera.methods.framework import Framework
+from solera.methods.global_trainers import GlobalTrainer
+from solera.methods.grouping import split
+from solera.methods.scaffold import Scaffold
+from solera.methods.trainers import LocalTrainer, Seeds
+from solera.parts.distill import Distill, distill
+from solera.parts.local import Local, weights_of
+from solera.parts.teachers import Ensemble
+from solera.run import simulate
+from solera.task import Data
+from solera.testing import check_method, deep, run_toy, toy, wide
+from solera.track.store import read_metrics
+from solera.wire import ConfigError, digest
+from toys import Constant, Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
+
+LOCAL = Local(epochs=1, batch=8, lr=0.05)
+FUSION = Distill(steps=6, batch=16)
+CLIENTS, BASIC, NONE = EnsembleTrainer("clients"), GlobalTrainer("basic"), GlobalTrainer("none")
+DESIGNATED = GlobalTrainer("designated")
+
+
+def mixed(tmp, **options) -> World:
+    """Ten clients of different sizes, two architectures (one with BatchNorm), 40 public samples."""
+    builders = {"c": lambda: Conv(0), "m": lambda: mlp(1)}
+    parties = [(P, Data(*images(n, n))) for n, P in zip(range(5, 15), "cm" * 5, strict=True)]
+    return World(tmp, builders, parties, **{"public": images(40, seed=9)[0], **options})
+
+
+def one_kind(tmp, n: int = 8, **options) -> World:
+    """Clients of one architecture (with BatchNorm)."""
+    parties = [("c", Data(*images(5 + i, i))) for i in range(n)]
+    return World(tmp, {"c": seeded_conv}, parties, **{"public": images(40, seed=9)[0], **options})
+
+
+def seeded_conv() -> Conv:
+    """A new initialisation every time it is built, from the generator the server seeds."""
+    return Conv(int(torch.randint(10**6, ())))
+
+
+def framework(**settings) -> Framework:
+    return Framework(**{"local": LOCAL, "fusion": FUSION, **settings})
+
+
+def weights(state, k: int = 0) -> dict:
+    return {P: own[k] for P, own in state.models.items()}
+
+
+# ---- what it is equal to ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("average", ["weighted", "uniform"])
+def test_one_group_clients_basic_is_feddf_bit_for_bit(tmp_path, average):
+    method = framework(K=1, local_trainer=LocalTrainer(average=average), ensemble_trainer=CLIENTS, global_trainer=BASIC)
+    ours = mixed(tmp_path / "a", fraction=0.6).run(method, 3)
+    theirs = mixed(tmp_path / "b", fraction=0.6).run(FedDF(LOCAL, FUSION, average=average), 3)
+    for a, b in zip(ours, theirs, strict=True):
+        assert digest(weights(a)) == digest(b.weights)
+
+
+def test_and_with_early_stopping_and_a_proximal_term_too(tmp_path):
+    validation = Data(*images(60, seed=4))
+    fusion = Distill(steps=12, batch=16, every=3, patience=3, keep_init_if_better=True)
+    method = framework(
+        K=1,
+        fusion=fusion,
+        local_trainer=LocalTrainer("fedprox", mu=0.5),
+        ensemble_trainer=CLIENTS,
+        global_trainer=BASIC,
+    )
+    ours = mixed(tmp_path / "a", validation=validation).run(method, 2)[-1]
+    theirs = mixed(tmp_path / "b", validation=validation).run(FedDF(LOCAL, fusion, mu=0.5), 2)[-1]
+    assert digest(weights(ours)) == digest(theirs.weights)
+
+
+def test_and_on_a_whole_run_with_dropout_and_batchnorm(tmp_path):
+    local, fusion = Local(epochs=1, batch=16), Distill(steps=6, batch=16)
+    ours = Framework(local, fusion, ensemble_trainer=CLIENTS, global_trainer=BASIC, K=1)
+    a = run_toy(ours, tmp_path / "a")
+    b = run_toy(FedDF(local, fusion), tmp_path / "b")
+    assert digest({P: m.weights for P, m in a.models.items()}) == digest({P: m.weights for P, m in b.models.items()})
+    assert a.summary["models"] == b.summary["models"]
+    assert a.summary["bytes"] == b.summary["bytes"]
+
+
+@pytest.mark.parametrize("needs_models", [False, True])
+@pytest.mark.parametrize(
+    ("trainer", "method"),
+    [
+        (LocalTrainer("fedavg"), FedAvg(LOCAL)),
+        (LocalTrainer("fedavg", "uniform"), FedAvg(LOCAL, "uniform")),
+        (LocalTrainer("fedprox", mu=0.3), FedProx(LOCAL, mu=0.3)),
+        (LocalTrainer("fedavgm", momentum=0.4), FedAvgM(LOCAL, momentum=0.4)),
+        (LocalTrainer("scaffold"), Scaffold(LOCAL)),
+        (LocalTrainer("scaffold", "weighted"), Scaffold(LOCAL, weighted=True)),
+        (LocalTrainer("scaffold", shared_c=True), Scaffold(LOCAL)),
+    ],
+    ids=lambda x: getattr(x, "kind", None),
+)
+def test_one_group_without_distillation_is_the_local_trainers_method(tmp_path, trainer, method, needs_models):
+    ensemble = EnsembleTrainer("clients" if needs_models else "aggregated")
+    ours = framework(K=1, local_trainer=trainer, ensemble_trainer=ensemble, global_trainer=NONE)
+    a = mixed(tmp_path / "a", fraction=0.6, public=None).run(ours, 3)[-1]
+    b = mixed(tmp_path / "b", fraction=0.6, public=None).run(method, 3)[-1]
+    assert digest(weights(a)) == digest(b.weights)
+
+
+def test_designated_leaves_the_other_models_as_none_does(tmp_path):
+    a = one_kind(tmp_path / "a").run(framework(K=3, global_trainer=DESIGNATED), 3)[-1]
+    b = one_kind(tmp_path / "b").run(framework(K=3, global_trainer=NONE), 3)[-1]
+    for k in (1, 2):
+        assert same_bits(a.models["c"][k], b.models["c"][k])
+    assert not same_bits(a.models["c"][0], b.models["c"][0])
+
+
+def test_warm_up_is_none_for_w_rounds(tmp_path):
+    none = one_kind(tmp_path / "n").run(framework(K=2, global_trainer=NONE), 4)
+    basic = one_kind(tmp_path / "b").run(framework(K=2, global_trainer=BASIC), 1)
+    warm = one_kind(tmp_path / "w").run(framework(K=2, global_trainer=GlobalTrainer("warmup", 2)), 4)
+    assert [digest(s) for s in warm[:3]] == [digest(s) for s in none[:3]]
+    assert digest(warm[3]) != digest(none[3])
+    assert digest(basic[1]) != digest(none[1])
+    at_once = one_kind(tmp_path / "0").run(framework(K=2, global_trainer=GlobalTrainer("warmup", 0)), 1)
+    assert digest(at_once[1]) == digest(basic[1])
+
+
+def test_one_model_teaching_itself_does_not_move(tmp_path):
+    still = dataclasses.replace(FUSION, student_norm="frozen")
+    a = one_kind(tmp_path / "a").run(framework(K=1, fusion=still), 2)[-1]
+    b = one_kind(tmp_path / "b").run(FedAvg(LOCAL), 2)[-1]
+    assert digest(weights(a)) == digest(b.weights)
+    moving = one_kind(tmp_path / "c")
+    c = moving.run(framework(K=1, fusion=dataclasses.replace(FUSION, lr=0.0)), 1)[-1]
+    plain = one_kind(tmp_path / "d").run(FedAvg(LOCAL), 1)[-1].weights["c"]
+    assert {n for n in plain if not torch.equal(plain[n], c.models["c"][0][n])} <= {n for n in plain if "1." in n}
+
+
+def test_a_round_of_fedeed_is_what_the_paper_says(tmp_path):
+    world = one_kind(tmp_path)
+    method = FedEED(LOCAL, FUSION, K=2, R=2)
+    start, one, two = world.run(method, 2)
+    teachers = [world.server.model("c", m.weights) for checkpoint in two.history for m in checkpoint]
+    assert len(teachers) == 4
+    aggregates = one_kind(tmp_path / "b").run(dataclasses.replace(method, fusion=Distill(steps=0)))[-1]
+    assert same_bits(aggregates.models["c"][0], one.history[0][0].weights)  # before distillation: no star
+    world.fed.begin(1)
+    student = world.server.model("c", two.history[-1][0].weights)
+    distill(student, images(40, seed=9)[0], Ensemble(teachers), FUSION, world.fed.seed("fusion"))
+    assert same_bits(weights_of(student), two.models["c"][0])
+    assert same_bits(two.models["c"][1], two.history[-1][1].weights)
+    assert not same_bits(start.models["c"][0], start.models["c"][1])  # K independent seeds
+
+
+# ---- oracles ---------------------------------------------------------------------------------------
+
+
+def test_eed_1_groups_are_disjoint_complete_and_fixed_by_the_seed(tmp_path):
+    world = one_kind(tmp_path)
+    seen = []
+    for t in range(3):
+        world.fed.begin(t)
+        group = split((1, 1, 1), "random", world.fed, world.server)
+        assert list(group) == world.fed.sample()
+        assert sorted(Counter(k for _, k in group.values()).items()) == [(0, 3), (1, 3), (2, 2)]
+        assert split((1, 1, 1), "random", world.fed, world.server) == group
+        seen.append(tuple(group.values()))
+    assert len(set(seen)) == 3
+
+
+def test_uneven_groups(tmp_path):
+    world = one_kind(tmp_path)
+    group = split((4, 2, 2), "random", world.fed, world.server)
+    assert Counter(group.values()) == {("c", 0): 4, ("c", 1): 2, ("c", 2): 2}
+    state = world.run(framework(K=3, group_sizes=(4, 2, 2)))[-1]
+    assert world.events("groups_empty") == []
+    assert len(state.models["c"]) == 3
+
+
+def test_eed_2_ensemble_sizes(tmp_path):
+    method = FedEED(LOCAL, FUSION, K=4, R=4)
+    states = one_kind(tmp_path).run(method, 5)
+    assert [len(method.ensemble_models(s)) for s in states[1:]] == [4, 8, 12, 16, 16]
+
+
+def test_eed_3_the_teacher_is_the_mean_of_logits():
+    class Server:
+        def model(self, P, weights):
+            return Constant(*weights["logits"].tolist())
+
+    logits = [(1.0, 0.0), (0.0, 1.0), (3.0, 0.0), (0.0, 2.0)]
+    members = [Member("p", i % 2, {"logits": torch.tensor(z)}, 1.0) for i, z in enumerate(logits)]
+    for T, expected in ((1.0, (0.5621765, 0.4378235)), (4.0, (0.51561992, 0.48438008))):
+        p, _ = EnsembleTrainer().teacher(members, T, Server())(torch.zeros(3, 1))
+        assert p[0].tolist() == pytest.approx(expected, abs=5e-9)
+
+
+def test_eed_4_traffic(tmp_path):
+    def floats(trainer):
+        world = World(
+            tmp_path / str(trainer), {"m": lambda: mlp(0)}, [("m", Data(*images(8)))] * 4, public=images(9)[0]
+        )
+        world.run(framework(K=2, local_trainer=trainer))
+        return sum(t.floats for way in (world.fed.down, world.fed.up) for t in way.values())
+
+    plain = floats(LocalTrainer())
+    assert floats(LocalTrainer("fedprox")) == plain
+    assert floats(LocalTrainer("scaffold")) == 2 * plain
+
+
+def test_be_5_ensemble_size(tmp_path):
+    method = FedBE(LOCAL, FUSION, samples=10, save_ensemble=True)
+    state = one_kind(tmp_path, 8).run(method)[-1]
+    assert len(method.ensemble_models(state)) == 10 + 8 + 1
+    assert FedBE(LOCAL, FUSION).ensemble_models(one_kind(tmp_path / "b").run(FedBE(LOCAL, FUSION))[-1]) == []
+
+
+def test_scaffold_variates_are_kept_for_each_client_and_group(tmp_path):
+    """SCA-1 in one group, while the other group's clients and variate know nothing of it."""
+    parties = [("q", Data(*quadratic_data(a, b))) for a, b in ((1, 1), (2, -1), (1, 1), (2, -1))]
+    world = World(tmp_path, {"q": Quadratic}, parties, classes=2)
+    method = Framework(Local(steps=2, lr=0.1), local_trainer=LocalTrainer("scaffold"), global_trainer=NONE, K=2)
+    group = {"c0": ("q", 0), "c1": ("q", 0), "c2": ("q", 1), "c3": ("q", 1)}
+    swapped = {k: ("q", 1 - g) for k, (_, g) in group.items()}
+    state = method.init(world.fed, world.server)
+    plans = iter([group, swapped])
+
+    def planned(*_):
+        return next(plans)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("solera.methods.framework.split", planned)
+        for t in range(2):
+            world.fed.begin(t)
+            state = method.round(state, world.fed, world.server)
+            kept = [set(world.fed.engine.states.load(k, 10**9)) for k in group]
+            assert kept[0] == ({"control.0"} if t == 0 else {"control.0", "control.1"})
+            if t == 0:  # one of N = 4 clients each: x = -0.085 and c = 0.425 / 2 in either group
+                assert [x["x"].item() for x in state.models["q"]] == pytest.approx([-0.085] * 2, abs=1e-12)
+                assert [c["x"].item() for c in state.memory["q"]] == pytest.approx([0.2125] * 2, abs=1e-12)
+    first = world.fed.engine.states.load("c0", 10**9)
+    assert first["control.0"]["x"].item() == pytest.approx(-0.95, abs=1e-12)  # untouched by the visit to the other
+
+
+def test_shared_variates_are_one_for_each_client_and_architecture(tmp_path):
+    world = one_kind(tmp_path)
+    method = framework(K=2, local_trainer=LocalTrainer("scaffold", shared_c=True))
+    state = world.run(method, 2)[-1]
+    assert set(world.fed.engine.states.load("c0", 10**9)) == {"control"}
+    assert state.memory["c"][1] == {}
+    own = one_kind(tmp_path / "own").run(framework(K=2, local_trainer=LocalTrainer("scaffold")), 2)[-1]
+    assert digest(own.models) != digest(state.models)
+
+
+# ---- who teaches whom ------------------------------------------------------------------------------
+
+
+def test_exclude_self_has_the_other_model_alone_as_teacher(tmp_path):
+    world = one_kind(tmp_path)
+    method = Codistillation(LOCAL, FUSION, K=2, W=0, exclude_self=True)
+    end = world.run(method)[-1]
+    world.fed.begin(0)
+    for k in (0, 1):
+        own, other = (world.server.model("c", end.history[-1][i].weights) for i in (k, 1 - k))
+        distill(own, images(40, seed=9)[0], Ensemble([other]), FUSION, world.fed.seed("fusion"))
+        assert same_bits(weights_of(own), end.models["c"][k])
+
+
+def test_a_model_alone_has_no_teacher_but_itself(tmp_path):
+    alone = one_kind(tmp_path / "a")
+    a = alone.run(Codistillation(LOCAL, FUSION, K=1, W=0, exclude_self=True), 2)[-1]
+    b = one_kind(tmp_path / "b").run(FedAvg(LOCAL), 2)[-1]
+    assert digest(weights(a)) == digest(b.weights)
+    assert alone.events("distilled") == []
+
+
+def test_codistillation_with_self_is_basic_after_its_warm_up(tmp_path):
+    a = one_kind(tmp_path / "a").run(Codistillation(LOCAL, FUSION, K=2, W=1), 2)[-1]
+    b = one_kind(tmp_path / "b").run(framework(K=2, global_trainer=GlobalTrainer("warmup", 1)), 2)[-1]
+    assert digest(a) == digest(b)
+
+
+def test_clients_of_several_groups_teach_all_students(tmp_path):
+    world = one_kind(tmp_path)
+    method = framework(K=2, ensemble_trainer=CLIENTS, global_trainer=BASIC, save_ensemble=True)
+    state = world.run(method)[-1]
+    assert [m.group for m in state.history[-1]].count(0) == 4
+    assert len(state.history[-1]) == 8
+    assert len(world.events("distilled")) == 2
+
+
+def test_weighted_clients_count_by_their_examples(tmp_path):
+    method = framework(K=1, ensemble_trainer=EnsembleTrainer("clients", weighted=True), save_ensemble=True)
+    state = one_kind(tmp_path).run(method)[-1]
+    assert [m.share for m in state.history[-1]] == [5.0 + i for i in range(8)]
+    plain = one_kind(tmp_path / "p").run(framework(K=1, ensemble_trainer=CLIENTS))[-1]
+    assert digest(plain.models) != digest(state.models)
+
+
+def test_confidence_is_fed_ets_weighting(tmp_path):
+    ends = {
+        rule: digest(one_kind(tmp_path / rule).run(FedEED(LOCAL, FUSION, K=2, rule=rule))[-1])
+        for rule in ("avg_logits", "avg_probs", "confidence")
+    }
+    assert len(set(ends.values())) == 3
+
+
+@pytest.mark.parametrize("posterior", ["gaussian", "dirichlet", "swag"])
+def test_drawn_teachers(tmp_path, posterior):
+    ensemble = EnsembleTrainer("bayesian", posterior=posterior, samples=3)
+    method = framework(K=2, ensemble_trainer=ensemble, global_trainer=BASIC, save_ensemble=True)
+    world = mixed(tmp_path)
+    state = world.run(method)[-1]
+    groups = Counter((m.prototype, m.group) for m in state.history[-1])
+    assert groups == {("c", 0): 3 + 1 + 3, ("c", 1): 2 + 1 + 3, ("m", 0): 7, ("m", 1): 6}
+    drawn = [m.weights for m in state.history[-1] if (m.prototype, m.group) == ("c", 0)][-1]
+    probe, _ = images(40, seed=9)
+    if posterior != "dirichlet":  # nobody trained it: its statistics are those of the public samples
+        model = world.server.model("c", drawn)
+        torch.testing.assert_close(model[1].running_mean, model[0](probe).mean((0, 2, 3)), atol=1e-5, rtol=1e-4)
+    assert digest(mixed(tmp_path / "again").run(method)[-1]) == digest(state)
+
+
+def test_feddistill_can_leave_the_clients_out(tmp_path):
+    for include, size in ((True, 8 + 10), (False, 10)):
+        method = FedDistill(LOCAL, FUSION, include_clients=include, save_ensemble=True)
+        state = one_kind(tmp_path / str(include)).run(method)[-1]
+        assert len(method.ensemble_models(state)) == size
+
+
+def test_fedbes_sharpened_and_normalised_variants_differ(tmp_path):
+    settings = [{}, {"sharpen": 0.5}, {"update_normalised": True}, {"posterior": "dirichlet"}]
+    ends = [one_kind(tmp_path / str(i)).run(FedBE(LOCAL, FUSION, **s))[-1] for i, s in enumerate(settings)]
+    assert len({digest(e.models) for e in ends}) == len(settings)
+
+
+def test_one_designated_student_for_each_architecture(tmp_path):
+    world = mixed(tmp_path)
+    method = framework(K=2)
+    state = world.run(method)[-1]
+    assert [(e["prototype"], e["group"]) for e in world.events("distilled")] == [("c", 0), ("m", 0)]
+    assert set(method.models(state)) == {"c", "m"}
+    assert {(m.prototype, m.group) for m in state.history[-1]} == {(P, k) for P in "cm" for k in (0, 1)}
+    every = framework(K=2, global_trainer=BASIC)
+    assert set(every.models(state)) == {"c", "c.1", "m", "m.1"}
+    assert every.models(state)["m.1"].weights is state.models["m"][1]
+
+
+# ---- Fed-ensemble's schedule -------------------------------------------------------------------------
+
+
+def test_strata_are_fixed_and_each_model_meets_each_once_in_an_age(tmp_path):
+    world = one_kind(tmp_path, 9)
+    trained: dict[int, list[frozenset]] = {0: [], 1: [], 2: []}
+    for t in range(6):
+        world.fed.begin(t)
+        group = split((1, 1, 1), "strata", world.fed, world.server)
+        for k in trained:
+            trained[k].append(frozenset(c for c, (_, g) in group.items() if g == k))
+    strata = set(trained[0])
+    assert sorted(len(s) for s in strata) == [3, 3, 3]
+    for k in trained:
+        assert set(trained[k][:3]) == set(trained[k][3:]) == strata
+    state = world.run(FedEnsemble(LOCAL, K=3, schedule="strata"), 2)[-1]
+    assert len(state.history[-1]) == 3
+
+
+def test_fed_ensemble_needs_no_public_samples(tmp_path):
+    world = one_kind(tmp_path, public=None)
+    method = FedEnsemble(LOCAL, K=2)
+    end = world.run(method)[-1]
+    assert info_of(method).public == "none"
+    assert set(method.models(end)) == {"c", "c.1"}
+    (report,) = world.server.ensembles
+    assert [w for _, w in report.members] == [m.weights for m in end.history[-1]]
+
+
+# ---- overlap -----------------------------------------------------------------------------------------
+
+
+def overlapping(out, pipeline, engine="inprocess", rounds=4, models=None, **settings):
+    method = FedEED(Local(epochs=1, batch=16), Distill(steps=6, batch=16), K=2, R=2, pipeline=pipeline, **settings)
+    scenario = toy(models or {"wide": wide, "deep": deep})
+    config = RunConfig(rounds=rounds)
+    return simulate(scenario, method, out, config, FederationConfig(0.75), EngineConfig(engine, 2), resume=True)
+
+
+@pytest.mark.parametrize("trainer", ["fedavg", "scaffold"])
+def test_overlap_changes_no_bit(tmp_path, trainer):
+    # The architecture with dropout is the second one: its student must not depend on who is distilled beside it.
+    settings = {"local_trainer": LocalTrainer(trainer), "models": {"broad": wide, "deep": deep}}
+    off = overlapping(tmp_path / "off", "off", **settings)
+    for pipeline, engine in (("strict", "processes"), ("eager", "inprocess")):
+        found = overlapping(tmp_path / pipeline, pipeline, engine, **settings)
+        assert found.digest == off.digest, (pipeline, engine)
+        assert found.summary["models"]["deep"]["accuracy"] == off.summary["models"]["deep"]["accuracy"]
+
+
+def test_overlapping_rounds_report_the_designated_model_of_the_round_before_but_the_last(tmp_path):
+    def reported(pipeline, group):
+        overlapping(tmp_path / pipeline, pipeline)
+        return [m[group] for m in read_metrics(tmp_path / pipeline)]
+
+    off, strict, eager = (reported(p, "models") for p in ("off", "strict", "eager"))
+    assert strict == eager
+    assert strict[1:-1] == off[:-2]
+    assert strict[-1] == off[-1]
+    off, strict = ([m["ensembles"] for m in read_metrics(tmp_path / p)] for p in ("off", "strict"))
+    assert strict == off
+
+
+def test_an_overlapping_run_goes_on_after_its_end_as_if_there_had_been_none(tmp_path):
+    for rounds in (1, 3, 4):
+        stepwise = overlapping(tmp_path / "steps", "strict", rounds=rounds)
+    assert stepwise.digest == overlapping(tmp_path / "once", "off").digest
+
+
+def test_nothing_is_distilled_twice(tmp_path):
+    for pipeline in ("off", "strict", "eager"):
+        overlapping(tmp_path / pipeline, pipeline)
+        events = [e for m in read_metrics(tmp_path / pipeline) for e in m["events"] if e["kind"] == "distilled"]
+        assert Counter((e["prototype"], e["of_round"]) for e in events) == {
+            (P, t): 1 for P in ("deep", "wide") for t in range(4)
+        }
+
+
+def test_the_timeline_shows_what_overlaps(tmp_path):
+    def spans(pipeline):
+        overlapping(tmp_path / pipeline, pipeline, "processes", rounds=2)
+        last = list(read_metrics(tmp_path / pipeline))[-1]
+        events = [e for e in last["events"] if e["kind"] == "timeline"]
+        others = next(e for e in events if e["what"] == "train" and "deep.1" in e["groups"])
+        return (
+            others,
+            [e for e in events if e["what"] == "distil"],
+            [e for e in events if "deep.0" in e.get("groups", ())],
+        )
+
+    others, (distil,), (first,) = spans("off")
+    assert distil["start"] >= max(others["end"], first["end"])
+    others, distil, (first,) = spans("strict")
+    assert others["start"] <= distil[0]["start"] < distil[0]["end"] <= others["end"]
+    assert first["start"] >= distil[0]["end"]
+    others, distil, (first,) = spans("eager")  # the first architecture does not wait for the student of the second
+    assert distil[0]["end"] <= first["start"] <= distil[1]["start"]
+
+
+def test_a_void_round_puts_the_distillation_off_once_more(tmp_path):
+    def end(pipeline):
+        world, method = one_kind(tmp_path / pipeline), FedEED(LOCAL, FUSION, K=2, pipeline=pipeline)
+        state = world.run(method, 2)[-1]
+        world.fed.begin(2)
+        data, world.data = world.data, dict.fromkeys(world.data)  # everybody fails
+        with pytest.raises(QuorumNotMet):
+            method.round(state, world.fed, world.server)
+        world.data = data
+        world.fed.begin(3)
+        return digest(method.finish(method.round(state, world.fed, world.server), world.fed, world.server))
+
+    assert end("off") == end("strict") == end("eager")
+
+
+# ---- groups that are missing, and numbers that are not -------------------------------------------------
+
+
+def only(world: World, *ids: str) -> World:
+    world.fed.sample = lambda: list(ids)
+    return world
+
+
+def test_an_empty_group_keeps_its_model_and_stays_in_the_ensemble(tmp_path):
+    world = only(one_kind(tmp_path), "c0", "c1")
+    start, end = world.run(FedEED(LOCAL, FUSION, K=4))
+    (event,) = world.events("groups_empty")
+    assert event["groups"] == [2, 3]
+    assert len(end.history[-1]) == 4
+    for k in (2, 3):
+        assert same_bits(end.models["c"][k], start.models["c"][k])
+        assert same_bits(end.history[-1][k].weights, start.models["c"][k])
+    assert not same_bits(end.models["c"][1], start.models["c"][1])
+
+
+def test_a_designated_model_without_clients_is_distilled_from_its_old_weights(tmp_path):
+    world = only(mixed(tmp_path), "c1", "c3", "c5", "c7")  # of architecture m alone
+    start, end = world.run(framework(K=2))
+    assert {e["prototype"] for e in world.events("distilled")} == {"c", "m"}
+    teacher = Ensemble([world.server.model(m.prototype, m.weights) for m in end.history[-1]])
+    student = world.server.model("c", start.models["c"][0])
+    world.fed.begin(0)
+    distill(student, images(40, seed=9)[0], teacher, FUSION, world.fed.seed("fusion"))
+    assert same_bits(weights_of(student), end.models["c"][0])
+
+
+def test_with_basic_distillation_models_without_clients_stay(tmp_path):
+    world = only(mixed(tmp_path), "c1", "c3", "c5", "c7")
+    start, end = world.run(framework(K=2, global_trainer=BASIC))
+    assert all(same_bits(end.models["c"][k], start.models["c"][k]) for k in (0, 1))
+
+
+def test_a_group_whose_clients_all_fail_does_not_void_the_round(tmp_path):
+    world = one_kind(tmp_path)
+    method = FedEED(LOCAL, FUSION, K=4)
+    group = split(method.framework.shares, "random", world.fed, world.server)
+    for k in group:
+        if group[k] == ("c", 0):
+            world.data[k] = None
+    start, end = world.run(method)
+    assert len(world.fed.failures) == 2
+    assert same_bits(end.history[-1][0].weights, start.models["c"][0])
+    assert not same_bits(end.models["c"][0], start.models["c"][0])  # taught all the same
+
+
+@dataclasses.dataclass(frozen=True)
+class Spoiled(LocalTrainer):
+    """A trainer for which all groups blow up, except one."""
+
+    spared: dict = dataclasses.field(default_factory=dict)
+
+    def update(self, sent, memory, mean, share):
+        new, memory = super().update(sent, memory, mean, share)
+        return new if same_bits(sent, self.spared) else {n: t * float("nan") for n, t in new.items()}, memory
+
+
+def test_an_aggregate_that_is_not_finite_is_neither_kept_nor_asked(tmp_path):
+    world = one_kind(tmp_path)
+    trainer = Spoiled(spared=world.server.init("c", 0))
+    start, end = world.run(framework(K=2, local_trainer=trainer, ensemble_trainer=EnsembleTrainer(R=2)))
+    assert [(e["prototype"], e["group"]) for e in world.events("aggregate_rejected")] == [("c", 1)]
+    assert same_bits(end.models["c"][1], start.models["c"][1])
+    assert [m.group for m in end.history[-1]] == [0]
+
+
+def test_when_no_aggregate_is_finite_nobody_teaches(tmp_path):
+    world = one_kind(tmp_path)
+    start, end = world.run(framework(K=2, local_trainer=Spoiled()))
+    assert end.history == [[]]
+    assert world.server.ensembles == world.events("distilled") == []
+    assert digest(end.models) == digest(start.models)
+
+
+def test_a_client_with_non_finite_logits_is_neither_averaged_nor_a_teacher(tmp_path):
+    world = one_kind(tmp_path)
+    original = world.client
+
+    def client(name, seed, state):
+        c = original(name, seed, state)
+        if name == "c3":
+            c.train = Data(c.train.inputs[:0], c.train.labels[:0])
+            huge = Conv(0)
+            with torch.no_grad():
+                for p in huge.parameters():
+                    p.fill_(3e38)
+            c.model = lambda weights=None: huge
+        return c
+
+    world.client = client
+    method = framework(K=1, ensemble_trainer=CLIENTS, global_trainer=BASIC)
+    end = world.run(method)[-1]
+    assert [e["client"] for e in world.events("client_rejected")] == ["c3"]
+    without = only(one_kind(tmp_path / "b"), *[k for k in world.fed.clients if k != "c3"])
+    assert digest(without.run(method)[-1]) == digest(end)
+
+
+def test_no_usable_upload_leaves_the_state(tmp_path):
+    world = only(one_kind(tmp_path), "c3")
+    original = world.client
+
+    def client(name, seed, state):
+        c = original(name, seed, state)
+        c.train = Data(c.train.inputs[:0], c.train.labels[:0])
+        huge = Conv(0)
+        with torch.no_grad():
+            for p in huge.parameters():
+                p.fill_(3e38)
+        c.model = lambda weights=None: huge
+        return c
+
+    world.client = client
+    start, end = world.run(framework(K=1, ensemble_trainer=CLIENTS, global_trainer=BASIC))
+    assert digest(start) == digest(end)
+    assert len(world.events("round_empty")) == 1
+
+
+# ---- secure aggregation --------------------------------------------------------------------------------
+
+
+def test_privacy_follows_from_the_slots():
+    assert info_of(Framework()).privacy == "means only (no slot needs single models)"
+    assert (
+        info_of(FedEED()).privacy == info_of(FedEnsemble()).privacy == info_of(Codistillation()).privacy == "means only"
+    )
+    assert info_of(FedBE()).privacy == info_of(FedDistill()).privacy == "individual replies"
+    curious = framework(ensemble_trainer=CLIENTS)
+    assert info_of(curious).privacy == "individual replies (for method.ensemble_trainer)"
+    assert info_of(FedEED(local_trainer=LocalTrainer("scaffold"))).state == "a control variate for each group it was in"
+
+
+def test_secure_serves_no_group_of_one(tmp_path):
+    method = FedEED(LOCAL, FUSION, K=2, secure=True)
+    world = only(one_kind(tmp_path), "c0", "c1", "c2")
+    start, end = world.run(method)
+    (event,) = world.events("group_too_small")
+    assert event["group"] == 1
+    assert same_bits(end.models["c"][1], start.models["c"][1])
+    assert len(world.fed.answered) == 2
+    assert world.fed.verbs == {"mean"}
+    only(world, "c0", "c1")
+    with pytest.raises(QuorumNotMet, match="secure"):
+        world.run(method)
+
+
+def test_secure_drops_a_group_of_which_one_client_is_left(tmp_path):
+    method = FedEED(LOCAL, FUSION, K=2, secure=True)
+    world = one_kind(tmp_path, 4)
+    group = split(method.framework.shares, "random", world.fed, world.server)
+    world.data[next(k for k, g in group.items() if g == ("c", 1))] = None
+    start, end = world.run(method)
+    assert [e["reason"] for e in world.events("group_too_small")] == ["all clients but one have failed"]
+    assert same_bits(end.models["c"][1], start.models["c"][1])
+
+
+# ---- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Framework(K=0), "K = 0"),
+        (lambda: FedEED(K=0), "K = 0"),
+        (lambda: FedEED(R=0), "R = 0"),
+        (lambda: EnsembleTrainer("clients", R=2), "R = 2.*'clients'"),
+        (lambda: EnsembleTrainer(samples=0), "samples = 0"),
+        (lambda: EnsembleTrainer(alpha=0.0), "alpha = 0.0"),
+        (lambda: FedBE(sharpen=-1.0), "sharpen = -1.0"),
+        (lambda: LocalTrainer(mu=-1.0), "mu = -1.0"),
+        (lambda: LocalTrainer(momentum=1.0), "momentum = 1.0"),
+        (lambda: GlobalTrainer(warmup=-1), "warmup = -1"),
+        (lambda: Codistillation(W=-1), "W = -1"),
+        (lambda: GlobalTrainer("basic", exclude_self=True), "exclude_self"),
+        (lambda: Framework(group_sizes=(1, 2, 3)), "group_sizes"),
+        (lambda: Framework(group_sizes=(1, 0)), "group_sizes"),
+        (lambda: Framework(group_sizes=(2, 1), schedule="strata"), "strata"),
+        (lambda: Framework(global_trainer=BASIC, pipeline="strict"), "pipeline"),
+        (lambda: Framework(ensemble_trainer=CLIENTS, secure=True), "secure.*ensemble_trainer.*individual"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_one_line(make, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_temperatures_below_zero_are_refused():
+    with pytest.raises(ConfigError, match=r"method.fusion.temperature must be positive"):
+        load_config({"method": {"name": "fedeed", "fusion": {"temperature": 0.0}}})
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        (FedEED(K=9), {}, r"method.K = 9: only 8 clients of 'c' can be active"),
+        (FedEED(K=5), {"fraction": 0.5}, r"method.K = 5: only 4 clients.*fraction = 0.5"),
+        (FedEED(K=4, secure=True), {"fraction": 0.5}, "method.secure = true: 4 clients"),
+        (FedEED(K=2), {"public": None}, "public.source"),
+        (FedEED(K=2, fusion=Distill(keep_init_if_better=True)), {}, "keep_init_if_better"),
+        (FedEED(K=2, local=Local(momentum=0.9), local_trainer=LocalTrainer("scaffold")), {}, "plain SGD"),
+    ],
+)
+def test_what_does_not_fit_the_federation_is_refused_before_the_first_round(tmp_path, method, options, words):
+    world = one_kind(tmp_path, **options)
+    with pytest.raises(ConfigError, match=words) as caught:
+        method.init(world.fed, world.server)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_quorum_the_designated_group_can_never_meet_is_refused(tmp_path):
+    world = one_kind(tmp_path)
+    world.fed.config = FederationConfig(min_replies=3)
+    with pytest.raises(ConfigError, match=r"federation.min_replies = 3"):
+        FedEED(K=4).init(world.fed, world.server)
+    FedEnsemble(K=4).init(world.fed, world.server)  # all groups are one exchange
+
+
+# ---- by name, with own objects, and for inference ----------------------------------------------------------
+
+
+def test_slots_are_filled_by_name():
+    config = load_config(
+        {
+            "method": {
+                "name": "framework",
+                "K": 3,
+                "group_sizes": [4, 2, 2],
+                "local_trainer": {"kind": "scaffold", "shared_c": True},
+                "ensemble_trainer": {"kind": "aggregated", "R": 4, "rule": "confidence"},
+                "global_trainer": {"kind": "designated"},
+            }
+        }
+    )
+    method = config.method
+    assert method.local_trainer == LocalTrainer("scaffold", shared_c=True)
+    assert method.ensemble_trainer == EnsembleTrainer(R=4, rule="confidence")
+    assert method.shares == (4, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"ensemble_trainer": {"kind": "agregated"}}, "method.ensemble_trainer.kind.*did you mean 'aggregated'"),
+        ({"ensemble_trainer": {"R": 0}}, "method.ensemble_trainer.R = 0"),
+        ({"K": 0}, "method.K = 0"),
+        ({"pipeline": "strict", "global_trainer": {"kind": "basic"}}, "method.pipeline = 'strict'"),
+        ({"secure": True, "ensemble_trainer": {"kind": "clients"}}, "method.secure = true"),
+    ],
+)
+def test_mistakes_in_a_configuration_name_their_key(table, words):
+    with pytest.raises(ConfigError, match=words):
+        load_config({"method": {"name": "framework", **table}})
+
+
+def test_the_papers_letters_can_be_set():
+    config = load_config("feddf/table1", ["method.name=fedeed", "method.R=2", "method.K=3"])
+    assert (config.method.K, config.method.R) == (3, 2)
+    with pytest.raises(ConfigError, match=r"^method.R = 0: at least 1 is needed"):
+        load_config({"method": {"name": "fedeed", "R": 0}})
+
+
+def test_a_new_combination_just_runs(tmp_path):
+    method = framework(
+        K=2,
+        local_trainer=LocalTrainer("scaffold"),
+        ensemble_trainer=EnsembleTrainer(R=2, rule="confidence"),
+        pipeline="eager",
+        secure=False,
+    )
+    check_method(method, tmp_path, engines=["processes"])
+
+
+class LargestGroup:
+    """An ensemble trainer of our own: only the first model teaches."""
+
+    needs_client_models = False
+    weighted, rule, R = False, "avg_logits", 1
+
+    def members(self, w, uploads, sent, d, seeds, server):
+        return [Member(P, k, x, 1.0) for (P, k), x in w.items() if k == 0]
+
+    def teacher(self, members, temperature, server):
+        return Ensemble([server.model(m.prototype, m.weights) for m in members], temperature=temperature)
+
+
+def test_own_objects_fill_slots_too(tmp_path):
+    world = one_kind(tmp_path)
+    method = framework(K=2, ensemble_trainer=LargestGroup(), global_trainer=BASIC)
+    state = world.run(method)[-1]
+    assert [m.group for m in state.history[-1]] == [0]
+    assert info_of(method).privacy.startswith("means only")
+    world.fed.begin(0)
+    aggregate = one_kind(tmp_path / "b").run(framework(K=2, global_trainer=NONE))[-1]
+    student = world.server.model("c", aggregate.models["c"][1])
+    teacher = Ensemble([world.server.model("c", aggregate.models["c"][0])])
+    distill(student, images(40, seed=9)[0], teacher, FUSION, world.fed.seed("fusion"))
+    assert same_bits(weights_of(student), state.models["c"][1])
+
+
+def test_the_ensemble_is_saved_and_predicts_as_it_was_measured(tmp_path):
+    result = overlapping(tmp_path, "off")
+    scenario = toy()
+    files = sorted((tmp_path / "models").glob("ensemble-*.safetensors"))
+    assert len(files) == 2 * 2 * 2  # architectures, K, R
+    members = []
+    for path in files:
+        stored = load_file(path)
+        with open(path, "rb") as f:
+            facts = json.loads(f.read()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")])["__metadata__"]
+        assert facts["share"] == "1.0"
+        members.append(scenario.server.model(facts["architecture"], stored))
+    said = Ensemble(members)(scenario.test.inputs)[0]
+    accuracy = (said.argmax(-1) == scenario.test.labels).float().mean().item()
+    assert accuracy == pytest.approx(result.summary["ensembles"]["ensemble"]["accuracy"])
+
+
+def test_seeds_are_those_of_the_round_they_belong_to(tmp_path):
+    world = one_kind(tmp_path)
+    world.fed.begin(3)
+    assert Seeds(world.fed.run_seed, 3)("fusion") == world.fed.seed("fusion")
+    assert Seeds(world.fed.run_seed, 2)("fusion") != world.fed.seed("fusion")

@@ -1,0 +1,165 @@
+"""A large server model beside FedDF's students: equal to FedDF, FedAvg and Fed-ET where it should be."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from solera.methods.fedavg import FedAvg
+from solera.methods.feddf import FedDF
+from solera.methods.fedet import FedET, head_of
+from solera.methods.fusionlarge import FusionLarge, hard
+from solera.models import wrap
+from solera.parts.distill import Distill, distill
+from solera.parts.local import Local, fit, weights_of
+from solera.parts.teachers import Ensemble
+from solera.task import Data
+from solera.testing import check_method, run_toy, small, split_wide, toy_for, wide
+from solera.wire import ConfigError, digest
+from toys import Constant, Conv, World, images, mlp, same_bits
+
+LOCAL = Local(epochs=2, batch=8, lr=0.05)
+FUSION = Distill(steps=6, batch=16)
+SGD = Distill(steps=7, batch=16, optimiser="sgd", lr=0.05, schedule="constant", clip=None)
+SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
+BUILDERS = {
+    "c": lambda: wrap(Conv(0), "8", representation=8, head_hidden=8),
+    "m": lambda: wrap(mlp(1), "3", representation=8, head_hidden=8),
+    "large": lambda: wrap(mlp(2, width=64), "3", representation=8, head_hidden=8),
+}
+
+
+def world(tmp, **options) -> World:
+    """Five clients of different sizes, two architectures (one with BatchNorm), a larger model on the server."""
+    parties = [(P, Data(*images(n, n))) for n, P in zip(SIZES, KINDS, strict=True)]
+    made = World(tmp, BUILDERS, parties, **{"public": images(40, seed=9)[0], "large": "large", **options})
+    made.server.prototypes.remove("large")
+    return made
+
+
+def test_the_small_models_are_those_of_feddf_bit_for_bit(tmp_path):
+    a = world(tmp_path / "a", fraction=0.6).run(FedDF(LOCAL, FUSION), 3)[-1]
+    b = world(tmp_path / "b", fraction=0.6).run(FusionLarge(LOCAL, FUSION), 3)[-1]
+    assert digest(a.weights) == digest(b.small)
+
+
+def test_the_small_models_are_those_of_fedavg_unless_distilled(tmp_path):
+    a = world(tmp_path / "a", fraction=0.6).run(FedAvg(LOCAL), 3)[-1]
+    b = world(tmp_path / "b", fraction=0.6).run(FusionLarge(LOCAL, FUSION, prototypes="averaged"), 3)[-1]
+    assert digest(a.weights) == digest(b.small)
+
+
+def test_the_large_model_goes_on_from_where_it_was(tmp_path):
+    w = world(tmp_path)
+    start, end = w.run(FusionLarge(LOCAL, FUSION))
+    models = []
+    for k, seed in zip(w.fed.clients, w.seeds, strict=True):
+        models.append(w.server.model(w.fed.prototype(k), start.small[w.fed.prototype(k)]))
+        fit(models[-1], w.data[k].inputs, w.data[k].labels, LOCAL, seed)
+    student = w.server.model("large", start.large.weights)
+    w.fed.begin(0)
+    distill(student, images(40, seed=9)[0], Ensemble(models), FUSION, w.fed.seed("fusion"))
+    assert same_bits(end.large.weights, weights_of(student))
+
+
+def test_fed_et_is_a_setting_of_it(tmp_path):
+    """Without the diversity term. Cross-entropy is summed in another order: equal but for rounding."""
+    back = FusionLarge(
+        LOCAL, SGD, ensemble="confidence", targets="hard", prototypes="averaged", head="shared", average="uniform"
+    )
+    a = world(tmp_path / "a").run(FedET(LOCAL, SGD, diversity=0.0), 2)[-1]
+    b = world(tmp_path / "b").run(back, 2)[-1]
+    torch.testing.assert_close(a.large.weights, b.large.weights, rtol=0, atol=1e-5)
+    for P in "cm":
+        torch.testing.assert_close(a.small[P], b.small[P], rtol=0, atol=1e-5)
+    assert digest(world(tmp_path / "c").run(dataclasses.replace(back, targets="soft"), 2)[-1]) != digest(b)
+
+
+def test_a_shared_head_reaches_the_small_models_before_they_are_distilled(tmp_path):
+    still = dataclasses.replace(FUSION, lr=0.0, student_norm="frozen")
+    end = world(tmp_path / "a").run(FusionLarge(LOCAL, still, head="shared"))[-1]
+    for P in "cm":
+        assert same_bits(head_of(end.small[P]), head_of(end.large.weights))
+    moved = world(tmp_path / "b").run(FusionLarge(LOCAL, FUSION, head="shared"))[-1]
+    assert not same_bits(head_of(moved.small["c"]), head_of(moved.large.weights))
+
+
+def test_hard_targets_are_certain_and_their_loss_is_cross_entropy():
+    teacher = Ensemble([Constant(2.0, 0.0, -1.0), Constant(0.0, 1.0, 1.0)])
+    probs, entropy = hard(teacher, torch.zeros(4, 1))
+    assert probs.tolist() == [[1.0, 0.0, 0.0]] * 4
+    assert entropy.tolist() == [0.0] * 4
+
+
+def test_the_best_student_on_the_validation_set_is_kept(tmp_path):
+    w = world(tmp_path, validation=Data(*images(60, seed=3)))
+    w.run(FusionLarge(LOCAL, dataclasses.replace(FUSION, every=2, keep_init_if_better=True)))
+    assert all(e["accuracy"] is not None for e in w.events("distilled"))
+    assert [e["prototype"] for e in w.events("distilled")] == ["large", "c", "m"]
+
+
+def test_an_architecture_without_a_client_stays_and_gets_a_shared_head_only(tmp_path):
+    for head in ("own", "shared"):
+        w = world(tmp_path / head)
+        w.fed.sample = lambda: ["c1", "c3"]
+        start, end = w.run(FusionLarge(LOCAL, FUSION, head=head))
+        expected = start.small["c"] | (head_of(end.large.weights) if head == "shared" else {})
+        assert same_bits(end.small["c"], expected)
+
+
+def test_a_round_without_a_usable_upload_changes_nothing(tmp_path):
+    w = world(tmp_path)
+    method = FusionLarge(LOCAL, FUSION)
+    start = method.init(w.fed, w.server)
+    real = w.server.model
+
+    def model(P, weights):
+        made = real(P, weights)
+        made.head[2].bias.data.fill_(float("nan"))
+        return made
+
+    w.server.model = model
+    assert digest(w.run(method, state=start)[-1]) == digest(start)
+    assert len(w.events("round_empty")) == 1
+
+
+def test_no_steps_leave_the_large_model_and_average_the_others(tmp_path):
+    start, end = world(tmp_path / "a").run(FusionLarge(LOCAL, Distill(steps=0)))
+    assert same_bits(start.large.weights, end.large.weights)
+    assert digest(end.small) == digest(world(tmp_path / "b").run(FedAvg(LOCAL))[-1].weights)
+
+
+def test_more_workers_give_the_same_bits(tmp_path):
+    a = world(tmp_path / "a").run(FusionLarge(LOCAL, FUSION), 2)[-1]
+    b = world(tmp_path / "b", workers=2).run(FusionLarge(LOCAL, FUSION), 2)[-1]
+    assert digest(a) == digest(b)
+
+
+def test_any_client_model_will_do_unless_heads_are_shared(tmp_path):
+    assert set(run_toy(small(FusionLarge()), tmp_path / "a", rounds=1).models) == {"wide", "deep", "large"}
+    with pytest.raises(ConfigError, match=r"'wide' is a plain Sequential.*solera\.models\.wrap"):
+        run_toy(FusionLarge(head="shared"), tmp_path / "b", models={"wide": wide})
+    shared = toy_for(FusionLarge(head="shared"))
+    assert {type(shared.server.template(P)).__name__ for P in ("wide", "deep", "large")} == {"SplitModel"}
+    assert type(split_wide()).__name__ == "SplitModel"
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"models\.server"):
+        run_toy(FusionLarge(), tmp_path, server=None)
+    with pytest.raises(ConfigError, match=r"data\.validation"):
+        run_toy(FusionLarge(fusion=Distill(keep_init_if_better=True)), tmp_path, validation=0.0)
+    w = world(tmp_path, large=None)
+    with pytest.raises(ConfigError, match=r"models\.server"):
+        FusionLarge().init(w.fed, w.server)
+
+
+def test_it_learns_on_the_toy_federation(tmp_path):
+    method = FusionLarge(Local(epochs=4, batch=16, lr=0.1), Distill(steps=60, batch=32, lr=0.01))
+    result = run_toy(method, tmp_path, rounds=6)
+    assert all(m["accuracy"] > 0.85 for m in result.summary["models"].values())
+    assert result.summary["ensembles"]["teachers"]["accuracy"] > 0.85
+
+
+def test_contract_with_a_shared_head(tmp_path):
+    check_method(FusionLarge(head="shared", targets="hard", ensemble="confidence"), tmp_path, engines=["processes"])
