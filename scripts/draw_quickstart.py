@@ -16,16 +16,16 @@ def curves(home: pathlib.Path) -> tuple[dict[str, dict[str, list[float]]], list[
     """Accuracy by round: {architecture: {"averaging alone": [...], "FedDF": [...]}}, and the ensemble's."""
     read = {
         name: [json.loads(line) for line in (home / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("fedavg", "feddf")
+        for name in ("fedavg", "large")
     }
     models = {
         m: {
-            label: [r["models"][m]["accuracy"] for r in read[name]]
-            for label, name in (("averaging alone", "fedavg"), ("FedDF", "feddf"))
+            label: [r["models"][m]["accuracy"] for r in read[name] if m in r["models"]]
+            for label, name in (("averaging alone", "fedavg"), ("FedDF", "large"))
         }
-        for m in read["feddf"][-1]["models"]
+        for m in read["large"][-1]["models"]
     }
-    return models, [r["ensembles"]["teachers"]["accuracy"] for r in read["feddf"] if r["ensembles"]]
+    return models, [r["ensembles"]["teachers"]["accuracy"] for r in read["large"] if r["ensembles"]]
 
 
 def polyline(values: list[float], x0: float, colour: str, dashed: bool = False) -> str:
@@ -49,13 +49,14 @@ def draw(home: pathlib.Path) -> str:
     h = HEIGHT - TOP - BOTTOM
     for i, (name, both) in enumerate(models.items()):
         x0 = i * WIDTH
-        out.append(f'<text x="{x0 + LEFT}" y="20" font-weight="bold">{name}</text>')
+        title = name if both["averaging alone"] else f"{name}, only on the server"
+        out.append(f'<text x="{x0 + LEFT}" y="20" font-weight="bold">{title}</text>')
         for share in (0, 0.25, 0.5, 0.75, 1):
             y = TOP + h * (1 - share)
             out.append(f'<line x1="{x0 + LEFT}" x2="{x0 + WIDTH - GAP}" y1="{y}" y2="{y}" stroke="#ddd"/>')
             out.append(f'<text x="{x0 + LEFT - 6}" y="{y + 4}" text-anchor="end" fill="#555">{share:.0%}</text>')
         out.append(polyline(ensemble, x0, COLOURS["ensemble of the clients"], dashed=True))
-        out += [polyline(values, x0, COLOURS[label]) for label, values in both.items()]
+        out += [polyline(values, x0, COLOURS[label]) for label, values in both.items() if values]
         rounds = len(both["FedDF"])
         out.append(f'<text x="{x0 + LEFT}" y="{HEIGHT - 16}" fill="#555">round 1</text>')
         out.append(f'<text x="{x0 + WIDTH - GAP}" y="{HEIGHT - 16}" text-anchor="end" fill="#555">{rounds}</text>')

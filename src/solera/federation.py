@@ -59,6 +59,10 @@ class FederationConfig:
         if self.max_empty_rounds < 1:
             raise ConfigError(f"federation.max_empty_rounds = {self.max_empty_rounds}: at least 1 is needed")
 
+    def cohort(self, clients: int) -> int:
+        """How many of so many clients are drawn each round."""
+        return max(1, int(self.fraction * clients + 0.5))
+
 
 class per_client:
     """Wraps a payload value that differs between clients: `weights=per_client(lambda k: M[fed.prototype(k)])`."""
@@ -139,15 +143,11 @@ class Federation:
         """A seed fixed by (run, round, key): never by scheduling, arrival order or engine."""
         return seed_from(self.run_seed, self.round, *key)
 
-    @property
-    def cohort(self) -> int:
-        """How many clients `sample` draws."""
-        return max(1, int(self.config.fraction * len(self.clients) + 0.5))
-
     def sample(self) -> list[str]:
         """The cohort of this round, in canonical order. It depends on the run's seed, never on the method."""
         sizes, g = self.clients.sizes, torch.Generator().manual_seed(self.seed("sample"))
-        drawn = draw_clients(sizes, self.cohort, g, self.config.sampling, self.config.replacement)
+        m = self.config.cohort(len(sizes))
+        drawn = draw_clients(sizes, m, g, self.config.sampling, self.config.replacement)
         self.copies = Counter(self.clients.id(int(i)) for i in drawn)
         return sorted(self.copies)
 

@@ -109,6 +109,7 @@ def simulate(
     config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine or EngineConfig()
     watcher = watcher or Watcher()
     check_fit(method, scenario)
+    _check_quorum(federation, len(scenario.roster))
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
     home = RunDirectory(out, __version__, resume, config_text)
     with contextlib.closing(home), _pinned(engine.threads), _stoppable() as check_stop:
@@ -125,11 +126,6 @@ def simulate(
                 watcher.progress(what, done, of)
 
             fed = Federation(moving, scenario.seed, federation, progress=progress)
-            if federation.min_replies > fed.cohort:
-                raise ConfigError(
-                    f"federation.min_replies = {federation.min_replies}: a round asks {fed.cohort} of "
-                    f"{len(fed.clients)} clients (federation.fraction = {federation.fraction})"
-                )
             loop = _Loop(scenario, method, fed, home, states, config, watcher)
             watcher.begin(
                 {
@@ -138,7 +134,7 @@ def simulate(
                     "rounds": config.rounds,
                     "start_round": start,
                     "clients": len(fed.clients),
-                    "cohort": fed.cohort,
+                    "cohort": federation.cohort(len(fed.clients)),
                     "engine": type(moving).__name__.lower(),
                     "workers": getattr(moving, "count", getattr(moving, "workers", 1)),
                     "out": str(home.path),
@@ -179,19 +175,24 @@ class _Loop:
             self.watcher.phase(t, "clients")
             fed.idle = functools.partial(self.watcher.phase, t, "server")
             try:
-                after = self.method.round(state, fed, server)
-                if t == rounds - 1 and hasattr(self.method, "finish"):
-                    after = self.method.finish(after, fed, server)
-                state, empty = after, 0
+                state, empty = self.method.round(state, fed, server), 0
             except QuorumNotMet as e:
                 self.states.rewind(t * STEPS)  # void for the clients that did answer, too
                 empty += 1
                 if empty >= fed.config.max_empty_rounds:
                     raise QuorumNotMet(f"{empty} rounds in a row were void; last: {e}") from None
-                server.event("round_empty", reason=str(e))
-                self.watcher.warn(str(e))
+                self._void("round_empty", e)
+            if t == rounds - 1 and hasattr(self.method, "finish"):  # also after a void last round
+                try:
+                    state = self.method.finish(state, fed, server)
+                except QuorumNotMet as e:
+                    self._void("finish_empty", e)
             self._close_round(t, state, began)
         return self._finish(state)
+
+    def _void(self, kind: str, reason: QuorumNotMet) -> None:
+        self.server.event(kind, reason=str(reason))
+        self.watcher.warn(str(reason))
 
     def _close_round(self, t: int, state: Any, began: float) -> None:
         fed, server = self.fed, self.server
@@ -288,7 +289,7 @@ def _evaluate(server: Server, model: Model, test: Data) -> Score:
 
 
 def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
-    ensemble = Ensemble([server.model(P, w) for P, w in e.members], e.rule)  # type: ignore[arg-type]
+    ensemble = Ensemble([server.model(P, w) for P, w in e.members], e.rule, e.weights)  # type: ignore[arg-type]
     said = torch.cat([ensemble(x)[0] for x in test.inputs.split(512)])
     loss = F.nll_loss(said.clamp_min(1e-12).log(), test.labels).item()
     return Score(int((said.argmax(-1) == test.labels).sum()), len(test), loss)
@@ -353,6 +354,15 @@ def check_fit(method: Any, scenario: Scenario) -> None:
     _check_models(name, needs_of(method), scenario.server)
     if hasattr(method, "check"):
         method.check(scenario.server)
+
+
+def _check_quorum(federation: FederationConfig, clients: int) -> None:
+    asked = federation.cohort(clients)
+    if federation.min_replies > asked:
+        raise ConfigError(
+            f"federation.min_replies = {federation.min_replies}: a round asks {asked} of {clients} clients "
+            f"(federation.fraction = {federation.fraction})"
+        )
 
 
 def _check_models(name: str, needs: set[str], server: Server) -> None:

@@ -22,6 +22,7 @@ class EnsembleReport:
     name: str
     members: list[tuple[str, Weights]]
     rule: str
+    weights: list[float] | None = None  # how much each counts; left out: the same
 
 
 class Server:
@@ -99,9 +100,15 @@ class Server:
 
     # -- notes of the round --
 
-    def report_ensemble(self, name: str, members: Sequence[tuple[str, Weights]], rule: str = "avg_logits") -> None:
+    def report_ensemble(
+        self,
+        name: str,
+        members: Sequence[tuple[str, Weights]],
+        rule: str = "avg_logits",
+        weights: Sequence[float] | None = None,
+    ) -> None:
         """Have the joint prediction of these (architecture, weights) measured at the end of the round."""
-        self.ensembles.append(EnsembleReport(name, list(members), rule))
+        self.ensembles.append(EnsembleReport(name, list(members), rule, None if weights is None else list(weights)))
 
     def event(self, kind: str, **facts: Any) -> None:
         """Note something that happened in this round; it is written to the run's metrics."""

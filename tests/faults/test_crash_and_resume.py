@@ -318,7 +318,8 @@ def test_measuring_personal_models_needs_no_quorum(tmp_path, clients):
 def test_a_quorum_that_can_never_be_met_is_refused_at_once(tmp_path):
     method = make("fedavg")
     with pytest.raises(ConfigError, match=r"federation.min_replies = 5: a round asks 4 of 8 clients"):
-        simulate(toy_for(method), method, tmp_path, RunConfig(), FederationConfig(fraction=0.5, min_replies=5))
+        simulate(toy_for(method), method, tmp_path / "no", RunConfig(), FederationConfig(fraction=0.5, min_replies=5))
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):

@@ -144,9 +144,9 @@ class Framework:
     def report(self, history: list[list[Member]], server: Server) -> None:
         """Have the ensemble measured as it teaches: before any distillation."""
         members = [m for checkpoint in history for m in checkpoint]
-        if self.report_ensemble and members and not self.ensemble_trainer.weighted:
-            voices = [(m.prototype, m.weights) for m in members for _ in range(int(m.share))]
-            server.report_ensemble("ensemble", voices, self.ensemble_trainer.rule)
+        if self.report_ensemble and members:
+            voices, shares = [(m.prototype, m.weights) for m in members], [m.share for m in members]
+            server.report_ensemble("ensemble", voices, self.ensemble_trainer.rule, shares)
 
     # -- what follows from the settings --
 

@@ -354,18 +354,20 @@ def test_the_doctor_says_what_is_wrong(monkeypatch):
 
 
 def test_the_quickstart_ends_in_a_table(here, monkeypatch):
-    for name in ("fedavg", "feddf"):
-        tables = TINY | {"method": {**TINY["method"], "name": name}}
+    for name, method in (("fedavg", "fedavg"), ("large", "fusionlarge")):
+        tables = TINY | {"method": {**TINY["method"], "name": method}}
         if name == "fedavg":
             del tables["method"]["fusion"]
+        else:
+            tables["models"] = {**TINY["models"], "server": "lenet5"}
         (here / f"{name}.toml").write_text(tomli_w.dumps(tables))
-    monkeypatch.setattr("solera.cli.quickstart.RECIPES", {n: f"{n}.toml" for n in ("fedavg", "feddf")})
+    monkeypatch.setattr("solera.cli.quickstart.RECIPES", {n: f"{n}.toml" for n in ("fedavg", "large")})
     first, second = solera("quickstart", "--rounds", 1), solera("quickstart", "--rounds", 1)
     assert first.exit_code == second.exit_code == 0
-    for piece in ("averaging alone", "FedDF", "mlp", "sent by clients", "time", "runs/quickstart/feddf", "next:"):
+    for piece in ("averaging alone", "FedDF", "mlp", "the server's own", "time", "runs/quickstart/large", "next:"):
         assert piece in first.stdout
     assert (here / "runs/quickstart/fedavg/summary.json").is_file()
-    assert (here / "runs/quickstart-2/feddf/summary.json").is_file()
+    assert (here / "runs/quickstart-2/large/summary.json").is_file()
 
 
 def test_the_table_compares_each_architecture():
