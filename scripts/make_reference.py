@@ -57,7 +57,7 @@ MEANINGS = {
     "`user`: users with fewer are left out",
     "public.source": "where the public samples come from, see [public data](data.md#public-data)",
     "public.name": "source `dataset`: its name or hub id",
-    "public.path": "source `dataset`: the folder to read it from",
+    "public.path": "source `dataset`: the folder to read it from; source `generator`: its file",
     "public.size": "held-out: taken out of the training set (a fifth of it unless given); dataset: kept (all unless "
     "given); noise: made (must be given)",
     "public.labels": "keep the labels, for methods that need labelled public data",

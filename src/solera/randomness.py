@@ -66,13 +66,20 @@ class Parallel:
 
     def __call__(self, functions: Sequence[Callable[[], T]], seeds: Sequence[int]) -> list[T]:
         """The results in order. `seeds` feed the global generators where a function uses them."""
+        if getattr(_HERE, "in_parallel", False):  # a job of a job: the outer one watches the generators for both
+            return [f() for f in functions]
         if not self.alone and len(functions) > 1:
             with self._lock:
                 before = fingerprint()
-                # As many torch threads as here: their number changes the bits.
-                pinned = {"initializer": torch.set_num_threads, "initargs": (torch.get_num_threads(),)}
-                with ThreadPoolExecutor(min(self.workers, len(functions)), **pinned) as pool:  # type: ignore[arg-type]
+                pool = ThreadPoolExecutor(
+                    min(self.workers, len(functions)),
+                    initializer=_enter,
+                    initargs=(torch.get_num_threads(),),  # as many as here: their number changes the bits
+                )
+                try:
                     results = list(pool.map(lambda f: f(), functions))
+                finally:
+                    pool.shutdown(wait=False, cancel_futures=True)  # whoever is interrupted need not wait for the rest
                 if fingerprint() == before:
                     return results
             self.alone = True
@@ -82,6 +89,14 @@ class Parallel:
             with isolated(seed):
                 results.append(f())
         return results
+
+
+_HERE = threading.local()
+
+
+def _enter(threads: int) -> None:
+    _HERE.in_parallel = True
+    torch.set_num_threads(threads)
 
 
 def one_thread() -> None:

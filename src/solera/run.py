@@ -108,6 +108,10 @@ def simulate(
     """
     config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine or EngineConfig()
     watcher = watcher or Watcher()
+    for settings in (config, federation, engine):
+        settings.check()
+    if config.seed not in (RunConfig.seed, scenario.seed):
+        raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     check_fit(method, scenario)
     _check_quorum(federation, len(scenario.roster))
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
@@ -340,7 +344,8 @@ def summarise(
 def check_fit(method: Any, scenario: Scenario) -> None:
     """Refuse, before any work, a scenario that lacks what the method needs."""
     name, info = name_of(method), info_of(method)
-    if info.public != "none" and scenario.public is None:
+    steps = getattr(getattr(method, "fusion", None), "steps", None)  # 0: averaging only, nothing to distil on
+    if info.public != "none" and scenario.public is None and steps != 0:
         raise ConfigError(f"method {name!r} needs public data: set public.source (it is 'none')")
     if info.models == "one architecture" and len(scenario.server.prototypes) > 1:
         raise ConfigError(
@@ -392,8 +397,6 @@ def _check_models(name: str, needs: set[str], server: Server) -> None:
 def _open_engine(config: EngineConfig, scenario: Scenario, states: ClientStates) -> Engine:
     workers = config.workers or default_workers()
     name = default_engine(workers) if config.name == "auto" else config.name
-    if name != "inprocess" and config.threads != 1:
-        raise ConfigError(f"engine.threads = {config.threads}: only the engine 'inprocess' can use more than 1")
     return ENGINES[name](scenario, states, workers)
 
 

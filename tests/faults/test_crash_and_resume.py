@@ -279,7 +279,7 @@ def test_another_methods_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
         return {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
 
     before = files()
-    with pytest.raises(RunError, match="checkpoint of round 1 is not a state of this method .*control.*resume it with"):
+    with pytest.raises(RunError, match=r"round 1 is not a state of this method .*control.*resume it with"):
         run_toy(make("scaffold"), tmp_path / "run", rounds=3)
     assert files() == before
     assert run_toy(make("fedavg"), tmp_path / "run", rounds=2).digest == whole
@@ -378,3 +378,19 @@ def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, m
     monkeypatch.undo()
     assert seen == 6
     assert run_toy(method, tmp_path / "cut", rounds=2).digest == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"config": RunConfig(eval_every=0)}, "run.eval_every = 0"),
+        ({"config": RunConfig(seed=3)}, "run.seed = 3: the scenario was made with seed 0"),
+        ({"engine": EngineConfig(name="threads", threads=2)}, "engine.threads = 2"),
+        ({"federation": FederationConfig(fraction=2)}, "federation.fraction = 2"),
+    ],
+)
+def test_settings_from_python_are_checked_before_anything_is_made(tmp_path, settings, says):
+    method = make("fedavg")
+    with pytest.raises(ConfigError, match=says):
+        simulate(toy_for(method), method, tmp_path / "no", **settings)
+    assert not (tmp_path / "no").exists()

@@ -1,9 +1,12 @@
 """Engines: what only real processes and threads can get wrong."""
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
 import signal
+import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -364,3 +367,31 @@ def test_an_engine_whose_nursery_died_says_so_instead_of_waiting(processes, capf
     with pytest.raises(SoleraError, match=r"worker processes broke down .*; resume the run"):
         Federation(processes, 0).map(dropped, ["c00"])
     assert "Traceback" not in capfd.readouterr().err
+
+
+@task
+def leave(client: Client) -> None:
+    sys.exit("a task has no business ending the program")
+
+
+def test_a_task_that_exits_costs_one_client(engine):
+    fed = Federation(engine, 0)
+    fed.quorum = 0
+    assert "SystemExit: a task has no business" in fed.map(leave, ["c00"]).failures["c00"]
+
+
+@task
+def talk_nonsense(client: Client, frame: str) -> None:
+    """Writes to the server behind the engine's back, as a process gone wild might."""
+    if client.id == "c01":
+        for fd in range(3, 64):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    os.write(fd, struct.pack("<QQ", len(frame), 0) + frame.encode())
+
+
+@pytest.mark.parametrize("frame", ["[1]", '{"error": null}', '{"seconds": "x", "error": null, "fatal": 0}', "[" * 9999])
+def test_a_worker_that_sends_nonsense_costs_one_client(processes, frame):
+    fed = Federation(processes, 0)
+    assert list(fed.map(talk_nonsense, everyone(fed), frame=frame).failures) == ["c01"]
+    assert len(fed.map(dropped, everyone(fed))) == 6

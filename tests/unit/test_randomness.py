@@ -1,8 +1,11 @@
 """Seeds by address, and threads that keep the bits."""
 
 import random
+import threading
+import time
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -65,3 +68,28 @@ def test_parallel_work_has_as_many_torch_threads_as_its_caller():
         torch.set_num_threads(threads)
         assert Parallel(2)([torch.get_num_threads] * 3, range(3)) == [threads] * 3
         assert torch.get_num_threads() == threads
+
+
+def test_what_ends_one_job_is_not_kept_waiting_for_the_others():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        Parallel(2)([interrupted, lambda: time.sleep(3)], range(2))
+    assert time.monotonic() - began < 2
+
+
+def test_a_job_may_have_jobs_of_its_own():
+    def nested(parallel):
+        def outer(i):
+            return lambda: torch.stack(parallel([_train(10 * i + j, 0.5 * (i == 2)) for j in range(2)], range(2)))
+
+        return parallel([outer(i) for i in range(3)], range(3))
+
+    done = []
+    run = threading.Thread(target=lambda: done.extend(nested(Parallel(2))), daemon=True)
+    run.start()
+    run.join(20)
+    assert not run.is_alive(), "the inner jobs wait for the outer ones"
+    assert all(torch.equal(a, b) for a, b in zip(done, nested(Parallel(1)), strict=True))

@@ -254,7 +254,7 @@ def test_integers_have_64_bits_on_both_sides():
     for n in (2**63 - 1, -(2**63)):
         assert decode(encode(n), int) == n
     for n in (2**63, 10**5000):
-        with pytest.raises(WireError, match="an integer of .* bits"):
+        with pytest.raises(WireError, match=r"an integer of .* bits"):
             Packed(n)
     tensors, tree = {}, {"tree": str(2**63)}
     with pytest.raises(WireError, match="an integer of 64 bits"):
@@ -264,7 +264,7 @@ def test_integers_have_64_bits_on_both_sides():
 def test_a_header_over_the_limit_is_refused_inside_the_process_too():
     message, limits = Packed(["x" * 100]), Limits(header=64)
     for m in (message, message.blob):
-        with pytest.raises(WireError, match="a header of .* bytes"):
+        with pytest.raises(WireError, match=r"a header of .* bytes"):
             decode(m, list[str], limits=limits)
 
 

@@ -1,5 +1,7 @@
 """The program `solera`: its commands, and the options that belong to none of them."""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -44,7 +46,14 @@ def solera(
 
 def main() -> None:
     """The entry point."""
-    app(prog_name="solera")
+    try:
+        app(prog_name="solera")
+    except SystemExit as e:
+        if e.code in (130, 143):  # asked to stop: threads that are still training must not keep the program alive
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(e.code)
+        raise
 
 
 if __name__ == "__main__":

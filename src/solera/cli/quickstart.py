@@ -37,9 +37,9 @@ def quickstart(
     screen = console()
     shared = configs["large"]
     screen.print(
-        f"{shared.partition.clients} clients hold very different parts of {shared.data.name} and run different models: "
-        f"{', '.join(shared.models.clients)}. First each architecture is averaged over its own clients. Then FedDF also "
-        "distils what all clients know together into each of them, and the same teachers train "
+        f"{shared.partition.clients} clients hold very different parts of {shared.data.name}, with different models: "
+        f"{', '.join(shared.models.clients)}. First each architecture is averaged over its own clients. Then FedDF "
+        "also distils what all clients know together into each of them, and the same teachers train "
         f"{shared.models.server}, a larger model that only the server has.\n",
         highlight=False,
     )

@@ -121,17 +121,19 @@ class _Worker:
 
     def __init__(self, sock: socket.socket, pid: int):
         self.socket, self.pid = sock, pid
-        self.known: list[Packed] = []  # messages this worker still holds
+        self.known: list[Packed] = []  # messages this worker still holds, all of one exchange
         self.call: Call | None = None
         self.replies: Exchange | None = None
         self.deadline: float | None = None
 
     def give(self, call: Call, replies: Exchange) -> None:
-        self.call, self.replies = call, replies
         # A little grace: a client that is merely at its deadline is told so by its own clock.
         patience = None if call.deadline_s is None else call.deadline_s * 1.05 + 0.05
         self.deadline = None if patience is None else time.monotonic() + patience
         self.socket.settimeout(patience)  # a worker that neither reads nor writes must not hold up the others
+        if self.call is None or self.call.step != call.step:
+            self.known = []
+        self.call, self.replies = call, replies
         if known := any(m is call.message for m in self.known):
             blob = b""
         else:
@@ -156,16 +158,16 @@ class _Worker:
         assert self.replies is not None
         try:
             facts, blob = _receive(self.socket, limits.bytes)
-            seconds, error, fatal = facts["seconds"], facts["error"], facts["fatal"]
+            reply = Reply(self.call.client, blob, facts["error"], float(facts["seconds"]), bool(facts["fatal"]))
         except (EOFError, ConnectionError):
             self.socket.close()  # there is nothing to kill, and its number may be another process's by now
             self.replies.put(Reply(self.call.client, error="its process died"))
             return False
-        except (OSError, ValueError, KeyError) as e:
+        except Exception as e:  # whatever it sent, it is this client's loss
             self.kill()
             self.replies.put(Reply(self.call.client, error=f"its process sent half a reply, or nonsense: {e}"))
             return False
-        self.replies.put(Reply(self.call.client, blob, error, float(seconds), bool(fatal)))
+        self.replies.put(reply)
         return True
 
     def overdue(self) -> bool:
@@ -247,7 +249,8 @@ def _rear(control: socket.socket, site: Site, states: ClientStates) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-KEEP_MESSAGES = 4  # the server and the worker forget old messages by the same rule
+# The server and the worker forget messages by the same rule: those of another exchange, and all but the last few.
+KEEP_MESSAGES = 4
 
 
 class _Received(Packed):
@@ -265,9 +268,12 @@ class _Received(Packed):
 def _work(sock: socket.socket, site: Site, states: ClientStates) -> None:
     """A worker's life: one call after another, until the server closes its end."""
     held: dict[int, Packed] = {}
+    step = -1
     with contextlib.suppress(EOFError, OSError):
         while True:
             facts, blob = _receive(sock, Limits().bytes)
+            if facts["step"] != step:
+                held, step = {}, facts["step"]
             if not facts["known"]:
                 held.pop(facts["message"], None)
                 held[facts["message"]] = _Received(blob, facts["task"])

@@ -56,7 +56,7 @@ def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = Tr
         return Reply(call.client, reply, seconds=seconds)
     except InputModified as e:
         return Reply(call.client, error=str(e), fatal=True)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         return Reply(call.client, error=_reason(e), seconds=time.monotonic() - begun)
 
 
@@ -79,7 +79,7 @@ def _changed(state: dict[str, Weights], before: Snapshot) -> bool:
     )
 
 
-def _reason(e: Exception) -> str:
+def _reason(e: BaseException) -> str:
     """One line that finds the place: the error, and where in whose code it was raised."""
     where = traceback.extract_tb(e.__traceback__)[-1]
     text = " ".join(str(e).split())

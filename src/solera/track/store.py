@@ -104,9 +104,9 @@ class RunDirectory:
 
     def _write(self, name: str, content: bytes) -> None:
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(path.name + ".draft")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with open(draft, "wb") as f:
                 f.write(content)
                 f.flush()
