@@ -220,7 +220,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{source} is not valid TOML: {e}") from None
     except (OSError, ValueError) as e:  # ValueError: not UTF-8, or a NUL in the name
         why = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"cannot read the configuration {_show(str(source))}: {why}") from None
+        raise ConfigError(f"cannot read the configuration {str(source)!r}: {why}") from None
 
 
 # ---- overrides --------------------------------------------------------------------------------------

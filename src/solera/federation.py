@@ -129,6 +129,7 @@ class Federation:
         self.round, self._exchange = round, 0
         self._keep_from = STEPS * (round if keep_from is None else keep_from)
         self.quorum = self.config.min_replies
+        self._pending: set[str] = set()  # clients whose replies have not been collected yet
         self.rng = torch.Generator().manual_seed(self.seed("server"))
         self.copies: Counter[str] = Counter()  # how often each client of the cohort was drawn
         self.down: dict[str, Traffic] = {}
@@ -238,6 +239,11 @@ class Federation:
         if self._exchange > STEPS:
             raise TaskError(f"round {self.round}: more than {STEPS} exchanges")
         asked = sorted(set(clients), key=self.clients.index)
+        if twice := self._pending.intersection(asked):  # which comes first would depend on the engine
+            raise TaskError(
+                f"round {self.round}: {min(twice)} is asked for {task.name} before its last reply was collected"
+            )
+        self._pending.update(asked)
         round, down = self.round, self.down.setdefault(task.name, Traffic())
         up = self.up.setdefault(task.name, Traffic())
         sent, calls = {}, []
@@ -267,7 +273,7 @@ class Federation:
                 if r.fatal:
                     raise TaskError(f"round {round}: {r.error}")
                 if r.client not in waiting or r.client in heard:
-                    log.warning("round %d: unexpected reply from %s ignored", round, str(r.client)[:64])
+                    log.warning("round %d: unexpected reply from %s ignored", round, _plain(str(r.client)[:64]))
                     continue
                 heard.add(r.client)
                 self.progress(task.name, len(heard), len(asked))
@@ -285,6 +291,7 @@ class Federation:
                         valid += 1
                         self.answered.add(k)
                         yield k, early.pop(k)
+            self._pending.difference_update(asked)
             self.idle()
             for k in asked:
                 if k not in heard:

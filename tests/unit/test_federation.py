@@ -316,3 +316,16 @@ def test_a_reason_is_short_and_printable_whatever_the_client_wrote(tmp_path):
         reason = fed.map(add_id, ["c00"], weights=W, each=1.0).failures["c00"]
         assert reason.isprintable()
         assert len(reason) <= 500
+
+
+def test_a_client_has_one_exchange_at_a_time(fed):
+    """Its state would depend on which of two came first, and that on the engine."""
+    first = fed.submit(draw, ["c00", "c01"])
+    with pytest.raises(TaskError, match=r"c01 is asked for .*draw before its last reply was collected"):
+        fed.submit(draw, ["c01", "c02"])
+    other = fed.submit(draw, ["c02"])
+    assert list(first()) == ["c00", "c01"]
+    assert list(fed.map(draw, ["c01"])) == ["c01"]
+    fed.begin(1)  # whatever was left behind belongs to the round before
+    assert list(fed.map(draw, ["c02"])) == ["c02"]
+    assert list(other()) == ["c02"]

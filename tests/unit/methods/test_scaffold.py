@@ -49,7 +49,7 @@ def test_sca_2_the_optimum_is_a_fixed_point(tmp_path):
     start = method.init(world.fed, world.server)
     states = world.fed.engine.states
     for k, c in (("c0", -4 / 3), ("c1", 4 / 3)):
-        states.save(k, -1, {"control": {"x": torch.tensor([c], dtype=torch.float64)}})
+        states.save(k, 0, {"control": {"x": torch.tensor([c], dtype=torch.float64)}})
     world.fed.begin(1)
     end = method.round(start, world.fed, world.server)
     assert numbers(end) == pytest.approx((-1 / 3, 0.0), abs=1e-12)

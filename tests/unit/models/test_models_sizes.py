@@ -31,6 +31,7 @@ def on_meta(*args, **options):
         ("resnet18", CIFAR, 11_173_962, 9_600),
         ("resnet8-wide", CIFAR, 4_903_242, 5_760),
         ("wrn16-2", CIFAR, 691_674, 1_824),
+        ("tiny-cnn", (1, 28, 28), 24_058, 224),
         ("vgg9", CIFAR, 2_308_810, 0),
         ("vgg9-fedma", CIFAR, 3_491_530, 0),
         ("vgg11", CIFAR, 9_231_114, 5_504),
