@@ -7,6 +7,8 @@ choice follows from (seed, round, client, purpose).
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
 import os
 import pathlib
 import platform
@@ -18,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
+import safetensors
 import torch
 import torch.nn.functional as F
 
@@ -115,7 +119,7 @@ def simulate(
     check_fit(method, scenario)
     _check_quorum(federation, len(scenario.roster))
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
-    home = RunDirectory(out, __version__, resume, config_text)
+    home = RunDirectory(out, __version__, resume, config_text, _experiment(scenario, method, federation))
     with contextlib.closing(home), _pinned(engine.threads), _stoppable() as check_stop:
         states = ClientStates(home.clients)
         start, state, damaged = home.latest(type(method).State) if resume else (0, None, [])
@@ -147,6 +151,26 @@ def simulate(
             result = loop(start, state)
         watcher.end(result.summary)
         return result
+
+
+def _experiment(scenario: Scenario, method: Any, federation: FederationConfig) -> dict[str, Any]:
+    """All that determines the results, in a form that can be written down and compared."""
+    roster = scenario.roster
+    facts = {
+        "run.seed": scenario.seed,
+        "method": {"name": name_of(method), **dataclasses.asdict(method)},
+        "federation": dataclasses.asdict(federation),
+        "data": {"name": scenario.dataset.name, "classes": scenario.dataset.classes, "shape": scenario.dataset.shape},
+        "clients": {
+            "count": len(roster),
+            "examples": hashlib.sha256(roster.sizes.numpy().tobytes()).hexdigest()[:16],
+            "architectures": roster.prototypes,
+            "assigned": hashlib.sha256(roster.prototype_of.numpy().tobytes()).hexdigest()[:16],
+        },
+        "server": scenario.server.large,
+        "public": None if scenario.public is None else scenario.public.digest[:16],
+    }
+    return json.loads(json.dumps(facts, default=lambda o: type(o).__qualname__))
 
 
 class _Loop:
@@ -192,6 +216,8 @@ class _Loop:
                 except QuorumNotMet as e:
                     self._void("finish_empty", e)
             self._close_round(t, state, began)
+        if empty == rounds:
+            raise QuorumNotMet(f"none of the {rounds} rounds had enough valid replies: nothing was learned")
         return self._finish(state)
 
     def _void(self, kind: str, reason: QuorumNotMet) -> None:
@@ -210,6 +236,10 @@ class _Loop:
             "floats": {
                 "down": sum(v.floats for v in fed.down.values()),
                 "up": sum(v.floats for v in fed.up.values()),
+            },
+            "integers": {
+                "down": sum(v.integers for v in fed.down.values()),
+                "up": sum(v.integers for v in fed.up.values()),
             },
             "cohort": len(fed.answered),
         }
@@ -332,6 +362,8 @@ def summarise(
         "environment": {
             "python": platform.python_version(),
             "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "safetensors": safetensors.__version__,
             "threads": torch.get_num_threads(),
             "platform": platform.platform(),
         },

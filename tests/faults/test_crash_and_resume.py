@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+import solera
 from solera.config import EngineConfig, RunConfig
 from solera.engines import ClientStates
 from solera.federation import FederationConfig
@@ -148,7 +149,7 @@ def test_truncation_at_any_offset_is_noticed(tmp_path):
     content = newest.read_bytes()
     for cut in torch.linspace(0, len(content) - 1, 200).int().tolist():
         newest.write_bytes(content[:cut])
-        home = RunDirectory(tmp_path, "0", resume=True)
+        home = RunDirectory(tmp_path, solera.__version__, resume=True)
         rounds, _, damaged = home.latest(method.State)
         home.close()
         assert rounds == 2, f"cut at {cut}"
@@ -279,8 +280,12 @@ def test_another_methods_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
         return {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
 
     before = files()
-    with pytest.raises(RunError, match=r"round 1 is not a state of this method .*control.*resume it with"):
+    with pytest.raises(RunError, match=r"begun with method\.name = fedavg, not scaffold: .*choose another"):
         run_toy(make("scaffold"), tmp_path / "run", rounds=3)
+    with pytest.raises(RunError, match=r"begun with run\.seed = 0, not 1"):
+        run_toy(make("fedavg"), tmp_path / "run", rounds=3, seed=1)
+    with pytest.raises(RunError, match=r"begun with clients\.count = 8, not 6"):
+        run_toy(make("fedavg"), tmp_path / "run", rounds=3, clients=6)
     assert files() == before
     assert run_toy(make("fedavg"), tmp_path / "run", rounds=2).digest == whole
 
@@ -394,3 +399,24 @@ def test_settings_from_python_are_checked_before_anything_is_made(tmp_path, sett
     with pytest.raises(ConfigError, match=says):
         simulate(toy_for(method), method, tmp_path / "no", **settings)
     assert not (tmp_path / "no").exists()
+
+
+def test_a_state_that_does_not_fit_the_method_is_refused_and_kept(tmp_path):
+    """A method whose State was changed meanwhile: the checkpoint is whole, so it is not thrown away."""
+    run_toy(make("fedavg"), tmp_path, rounds=2)
+    home = RunDirectory(tmp_path, solera.__version__, resume=True)
+    with pytest.raises(RunError, match=r"round 1 is not a state of this method .*control"):
+        home.latest(find_method("scaffold").State)
+    home.close()
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_a_run_in_which_every_round_was_void_says_so(tmp_path, monkeypatch):
+    import solera.run as module
+    from solera.engines.faulty import Faulty
+    from solera.federation import QuorumNotMet
+
+    open_engine = module._open_engine
+    monkeypatch.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), lambda c: "drop"))
+    with pytest.raises(QuorumNotMet, match="none of the 2 rounds"):
+        run_toy(make("fedavg"), tmp_path, rounds=2)

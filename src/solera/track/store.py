@@ -36,7 +36,15 @@ _OPENING = threading.Lock()
 class RunDirectory:
     """One run's files. Opening locks the directory until `close`."""
 
-    def __init__(self, path: str | os.PathLike[str], version: str, resume: bool = False, config: str | None = None):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        version: str,
+        resume: bool = False,
+        config: str | None = None,
+        experiment: dict[str, Any] | None = None,
+    ):
+        """`experiment` is all that determines the results; a run is continued only with the same."""
         self.path, self.version = pathlib.Path(path).resolve(), version
         if resume and not (self.path / "run.json").is_file():
             raise RunError(
@@ -50,7 +58,7 @@ class RunDirectory:
             raise RunError(f"{path} cannot be used as a run directory: {e.strerror}") from None
         try:
             if resume:
-                self._check_format()
+                self._check_same(experiment)
             elif (self.path / "run.json").exists():
                 raise RunError(
                     f"{path} already holds a run; continue it with `solera resume {path}` or choose another --out"
@@ -60,7 +68,8 @@ class RunDirectory:
             else:
                 if config is not None:  # first, so that whatever else is there can be resumed
                     self._write("config.toml", config.encode())
-                self._write("run.json", json.dumps({"format": FORMAT, "solera": version}).encode())
+                facts = {"format": FORMAT, "solera": version, "experiment": experiment}
+                self._write("run.json", json.dumps(facts, indent=1).encode())
         except BaseException:
             self.close()
             raise
@@ -81,17 +90,26 @@ class RunDirectory:
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         return lock
 
-    def _check_format(self) -> None:
+    def _check_same(self, experiment: dict[str, Any] | None) -> None:
+        """Refuse a directory of another version, or of another experiment: the bits would not be the same."""
         try:
             facts = json.loads((self.path / "run.json").read_bytes())
-            found, by = facts["format"], facts["solera"]
-        except (ValueError, KeyError, TypeError) as e:
+            found, by, before = facts["format"], facts["solera"], facts.get("experiment")
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise RunError(f"{self.path}/run.json is damaged ({e}); the run cannot be continued") from None
-        if found != FORMAT:
+        if (found, by) != (FORMAT, self.version):
             raise RunError(
                 f"{self.path} was written in format {found} by solera {by}; this is solera {self.version}, format "
                 f"{FORMAT}: continue it with that version (pip install solera=={by})"
             )
+        if before is not None and experiment is not None:
+            then, now = _flat(before), _flat(json.loads(json.dumps(experiment)))
+            for key in sorted(then.keys() | now.keys(), key=lambda k: (not k.endswith(".name"), k)):
+                if then.get(key) != now.get(key):
+                    raise RunError(
+                        f"{self.path} was begun with {key} = {then.get(key)}, not {now.get(key)}: a run is continued "
+                        "only as it was begun (rounds and engine may change); choose another --out for the new one"
+                    )
 
     def close(self) -> None:
         """Give the directory free."""
@@ -197,6 +215,13 @@ class RunDirectory:
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The rounds recorded so far; a line cut short by a crash ends the list."""
         return read_metrics(self.path)
+
+
+def _flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings by their dotted path."""
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {k: v for name, sub in tree.items() for k, v in _flat(sub, f"{path}.{name}" if path else name).items()}
 
 
 def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
