@@ -104,7 +104,7 @@ class RunDirectory:
             )
         if before is not None and experiment is not None:
             then, now = _flat(before), _flat(json.loads(json.dumps(experiment)))
-            for key in sorted(then.keys() | now.keys(), key=lambda k: (not k.endswith(".name"), k)):
+            for key in [*now, *(k for k in then if k not in now)]:  # in the order that says most
                 if then.get(key) != now.get(key):
                     raise RunError(
                         f"{self.path} was begun with {key} = {then.get(key)}, not {now.get(key)}: a run is continued "
