@@ -11,32 +11,25 @@ import hashlib
 import json
 import os
 import pathlib
-import platform
 import signal
-import statistics
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy
-import safetensors
 import torch
-import torch.nn.functional as F
 
 from .config import Config, EngineConfig, RunConfig, load_config, to_toml
 from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
 from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
-from .method import Model, info_of, name_of, needs_of, personal_task
+from .measure import measure, summarise, traffic
+from .method import info_of, name_of, needs_of, personal_task
 from .models import require_split
-from .parts.local import Score, evaluate
-from .parts.teachers import Ensemble
 from .scenario import Scenario, build_scenario
-from .server import EnsembleReport, Server
+from .server import Server
 from .task import Data
 from .track.display import Watcher
-from .track.store import FORMAT, RunDirectory
+from .track.store import RunDirectory
 from .version import __version__
 from .wire import ConfigError, RunError
 
@@ -227,27 +220,12 @@ class _Loop:
     def _close_round(self, t: int, state: Any, began: float) -> None:
         fed, server = self.fed, self.server
         worked = time.monotonic()
-        metrics: dict[str, Any] = {
-            "round": t,
-            "bytes": {
-                "down": {k: v.bytes for k, v in fed.down.items()},
-                "up": {k: v.bytes for k, v in fed.up.items()},
-            },
-            "floats": {
-                "down": sum(v.floats for v in fed.down.values()),
-                "up": sum(v.floats for v in fed.up.values()),
-            },
-            "integers": {
-                "down": sum(v.integers for v in fed.down.values()),
-                "up": sum(v.integers for v in fed.up.values()),
-            },
-            "cohort": len(fed.answered),
-        }
+        metrics: dict[str, Any] = {"round": t, **traffic(fed), "cohort": len(fed.answered)}
         clients_s = fed.waited_s
         last = t == self.config.rounds - 1
         if last or (t + 1) % self.config.eval_every == 0:
             self.watcher.phase(t, "evaluate")
-            metrics |= self._measure(state)
+            metrics |= measure(self.method, state, fed, server, self.test, self.config.eval_clients)
         measured = time.monotonic()
         metrics["seconds"] = {
             "clients": round(clients_s, 4),
@@ -269,37 +247,6 @@ class _Loop:
             self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
         self.watcher.round_done(metrics)
 
-    def _measure(self, state: Any) -> dict[str, Any]:
-        server, test = self.server, self.test
-        models = self.method.models(state)
-        jobs = [functools.partial(_evaluate, server, m, test) for m in models.values()]
-        jobs += [functools.partial(_evaluate_ensemble, server, e, test) for e in server.ensembles]
-        scores = [_score(s) for s in server.parallel(jobs, range(len(jobs)))]
-        found: dict[str, Any] = {
-            "models": dict(zip(models, scores, strict=False)),
-            "ensembles": {e.name: s for e, s in zip(server.ensembles, scores[len(models) :], strict=True)},
-        }
-        if task := personal_task(self.method):
-            found["personal"] = self._measure_personal(task, state)
-        return found
-
-    def _measure_personal(self, task: Any, state: Any) -> dict[str, Any]:
-        """Each client's own model on its own test split. What this costs on the wire is not the method's traffic."""
-        g = torch.Generator().manual_seed(self.scenario.seed)
-        who = torch.randperm(len(self.fed.clients), generator=g)[: self.config.eval_clients].tolist()
-        payload = self.method.personal_payload(state, self.fed) if hasattr(self.method, "personal_payload") else {}
-        self.fed.quorum = 0  # who is missing is not measured; the round counts all the same
-        replies = self.fed.map(task, [self.fed.clients.id(i) for i in who], **payload)
-        accuracy = sorted(r.correct / r.total for r in replies.values() if r.total)
-        if not accuracy:
-            return {"clients": 0}
-        return {
-            "mean": statistics.fmean(accuracy),
-            "std": statistics.pstdev(accuracy),
-            "worst_decile": statistics.fmean(accuracy[: max(1, len(accuracy) // 10)]),
-            "clients": len(accuracy),
-        }
-
     def _finish(self, state: Any) -> Result:
         models = self.method.models(state)
         for name, m in models.items():
@@ -312,65 +259,6 @@ class _Loop:
         summary = summarise(self.home, self.method, state, self.states, self.fed, self.config)
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)
-
-
-def _score(s: Score) -> dict[str, float]:
-    return {"accuracy": s.correct / s.total, "loss": s.loss}
-
-
-def _evaluate(server: Server, model: Model, test: Data) -> Score:
-    return evaluate(server.model(model.prototype, model.weights), test.inputs, test.labels)
-
-
-def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
-    ensemble = Ensemble([server.model(P, w) for P, w in e.members], e.rule, e.weights)  # type: ignore[arg-type]
-    said = torch.cat([ensemble(x)[0] for x in test.inputs.split(512)])
-    loss = F.nll_loss(said.clamp_min(1e-12).log(), test.labels).item()
-    return Score(int((said.argmax(-1) == test.labels).sum()), len(test), loss)
-
-
-def summarise(
-    home: RunDirectory, method: Any, state: Any, states: ClientStates, fed: Federation, config: RunConfig
-) -> dict[str, Any]:
-    """The outcome of a run, from what it recorded."""
-    rounds = list(home.metrics())
-    failures = Counter(f["client"] for m in rounds for f in m["failures"])
-    evaluated = [m for m in rounds if "models" in m]
-
-    def best(group: str) -> dict[str, Any]:
-        out = {}
-        for name in evaluated[-1][group] if evaluated else ():
-            seen = [(m[group][name]["accuracy"], -m["round"]) for m in evaluated if name in m[group]]
-            accuracy, negative = max(seen)
-            out[name] = {**evaluated[-1][group][name], "best_accuracy": accuracy, "best_round": -negative}
-        return out
-
-    return {
-        "format": FORMAT,
-        "solera": __version__,
-        "name": config.name or home.path.name,
-        "method": name_of(method),
-        "rounds": len(rounds),
-        "finished": True,
-        "digest": states.digest(state),
-        "models": best("models"),
-        "ensembles": best("ensembles"),
-        **({"personal": evaluated[-1]["personal"]} if evaluated and "personal" in evaluated[-1] else {}),
-        "bytes": {way: sum(sum(m["bytes"][way].values()) for m in rounds) for way in ("down", "up")},
-        "seconds": round(sum(m["seconds"]["total"] for m in rounds), 3),
-        "failures": dict(sorted(failures.items())),
-        "environment": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "safetensors": safetensors.__version__,
-            "threads": torch.get_num_threads(),
-            "platform": platform.platform(),
-        },
-        "engine": type(fed.engine).__name__.lower(),
-        "workers": getattr(fed.engine, "count", getattr(fed.engine, "workers", 1)),
-        "out": str(home.path),
-    }
 
 
 def check_fit(method: Any, scenario: Scenario) -> None:

@@ -1,0 +1,121 @@
+"""Measuring: what a round sent, how good its models are, and what a whole run came to."""
+
+import functools
+import platform
+import statistics
+from collections import Counter
+from typing import Any
+
+import numpy
+import safetensors
+import torch
+import torch.nn.functional as F
+
+from .config import RunConfig
+from .engines import ClientStates
+from .federation import Federation
+from .method import Model, name_of, personal_task
+from .parts.local import Score, evaluate
+from .parts.teachers import Ensemble
+from .server import EnsembleReport, Server
+from .task import Data, Task
+from .track.store import FORMAT, RunDirectory
+from .version import __version__
+
+
+def traffic(fed: Federation) -> dict[str, Any]:
+    """What travelled in this round: bytes by direction and task, and how many numbers that were."""
+    ways = {"down": fed.down, "up": fed.up}
+    return {
+        "bytes": {way: {task: t.bytes for task, t in sent.items()} for way, sent in ways.items()},
+        "floats": {way: sum(t.floats for t in sent.values()) for way, sent in ways.items()},
+        "integers": {way: sum(t.integers for t in sent.values()) for way, sent in ways.items()},
+    }
+
+
+def measure(method: Any, state: Any, fed: Federation, server: Server, test: Data, eval_clients: int) -> dict[str, Any]:
+    """Accuracy and loss of every reported model and ensemble, and of personal models where there are any."""
+    models = method.models(state)
+    jobs = [functools.partial(_evaluate, server, m, test) for m in models.values()]
+    jobs += [functools.partial(_evaluate_ensemble, server, e, test) for e in server.ensembles]
+    scores = [{"accuracy": s.accuracy, "loss": s.loss} for s in server.parallel(jobs, range(len(jobs)))]
+    found: dict[str, Any] = {
+        "models": dict(zip(models, scores, strict=False)),
+        "ensembles": {e.name: s for e, s in zip(server.ensembles, scores[len(models) :], strict=True)},
+    }
+    if task := personal_task(method):
+        payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
+        found["personal"] = _measure_personal(task, payload, fed, eval_clients)
+    return found
+
+
+def _measure_personal(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, Any]:
+    """Each client's own model on its own test split. What this costs on the wire is not the method's traffic."""
+    g = torch.Generator().manual_seed(fed.run_seed)
+    who = torch.randperm(len(fed.clients), generator=g)[:eval_clients].tolist()
+    fed.quorum = 0  # who is missing is not measured; the round counts all the same
+    replies = fed.map(task, [fed.clients.id(i) for i in who], **payload)
+    accuracy = sorted(r.correct / r.total for r in replies.values() if r.total)
+    if not accuracy:
+        return {"clients": 0}
+    return {
+        "mean": statistics.fmean(accuracy),
+        "std": statistics.pstdev(accuracy),
+        "worst_decile": statistics.fmean(accuracy[: max(1, len(accuracy) // 10)]),
+        "clients": len(accuracy),
+    }
+
+
+def _evaluate(server: Server, model: Model, test: Data) -> Score:
+    return evaluate(server.model(model.prototype, model.weights), test.inputs, test.labels)
+
+
+def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
+    ensemble = Ensemble([server.model(P, w) for P, w in e.members], e.rule, e.weights)  # type: ignore[arg-type]
+    said = torch.cat([ensemble(x)[0] for x in test.inputs.split(512)])
+    loss = F.nll_loss(said.clamp_min(1e-12).log(), test.labels).item()
+    return Score(int((said.argmax(-1) == test.labels).sum()), len(test), loss)
+
+
+def summarise(
+    home: RunDirectory, method: Any, state: Any, states: ClientStates, fed: Federation, config: RunConfig
+) -> dict[str, Any]:
+    """The outcome of a run, from what it recorded."""
+    rounds = list(home.metrics())
+    failures = Counter(f["client"] for m in rounds for f in m["failures"])
+    evaluated = [m for m in rounds if "models" in m]
+
+    def best(group: str) -> dict[str, Any]:
+        out = {}
+        for name in evaluated[-1][group] if evaluated else ():
+            seen = [(m[group][name]["accuracy"], -m["round"]) for m in evaluated if name in m[group]]
+            accuracy, negative = max(seen)
+            out[name] = {**evaluated[-1][group][name], "best_accuracy": accuracy, "best_round": -negative}
+        return out
+
+    return {
+        "format": FORMAT,
+        "solera": __version__,
+        "name": config.name or home.path.name,
+        "method": name_of(method),
+        "rounds": len(rounds),
+        "finished": True,
+        "digest": states.digest(state),
+        "models": best("models"),
+        "ensembles": best("ensembles"),
+        **({"personal": evaluated[-1]["personal"]} if evaluated and "personal" in evaluated[-1] else {}),
+        "bytes": {way: sum(sum(m["bytes"][way].values()) for m in rounds) for way in ("down", "up")},
+        "seconds": round(sum(m["seconds"]["total"] for m in rounds), 3),
+        "failures": dict(sorted(failures.items())),
+        "environment": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "safetensors": safetensors.__version__,
+            "threads": torch.get_num_threads(),
+            "platform": platform.platform(),
+        },
+        "engine": type(fed.engine).__name__.lower(),
+        "workers": getattr(fed.engine, "count", getattr(fed.engine, "workers", 1)),
+        "out": str(home.path),
+    }
