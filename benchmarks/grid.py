@@ -1,15 +1,17 @@
 """Runs a list of configurations, several at once, skipping what is done: the engine room of the studies here."""
 
-import concurrent.futures
 import json
+import os
 import pathlib
 import statistics
-import subprocess
-import sys
 import time
+import traceback
 from typing import Any
 
-import tomli_w
+import torch
+
+from solera.config import load_config
+from solera.run import execute
 
 Tables = dict[str, Any]
 
@@ -25,36 +27,43 @@ def merged(*tables: Tables) -> Tables:
 
 
 def run_grid(cases: dict[str, Tables], out: pathlib.Path, workers: int) -> dict[str, dict[str, Any]]:
-    """Run every case into `out`/its name (one core each) and return the summaries. A stopped grid can be repeated."""
+    """Run every case into `out`/its name (one core each) and return the summaries. A stopped grid can be repeated.
+
+    Each run is a forked copy of this process: importing torch and its optimisers takes longer than a small run.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    began, done, found = time.monotonic(), 0, {}
     todo = [name for name in cases if not (out / name / "summary.json").is_file()]
     print(f"{len(cases) - len(todo)} of {len(cases)} runs are there already", flush=True)
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    began, running, waiting, done = time.monotonic(), {}, list(reversed(todo)), 0
+    while waiting or running:
+        while waiting and len(running) < workers:
+            name = waiting.pop()
+            pid = os.fork()
+            if pid == 0:
+                os._exit(_one(cases[name], out / name))
+            running[pid] = name
+        pid, status = os.wait()
+        name = running.pop(pid)
+        if status:
+            raise SystemExit(f"{name}: {(out / f'{name}.log').read_text()[-2000:]}")
+        done += 1
+        left = (time.monotonic() - began) / done * (len(todo) - done)
+        print(f"[{done}/{len(todo)}] {name}   about {left / 60:.0f} min left", flush=True)
+    return {name: json.loads((out / name / "summary.json").read_text()) for name in cases}
 
-    def one(name: str) -> str:
-        home = out / name
-        if (home / "run.json").is_file():
-            command = ["resume", str(home)]
-        else:
-            home.parent.mkdir(parents=True, exist_ok=True)
-            config = home.with_name(home.name + ".toml")
-            config.write_text(tomli_w.dumps(cases[name]))
-            command = ["run", str(config), "--out", str(home), "--engine", "inprocess", "--workers", "1"]
-        ended = subprocess.run(
-            [sys.executable, "-m", "solera.cli.main", *command, "--json"], capture_output=True, text=True
-        )
-        if ended.returncode:
-            raise SystemExit(f"{name}: {ended.stderr.strip()[-2000:]}")
-        return name
 
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for name in pool.map(one, todo):
-            done += 1
-            left = (time.monotonic() - began) / done * (len(todo) - done)
-            print(f"[{done}/{len(todo)}] {name}   about {left / 60:.0f} min left", flush=True)
-    for name in cases:
-        found[name] = json.loads((out / name / "summary.json").read_text())
-    return found
+def _one(case: Tables, home: pathlib.Path) -> int:
+    """One run, in a process of its own; what goes wrong is in the log beside its directory."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        config = load_config(merged(case, {"engine": {"name": "inprocess", "workers": 1}}))
+        execute(config, home, resume=(home / "run.json").is_file())
+        return 0
+    except BaseException:
+        home.with_name(home.name + ".log").write_text(traceback.format_exc())
+        return 1
 
 
 def last_accuracy(home: pathlib.Path, model: str, rounds: int = 3) -> float:

@@ -10,6 +10,7 @@ standard deviation; bytes are those of all rounds, both ways, as encoded.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import statistics
@@ -63,7 +64,7 @@ DISTIL: Tables = {"epochs": 1, "batch": 64, "lr": 0.05}
 
 
 def personal(name: str, **settings: Any) -> Tables:
-    taught = {"distil": DISTIL, "public_size": 500} if name != "local" else {}
+    taught = {"distil": DISTIL, "public_size": 500, "temperature": 1.0} if name != "local" else {}
     return merged(
         MIXED,
         {"data": {"client_test": 0.25}, "federation": {"fraction": 1.0}},
@@ -115,6 +116,9 @@ def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathl
     def runs(data: str, alpha: float, name: str) -> list[str]:
         return [f"{data}/a{alpha}/{name}/s{seed}" for seed in SEEDS]
 
+    def done(names: list[str]) -> bool:
+        return all(n in found for n in names)
+
     def megabytes(names: list[str]) -> str:
         return f"{statistics.fmean(sum(found[n]['bytes'].values()) for n in names) / 1e6:.1f}"
 
@@ -132,8 +136,10 @@ def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathl
             row = [title]
             for alpha in ALPHAS:
                 names = runs(data, alpha, name)
-                row += [spread([last_accuracy(out / n, model) for n in names]), ensemble(names)]
-            lines.append("| " + " | ".join([*row, megabytes(runs(data, 0.1, name))]) + " |")
+                accuracies = [last_accuracy(out / n, model) for n in names] if done(names) else []
+                row += [spread(accuracies), ensemble(names)] if accuracies else ["not run"] * 2
+            names = runs(data, 0.1, name)
+            lines.append("| " + " | ".join([*row, megabytes(names) if done(names) else "not run"]) + " |")
         lines += ["", f"### {data}: a model for each client", ""]
         lines += [
             "| method | mean over clients, alpha 0.1 | worst decile | mean over clients, alpha 1 | worst decile "
@@ -143,9 +149,12 @@ def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathl
         for name, (title, _) in PERSONAL.items():
             row = [title]
             for alpha in ALPHAS:
-                scores = [found[n]["personal"] for n in runs(data, alpha, f"p-{name}")]
-                row += [spread([s["mean"] for s in scores]), spread([s["worst_decile"] for s in scores])]
-            lines.append("| " + " | ".join([*row, megabytes(runs(data, 0.1, f"p-{name}"))]) + " |")
+                names = runs(data, alpha, f"p-{name}")
+                scores = [found[n]["personal"] for n in names] if done(names) else []
+                both = [[s["mean"] for s in scores], [s["worst_decile"] for s in scores]]
+                row += [spread(values) for values in both] if scores else ["not run"] * 2
+            names = runs(data, 0.1, f"p-{name}")
+            lines.append("| " + " | ".join([*row, megabytes(names) if done(names) else "not run"]) + " |")
         lines.append("")
     return "\n".join(lines)
 
@@ -160,13 +169,19 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/study"))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, help="fewer rounds, to see whether everything runs")
+    parser.add_argument("--finished", action="store_true", help="run nothing: the tables of what is there")
     parser.add_argument("--write", type=pathlib.Path, help="a page with the two study marks: the tables go between")
     args = parser.parse_args()
     sets = data_sets(args.cifar10, args.cifar100)
     grid = cases(sets)
     if args.rounds:
         grid = {n: merged(t, {"run": {"rounds": args.rounds}}) for n, t in grid.items()}
-    text = tables(sets, run_grid(grid, args.out, args.workers), args.out)
+    if args.finished:
+        homes = {n: args.out / n / "summary.json" for n in grid}
+        found = {n: json.loads(home.read_text()) for n, home in homes.items() if home.is_file()}
+    else:
+        found = run_grid(grid, args.out, args.workers)
+    text = tables(sets, found, args.out)
     print(text)
     if args.write:
         page = args.write.read_text()

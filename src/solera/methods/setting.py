@@ -1,5 +1,6 @@
 """What makes a dataclass of a paper's letters a named setting of the framework."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -9,14 +10,15 @@ from ..server import Server
 from .framework import Framework
 
 
-class Setting:
+class Setting(ABC):
     """A setting gives its `framework`; all work is the framework's, and so are the refusals."""
 
     info: ClassVar[Info]
 
     @property
+    @abstractmethod
     def framework(self) -> Framework:
-        raise NotImplementedError
+        """The three slots, filled."""
 
     def __post_init__(self) -> None:
         _ = self.framework  # what it refuses, it refuses now
