@@ -12,7 +12,6 @@ import torch
 import solera
 from helpers import Site
 from solera.engines import ClientInfo, ClientStates, InProcess, Roster
-from solera.federation import Federation
 from solera.task import TASKS
 from solera.track.store import RunDirectory
 from solera.wire import ConfigError, WireError, decode, encode
@@ -127,15 +126,17 @@ def test_what_a_client_process_imports(tmp_path):
     assert not {"dill", "cloudpickle", "joblib", "shelve", "marshal"} & set(found)
 
 
-def test_quorum_and_shape_rules_hold_for_every_task_of_the_library():
-    """A reply may not be broader than declared: weights that come back are tied to weights that were sent."""
+def test_weights_that_come_back_are_tied_to_weights_that_were_sent():
+    """A reply may not be broader than what was sent, in the tasks whose uploads are averaged."""
     import dataclasses
 
     import solera.methods  # noqa: F401
 
-    assert Federation is not None
+    tied = 0
     for task in TASKS.values():
         if task.name.startswith(("local_update", "scaffold")) and dataclasses.is_dataclass(task.returns):
             for f in dataclasses.fields(task.returns):
                 if "Weights" in str(f.type) or "dict" in str(f.type):
                     assert "like" in f.metadata, f"{task.name} returns {f.name} untied"
+                    tied += 1
+    assert tied >= 4
