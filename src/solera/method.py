@@ -58,6 +58,8 @@ NEEDS = {
     "split": "every model comes in body, adapter and head (solera.models.SplitModel)",
     "shared head": "they do, and the heads of all of them have the same shape",
     "large": "the server has a model of its own, larger than the clients' (models.server)",
+    "no BatchNorm": "no model keeps running statistics: their weights are parameters and nothing else",
+    "labels": "the public samples have labels (public.labels)",
 }
 
 M = TypeVar("M", bound=type)

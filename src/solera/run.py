@@ -25,6 +25,7 @@ from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
 from .measure import measure, summarise, traffic
 from .method import info_of, name_of, needs_of, personal_task
 from .models import require_split
+from .parts.norms import has_batchnorm
 from .scenario import Scenario, build_scenario
 from .server import Server
 from .task import Data
@@ -277,6 +278,8 @@ def check_fit(method: Any, scenario: Scenario) -> None:
             f"method {name!r} is judged by each client's own test split: set data.client_test, for example 0.2"
         )
     _check_models(name, needs_of(method), scenario.server)
+    if "labels" in needs_of(method) and scenario.server.public is not None and scenario.server.public.labels is None:
+        raise ConfigError(f"method {name!r} needs the labels of the public samples: set public.labels = true")
     if hasattr(method, "check"):
         method.check(scenario.server)
 
@@ -298,6 +301,12 @@ def _check_models(name: str, needs: set[str], server: Server) -> None:
         )
     if "large" in needs and server.large in server.prototypes:
         raise ConfigError(f"models.server = {server.large!r}: it is a client's architecture too; choose a larger one")
+    for P in server.prototypes if "no BatchNorm" in needs else ():
+        if has_batchnorm(server.template(P)):
+            raise ConfigError(
+                f"method {name!r} cannot pass on the running statistics of BatchNorm, which {P!r} has: set "
+                "models.norm = 'group' (or 'none'), or choose another architecture"
+            )
     if not needs & {"split", "shared head"}:
         return
     heads = {}

@@ -43,6 +43,13 @@ def deep() -> nn.Module:
     )
 
 
+def deep_group() -> nn.Module:
+    """`deep` with GroupNorm, for methods that refuse running statistics."""
+    return nn.Sequential(
+        nn.Linear(8, 12), nn.GroupNorm(3, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
+
+
 def split_wide() -> nn.Module:
     """`wide` in three pieces, for methods that need them; its head has the shape of every other head here."""
     return wrap(wide(), classifier="2", head="shared", representation=8, head_hidden=8)
@@ -97,8 +104,12 @@ def toy_for(method: Any, **options: Any) -> Scenario:
     models: dict[str, Any] = {"wide": wide, "deep": deep}
     if needs & {"split", "shared head"}:
         models = {"wide": split_wide, "deep": split_deep}
+    if "no BatchNorm" in needs:
+        models["deep"] = deep_group
     if type(method).info.models == "one architecture":
         del models["wide"]
+    if "labels" in needs:
+        options.setdefault("public", PublicConfig(size=60, labels=True))
     if "large" in needs:
         options.setdefault("server", ("large", large))
     return toy(**{"models": models, **options})
@@ -285,6 +296,7 @@ __all__ = [
     "check_engine",
     "check_method",
     "deep",
+    "deep_group",
     "large",
     "run_toy",
     "small",
