@@ -1,17 +1,12 @@
 """Runs a list of configurations, several at once, skipping what is done: the engine room of the studies here."""
 
 import json
-import os
 import pathlib
 import statistics
-import time
-import traceback
 from typing import Any
 
-import torch
-
 from solera.config import load_config
-from solera.run import execute
+from solera.sweep import Progress, run_all
 
 Tables = dict[str, Any]
 
@@ -27,43 +22,23 @@ def merged(*tables: Tables) -> Tables:
 
 
 def run_grid(cases: dict[str, Tables], out: pathlib.Path, workers: int) -> dict[str, dict[str, Any]]:
-    """Run every case into `out`/its name (one core each) and return the summaries. A stopped grid can be repeated.
-
-    Each run is a forked copy of this process: importing torch and its optimisers takes longer than a small run.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    todo = [name for name in cases if not (out / name / "summary.json").is_file()]
-    print(f"{len(cases) - len(todo)} of {len(cases)} runs are there already", flush=True)
-    torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-    began, running, waiting, done = time.monotonic(), {}, list(reversed(todo)), 0
-    while waiting or running:
-        while waiting and len(running) < workers:
-            name = waiting.pop()
-            pid = os.fork()
-            if pid == 0:
-                os._exit(_one(cases[name], out / name))
-            running[pid] = name
-        pid, status = os.wait()
-        name = running.pop(pid)
-        if status:
-            raise SystemExit(f"{name}: {(out / f'{name}.log').read_text()[-2000:]}")
-        done += 1
-        left = (time.monotonic() - began) / done * (len(todo) - done)
-        print(f"[{done}/{len(todo)}] {name}   about {left / 60:.0f} min left", flush=True)
+    """Run every case into `out`/its name (one core each) and return the summaries. A stopped grid can be repeated."""
+    one_core = {"engine": {"name": "inprocess", "workers": 1}}
+    ended = run_all({n: load_config(merged(case, one_core)) for n, case in cases.items()}, out, workers, _tell)
+    if ended.failed:
+        raise SystemExit("\n".join(f"{name}: {why}" for name, why in ended.failed.items()))
     return {name: json.loads((out / name / "summary.json").read_text()) for name in cases}
 
 
-def _one(case: Tables, home: pathlib.Path) -> int:
-    """One run, in a process of its own; what goes wrong is in the log beside its directory."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        config = load_config(merged(case, {"engine": {"name": "inprocess", "workers": 1}}))
-        execute(config, home, resume=(home / "run.json").is_file())
-        return 0
-    except BaseException:
-        home.with_name(home.name + ".log").write_text(traceback.format_exc())
-        return 1
+def _tell(state: Progress) -> None:
+    if state.news is not None:
+        over = state.skipped + state.done + len(state.failed)
+        print(f"[{over}/{state.total}] {state.news}   about {(state.left or 0) / 60:.0f} min left", flush=True)
+
+
+def cpu_seconds(home: pathlib.Path) -> float:
+    """What a run cost one core; unlike the time on the clock it hardly feels other programs."""
+    return sum(json.loads(line)["cpu_s"] for line in (home / "metrics.jsonl").read_text().splitlines())
 
 
 def last_accuracy(home: pathlib.Path, model: str, rounds: int = 3) -> float:

@@ -30,7 +30,7 @@ import torch
 import solera.methods  # noqa: F401  (registers them)
 from solera.config import TABLES, load_config, recipe_names, recipe_text
 from solera.data import SOURCES
-from solera.method import METHODS, name_of
+from solera.method import METHODS, Info, info_of, name_of, personal_task
 from solera.models import MODELS, build, size_of
 from solera.wire import ConfigError
 
@@ -133,6 +133,14 @@ def comments_of(cls: type) -> dict[str, str]:
     }
 
 
+def inherited_comments(cls: type) -> dict[str, str]:
+    """The same, fields of base classes included; those of the class itself win."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= comments_of(base) if dataclasses.is_dataclass(base) else {}
+    return found
+
+
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """The default of a dataclass field."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -184,7 +192,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def settings(cls: type, where: str) -> list[tuple[str, ...]]:
     """A row for each setting: key, default, what it takes, what it means. `where` is the first part of MEANINGS."""
-    hints, said = typing.get_type_hints(cls), comments_of(cls)
+    hints, said = typing.get_type_hints(cls), inherited_comments(cls)
     rows = []
     for f in dataclasses.fields(cls):
         value = default_of(f)
@@ -334,7 +342,16 @@ def sources_table() -> str:
         counts = " + ".join(f"{n:,}" for n in s.rows or ())
         shape = "text" if s.is_text else "x".join(map(str, s.shape[1:] + s.shape[:1]))
         rows.append(
-            (f"`{name}`", s.title, str(s.classes), shape, counts, ", ".join(s.formats), f"`{s.hub}`", s.licence)
+            (
+                f"`{name}`",
+                s.title,
+                str(s.classes) if s.classes else "as found",
+                shape,
+                counts,
+                ", ".join(s.formats) or "made",
+                f"`{s.hub}`" if s.hub else "-",
+                s.licence,
+            )
         )
     return table(("name", "title", "classes", "sample", "train + test", "read from", "hub id", "licence"), rows)
 
@@ -378,7 +395,48 @@ def example() -> str:
     return f"```python\n{body}\n```\n"
 
 
+def architectures_of(info: Info) -> str:
+    """What becomes of clients with different architectures."""
+    if info.models.startswith("one architecture"):
+        return "one only"
+    if info.wire.startswith("nothing") or "only clients of the same architecture share" in info.models:
+        return "side by side"
+    if "groups in each architecture" in info.models and info.public == "none":
+        return "predict together"
+    return "teach each other"
+
+
+def public_of(info: Info) -> str:
+    """Which public data is needed, and who must hold it."""
+    if info.public == "none":
+        return "none"
+    labels = "unlabelled" if "unlabelled" in info.public else "labelled"
+    return f"{labels}, {'everywhere' if 'every client' in info.public else 'on the server'}"
+
+
+def result_of(cls: type) -> str:
+    """What is trained."""
+    large = "server's" in cls.info.models  # type: ignore[attr-defined]
+    if personal_task(cls()) is None:
+        return "a large server model" if large else "global"
+    return "personal, and a server model" if large else "personal"
+
+
+def choose_table() -> str:
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, cls in our_methods().items():
+        info = info_of(cls())
+        sees = "means" if info.privacy.startswith("means only") else info.privacy.split(":")[0].split(",")[0]
+        key = (architectures_of(info), public_of(info), result_of(cls), sees)
+        found.setdefault(key, []).append(f"[{name}](../methods/{name}.md)")
+    order = ["teach each other", "predict together", "side by side", "one only"]
+    rows = sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0]))
+    head = ("different architectures", "public data", "models", "the server sees", "methods")
+    return table(head, [(*key, ", ".join(names)) for key, names in rows])
+
+
 BLOCKS = {
+    "choose": choose_table,
     "methods": methods_table,
     "recipes": recipes_table,
     "sources": sources_table,
@@ -391,7 +449,7 @@ BLOCKS = {
 def pages() -> dict[Path, str]:
     """Every page that is written or partly written here, as it should be."""
     wanted = {DOCS / "configuration.md": configuration()}
-    for page in sorted(DOCS.glob("*.md")):
+    for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text("utf-8")
         if page not in wanted and BLOCK.search(text):
             wanted[page] = BLOCK.sub(lambda m: m[1] + BLOCKS[m[2]]() + m[3], text)

@@ -42,7 +42,8 @@ class Method(Protocol):
     """The shape of a method. Optional beside these: `finish(state, fed, server) -> State`, run once at the end,
     `personal`, a task that scores each client's own model on its own test split, `needs`, a tuple of what the
     method asks of the models (see NEEDS): a run without it is refused, `describe() -> Info`, where `info` depends on
-    the settings, and `ensemble_models(state) -> [(Model, share)]`, an ensemble that is saved with the models."""
+    the settings, and `ensemble_models(state) -> [(Model, share)]`, an ensemble that is saved with the models
+    (`ensemble_rule`: how its members are joined, avg_logits unless given)."""
 
     State: ClassVar[type]
     info: ClassVar[Info]
@@ -59,6 +60,7 @@ NEEDS = {
     "shared head": "they do, and the heads of all of them have the same shape",
     "large": "the server has a model of its own, larger than the clients' (models.server)",
     "no BatchNorm": "no model keeps running statistics: their weights are parameters and nothing else",
+    "chain": "every model is a plain chain: Conv2d and Linear layers, one after the other, without norm layers",
     "labels": "the public samples have labels (public.labels)",
 }
 

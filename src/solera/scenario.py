@@ -43,13 +43,14 @@ class DataConfig:
     test_size: int | None = None
     validation: float = 0.0  # share of the training set the server keeps, labelled, for early stopping
     client_test: float = 0.0  # share of each client's samples kept as its private test split
+    image_size: int | None = None  # of a folder of images: pixels of a side to which all are brought
 
     def check(self) -> None:
         """Refuse what cannot be."""
         for key in ("validation", "client_test"):
             if not 0 <= getattr(self, key) < 1:
                 raise ConfigError(f"data.{key} = {getattr(self, key)}: a share, at least 0 and below 1")
-        for key in ("train_size", "test_size"):
+        for key in ("train_size", "test_size", "image_size"):
             if (size := getattr(self, key)) is not None and size < 1:
                 raise ConfigError(f"data.{key} = {size}: at least 1 is needed (or leave it out for all)")
 
@@ -61,7 +62,7 @@ class ModelsConfig:
     clients: list[str] = dataclasses.field(default_factory=lambda: ["lenet5"])  # repeat a name to give it more clients
     server: str | None = None
     norm: Literal["batch", "group", "none"] = "batch"
-    head: Literal["plain", "shared"] = "plain"  # shared: one representation layer of the same shape in every model
+    head: Literal["plain", "shared", "projection"] = "plain"  # what follows the features; shared: of one shape
     assign: Literal["even", "random"] = "even"
 
     def check(self) -> None:
@@ -85,7 +86,7 @@ class Scenario:
         client_test: float = 0.0,
         assign: Literal["even", "random"] = "even",
         norm: Literal["batch", "group", "none"] = "batch",
-        head: Literal["plain", "shared"] = "plain",
+        head: Literal["plain", "shared", "projection"] = "plain",
         seed: int = 0,
         workers: int = 1,
     ):
@@ -132,7 +133,7 @@ class Scenario:
         present = [names[i] for i in prototype_of.unique().tolist()]
         self.server = Server(
             builders, present, seed, dataset.classes, large, self.public, settings.per_round, self.validation,
-            self._all_train, workers,
+            self._all_train, workers, dataset.shape, bool(dataset.vocabulary),
         )  # fmt: skip
         for P in builders:  # built now: before any worker is forked, and wrong models are refused before any work
             check_output(self.server.template(P), dataset.shape, dataset.classes, P, bool(dataset.vocabulary))
@@ -147,6 +148,11 @@ class Scenario:
         test = self._data(self.dataset.train, self._mine[self._test.indices(i)])
         classes = self.dataset.classes
         return Client(k, P, train, test, self.public, classes, seed, state, self.server.template(P))
+
+    def held(self, i: int) -> Tensor:
+        """How many training samples of each class the client with number `i` has. int64 [classes]"""
+        labels = self.dataset.train.labels[self._mine[self._train.indices(i)]]
+        return labels.bincount(minlength=self.dataset.classes)
 
     @property
     def test(self) -> Data:
@@ -200,7 +206,7 @@ def build_scenario(
     data.check()
     models.check()
     return Scenario(
-        load(data.name, data.path, data.train_size, data.test_size, seed),
+        load(data.name, data.path, data.train_size, data.test_size, seed, image_size=data.image_size),
         models.clients,
         partition,
         public,

@@ -1,12 +1,12 @@
 """What the server itself owns: architectures, public data, a validation set; and where a round leaves its notes."""
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 
+from .parts.chain import resized
 from .randomness import Parallel, isolated, seed_from
 from .task import Data
 from .wire import ConfigError, Weights
@@ -23,6 +23,7 @@ class EnsembleReport:
     members: list[tuple[str, Weights]]
     rule: str
     weights: list[float] | None = None  # how much each counts; left out: the same
+    names: list[str] | None = None  # of the members, for the report
 
 
 class Server:
@@ -40,10 +41,13 @@ class Server:
         validation: Data | None = None,
         all_train: Callable[[], Data] | None = None,
         workers: int = 1,
+        shape: tuple[int, ...] | None = None,
+        tokens: bool = False,
     ):
         self.builders, self.prototypes, self.large = dict(builders), sorted(prototypes), large
         self.run_seed, self.num_classes = seed, num_classes
         self.public, self.per_round, self.validation = public, per_round, validation
+        self.shape, self.tokens = shape, tokens  # of one prepared input, if known, and whether it is a row of token ids
         self._all_train = all_train
         self._templates: dict[str, nn.Module] = {}
         self.parallel = Parallel(workers)
@@ -52,6 +56,7 @@ class Server:
     def begin(self) -> None:
         """Forget the notes of the last round."""
         self.ensembles: list[EnsembleReport] = []
+        self.averages: dict[str, Weights] = {}
         self.events: list[dict[str, Any]] = []
 
     # -- models --
@@ -74,10 +79,11 @@ class Server:
         return {n: t.detach().clone() for n, t in model.state_dict().items()}
 
     def model(self, P: str, weights: Weights) -> nn.Module:
-        """A model of architecture `P` with these weights, in eval mode, not shared with anyone."""
-        model = copy.deepcopy(self.template(P))
-        model.load_state_dict(weights)
-        return model.eval()
+        """A model of architecture `P` with these weights, in eval mode, not shared with anyone.
+
+        Its layers are as wide as the weights are: some methods cut neurons or add them.
+        """
+        return resized(self.template(P), weights).eval()
 
     def feature_dim(self, P: str) -> int:
         """How many features the body of architecture `P` gives; only models that are split have them."""
@@ -106,9 +112,15 @@ class Server:
         members: Sequence[tuple[str, Weights]],
         rule: str = "avg_logits",
         weights: Sequence[float] | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         """Have the joint prediction of these (architecture, weights) measured at the end of the round."""
-        self.ensembles.append(EnsembleReport(name, list(members), rule, None if weights is None else list(weights)))
+        shares = None if weights is None else list(weights)
+        self.ensembles.append(EnsembleReport(name, list(members), rule, shares, None if names is None else list(names)))
+
+    def report_average(self, P: str, weights: Weights) -> None:
+        """Have the average of the clients' models measured too, as it was before it was distilled."""
+        self.averages[P] = weights
 
     def event(self, kind: str, **facts: Any) -> None:
         """Note something that happened in this round; it is written to the run's metrics."""

@@ -50,6 +50,11 @@ def deep_group() -> nn.Module:
     )
 
 
+def stacked() -> nn.Module:
+    """A plain chain, as `wide` is, with one layer more: for methods that match or cut neurons."""
+    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
 def split_wide() -> nn.Module:
     """`wide` in three pieces, for methods that need them; its head has the shape of every other head here."""
     return wrap(wide(), classifier="2", head="shared", representation=8, head_hidden=8)
@@ -106,6 +111,8 @@ def toy_for(method: Any, **options: Any) -> Scenario:
         models = {"wide": split_wide, "deep": split_deep}
     if "no BatchNorm" in needs:
         models["deep"] = deep_group
+    if "chain" in needs:
+        models = {"wide": wide, "deep": stacked}
     if type(method).info.models == "one architecture":
         del models["wide"]
     if "labels" in needs:
@@ -302,6 +309,7 @@ __all__ = [
     "small",
     "split_deep",
     "split_wide",
+    "stacked",
     "toy",
     "toy_for",
     "wide",

@@ -102,6 +102,14 @@ def like(name: str) -> Any:
     return dataclasses.field(metadata={"like": name})
 
 
+def sized(*names: str) -> Any:
+    """Field marker: a tensor of the size that was asked for, where nothing of that size was sent.
+
+    Each name is one dimension, an argument that was sent: an integer, or a tensor, which counts by its length.
+    """
+    return dataclasses.field(metadata={"sized": names})
+
+
 # ---- flattening and encoding ----------------------------------------------------------------------
 
 
@@ -303,6 +311,8 @@ def _build(
         for f in dataclasses.fields(into):
             if "like" in f.metadata:
                 _same_shapes(built[f.name], sent.get(f.metadata["like"]), f"{path}.{f.name}")
+            if "sized" in f.metadata:
+                _right_size(built[f.name], [sent.get(n) for n in f.metadata["sized"]], f"{path}.{f.name}")
         return into(**built)
     if origin is dict:
         if not isinstance(v, dict):
@@ -358,12 +368,21 @@ def _same_shapes(got: Any, want: Any, path: str) -> None:
             raise WireError(f"{path}.{k}: {tuple(got[k].shape)} {got[k].dtype}, sent was {tuple(t.shape)} {t.dtype}")
 
 
+def _right_size(got: Tensor, asked: list[Any], path: str) -> None:
+    if any(a is None for a in asked):
+        return
+    want = tuple(len(a) if isinstance(a, Tensor) else a for a in asked)
+    if tuple(got.shape) != want:
+        raise WireError(f"{path}: {tuple(got.shape)}, asked for was {want}")
+
+
 def likes(into: Any) -> set[str]:
-    """The names that `like` fields of this type refer to."""
+    """The names that `like` and `sized` fields of this type refer to."""
     found = set().union(*(likes(t) for t in typing.get_args(into)))
     if dataclasses.is_dataclass(into) and isinstance(into, type):
         for f in dataclasses.fields(into):
             found |= likes(_hints(into)[f.name]) | {n for n in [f.metadata.get("like")] if n is not None}
+            found |= set(f.metadata.get("sized", ()))
     return found
 
 

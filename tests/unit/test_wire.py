@@ -28,6 +28,7 @@ from solera.wire import (
     encode,
     like,
     likes,
+    sized,
 )
 
 
@@ -118,6 +119,20 @@ def test_like_ties_a_reply_to_what_was_sent(reply, says):
     with pytest.raises(WireError, match=says):
         decode(encode({"weights": reply}), Update, sent)
     assert decode(encode({"weights": {"w": torch.zeros(2, 2)}}), Update, sent).weights["w"].sum() == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    probs: torch.Tensor = sized("indices", "classes")
+
+
+@pytest.mark.parametrize("shape", [(1,), (4, 3), (5, 2), (5, 3, 1), (15,), (3, 5), ()])
+def test_sized_asks_for_a_size_nothing_was_sent_of(shape):
+    sent = {"indices": torch.arange(5), "classes": 3}
+    with pytest.raises(WireError, match=r"\.probs: .*asked for was \(5, 3\)"):
+        decode(encode({"probs": torch.ones(shape)}), Answers, sent)
+    assert decode(encode({"probs": torch.ones(5, 3)}), Answers, sent).probs.sum() == 15
+    assert decode(encode({"probs": torch.ones(shape)}), Answers).probs.shape == shape  # without a question
 
 
 def test_what_may_not_leave():
@@ -283,3 +298,4 @@ def test_likes_finds_every_tie():
 
     assert likes(list[Nested]) == {"weights", "probs"}
     assert likes(int) == set()
+    assert likes(Answers | None) == {"indices", "classes"}

@@ -1,8 +1,7 @@
 """A small image generator, to distil on images that nobody took: z ~ N(0, I) -> [n, C, H, W] in [-1, 1].
 
-DCGAN's generator (Radford, Metz, Chintala, ICLR 2016) with two doublings of the resolution, which suits images of
-about 28 to 64 pixels. scripts/train_generator.py trains one; here it is only defined, read and written. A file of it
-holds numbers and four settings, and nothing else is ever read from it.
+DCGAN's generator, whose layers are in parts.generators. scripts/train_generator.py trains one; here it is only read and
+written. A file of it holds numbers and four settings, and nothing else is ever read from it.
 """
 
 from pathlib import Path
@@ -11,43 +10,25 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor, nn
 
+from ..parts.generators import ImageDecoder
 from ..wire import DataError
 
 FORMAT = "solera generator 1"
 LIMITS = {"channels": 4, "height": 256, "width": 256, "latent": 4096, "features": 1024}  # a file may not ask for more
 
 
-class Generator(nn.Module):
+class Generator(ImageDecoder):
     """Images of one `shape` (C, H, W) from vectors of `latent` numbers; `features` says how wide the layers are."""
 
     def __init__(self, shape: tuple[int, int, int], latent: int = 64, features: int = 32):
-        super().__init__()
         channels, height, width = shape
-        self.settings = {"channels": channels, "height": height, "width": width, "latent": latent, "features": features}
+        settings = {"channels": channels, "height": height, "width": width, "latent": latent, "features": features}
         for name, most in LIMITS.items():
-            if not 1 <= self.settings[name] <= most:
-                raise DataError(f"a generator with {name} = {self.settings[name]}: 1 to {most} is possible")
-        self.shape, self.latent = (channels, height, width), latent
-        self.start = (4 * features, -(-height // 4), -(-width // 4))
-        self.dense = nn.Sequential(
-            nn.Linear(latent, self.start[0] * self.start[1] * self.start[2], bias=False),
-            nn.Unflatten(1, self.start),
-            nn.BatchNorm2d(4 * features),
-            nn.ReLU(),
-        )
-        self.grow = nn.Sequential(
-            nn.ConvTranspose2d(4 * features, 2 * features, 4, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(2 * features),
-            nn.ReLU(),
-            nn.ConvTranspose2d(2 * features, channels, 4, stride=2, padding=1),
-            nn.Tanh(),
-        )
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Images from latent vectors [n, latent]; sides that 4 does not divide are cut."""
-        return self.grow(self.dense(z))[:, :, : self.shape[1], : self.shape[2]]
+            if not 1 <= settings[name] <= most:
+                raise DataError(f"a generator with {name} = {settings[name]}: 1 to {most} is possible")
+        super().__init__((channels, height, width), latent, features)
+        self.settings, self.latent = settings, latent
 
 
 def save_generator(generator: Generator, path: str | Path) -> None:

@@ -3,24 +3,51 @@
 from . import mnfl, mnfl_parameters, pfeddf, simpfl
 from .baselines import Centralised, LocalOnly
 from .codistillation import Codistillation
+from .cronus import Cronus
+from .ditto import Ditto
+from .dsfl import DSFL
 from .ensembles import EnsembleTrainer
+from .fd import FD
+from .fedamp import FedAMP
 from .fedavg import FedAvg, FedAvgM, FedProx
+from .fedavgft import FedAvgFT
 from .fedbe import FedBE, FedDistill
 from .feddf import FedDF
 from .fedeed import FedEED
 from .fedensemble import FedEnsemble
 from .fedet import FedET
+from .fedfomo import FedFomo
+from .fedftg import FedFTG
+from .fedgems import FedGEMS
+from .fedgen import FedGen
+from .fedgkt import FedGKT
+from .fedma import FedMA
+from .fedmd import FedMD
 from .framework import Framework
 from .fusionlarge import FusionLarge
 from .global_trainers import GlobalTrainer
+from .heterofl import HeteroFL
+from .ifca import IFCA
+from .moon import MOON
+from .perfedavg import PerFedAvg
+from .pfedhn import PFedHN
+from .pfedme import PFedMe
 from .scaffold import Scaffold
 from .trainers import LocalTrainer
 
 __all__ = [
+    "DSFL",
+    "FD",
+    "IFCA",
+    "MOON",
     "Centralised",
     "Codistillation",
+    "Cronus",
+    "Ditto",
     "EnsembleTrainer",
+    "FedAMP",
     "FedAvg",
+    "FedAvgFT",
     "FedAvgM",
     "FedBE",
     "FedDF",
@@ -28,12 +55,23 @@ __all__ = [
     "FedEED",
     "FedET",
     "FedEnsemble",
+    "FedFTG",
+    "FedFomo",
+    "FedGEMS",
+    "FedGKT",
+    "FedGen",
+    "FedMA",
+    "FedMD",
     "FedProx",
     "Framework",
     "FusionLarge",
     "GlobalTrainer",
+    "HeteroFL",
     "LocalOnly",
     "LocalTrainer",
+    "PFedHN",
+    "PFedMe",
+    "PerFedAvg",
     "Scaffold",
     "mnfl",
     "mnfl_parameters",

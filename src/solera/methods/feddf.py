@@ -30,7 +30,7 @@ from ..wire import Weights
 from .feddf_options import Swag, check_feddf, clipped, drawn_around
 from .local_update import local_update
 from .lowbit_update import lowbit_update, unpacked
-from .shared import accuracy_on, average_of, finite_models, models_of, side_by_side
+from .shared import accuracy_on, average_of, finite_models, models_of, note_teachers, side_by_side
 
 
 @register("feddf")
@@ -85,6 +85,9 @@ class FedDF:
                 x_0[P] = average_of(self.average, x, S_P, fed)  # line 11
             elif S_P or (self.distill_absent and teachers):
                 x_0[P] = M[P]
+        if self.report_ensemble and self.fusion.steps and self.student_init == "from_average":
+            for P in x_0:
+                server.report_average(P, x_0[P])
         if teachers and self.swag.samples:
             measured = self.ensemble if self.report_ensemble else None
             teachers = drawn_around(teachers, self.swag, d, fed, server, measured)
@@ -144,7 +147,9 @@ class FedDF:
         if not models:
             server.event("round_empty", reason="no upload is usable")
         elif self.report_ensemble:
-            server.report_ensemble("teachers", [(fed.prototype(k), x[k].weights) for k in models], self.ensemble)
+            members = [(fed.prototype(k), x[k].weights) for k in models]
+            server.report_ensemble("teachers", members, self.ensemble, names=list(models))
+            note_teachers(models, d, fed, server)
         return models
 
     def public_indices(self, fed: Federation, server: Server) -> Tensor:

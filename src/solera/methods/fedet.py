@@ -25,7 +25,7 @@ from ..parts.teachers import Cache
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .local_update import Update, local_update
-from .shared import average_of, finite_models, models_of, side_by_side
+from .shared import average_of, finite_models, models_of, note_teachers, side_by_side
 
 
 def tau_s_steps() -> Distill:
@@ -138,6 +138,7 @@ class FedET:
         elif self.report_ensemble:
             members = [(fed.prototype(k), x[k].weights) for k in models for _ in range(fed.copies.get(k, 1))]
             server.report_ensemble("teachers", members, "confidence")
+            note_teachers(models, d, fed, server)
         return models
 
     def models(self, state: State) -> dict[str, Model]:

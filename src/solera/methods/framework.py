@@ -76,6 +76,8 @@ class Framework(Slots):
         self.report(history, server)
         x = w | w_g
         students = {g: x[g] for g in self.global_trainer.students(t, list(x), set(means))}
+        for P in [P for P, k in students if k == 0 and self.report_ensemble]:
+            server.report_average(P, students[P, 0])
         if self.pipeline != "off":
             later = {P: student for (P, _), student in students.items()}
             return self.State(t, nest(x | {g: w[g] for g in students}), later, nest(memory), history)
@@ -129,6 +131,11 @@ class Framework(Slots):
         shown = 1 if self.global_trainer.designated else self.K
         first = {P: Model(P, own[0]) for P, own in state.models.items()}
         return first | {f"{P}.{k}": Model(P, state.models[P][k]) for P in first for k in range(1, shown)}
+
+    @property
+    def ensemble_rule(self) -> str:
+        """How the ensemble's members are joined."""
+        return self.ensemble_trainer.rule
 
     def ensemble_models(self, state: State) -> list[tuple[Model, float]]:
         """The ensemble itself, for inference: its members, and how much each counts."""

@@ -26,7 +26,7 @@ from ..server import Server
 from ..wire import ConfigError, Weights
 from .fedet import head_of
 from .local_update import Update, local_update
-from .shared import accuracy_on, average_of, finite_models, models_of, side_by_side
+from .shared import accuracy_on, average_of, finite_models, models_of, note_teachers, side_by_side
 
 
 def hard(teacher: Teacher, inputs: Tensor) -> Targets:
@@ -91,6 +91,8 @@ class FusionLarge:
             return state
         S = {P: [k for k in models if fed.prototype(k) == P] for P in server.prototypes}
         x_0 = {P: average_of(self.average, x, S[P], fed) for P in S if S[P]}
+        for P in x_0 if self.report_ensemble and self.fusion.steps and self.prototypes == "distilled" else ():
+            server.report_average(P, x_0[P])
         teacher = self.teacher(models, d, fed, server)
         fuse = partial(self.fuse, teacher=teacher, d=d, fed=fed, server=server)
         students = x_0 if self.prototypes == "distilled" else {}
@@ -139,7 +141,9 @@ class FusionLarge:
         if not models:
             server.event("round_empty", reason="no upload is usable")
         elif self.report_ensemble:
-            server.report_ensemble("teachers", [(fed.prototype(k), x[k].weights) for k in models], self.ensemble)
+            members = [(fed.prototype(k), x[k].weights) for k in models]
+            server.report_ensemble("teachers", members, self.ensemble, names=list(models))
+            note_teachers(models, d, fed, server)
         return models
 
     def models(self, state: State) -> dict[str, Model]:

@@ -3,39 +3,17 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
-from torch import nn
-
-from ..federation import Federation, per_client
+from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.distill import Distill
-from ..parts.local import Local, Score, evaluate, fit, is_finite, weights_of
+from ..parts.local import Local
 from ..parts.lowbit import LowBit
 from ..parts.teachers import Rule
 from ..server import Server
-from ..task import Client, task
 from ..wire import ConfigError, Weights
 from .feddf import FedDF
 from .feddf_options import Swag
-
-
-@task
-def fine_tune(client: Client, weights: Weights, local: Local) -> None:
-    """Train the received model on the client's own data and keep it; nothing is sent back."""
-    client.state["model"] = weights_of(_tuned(client, weights, local))
-
-
-@task
-def score_tuned(client: Client, weights: Weights, local: Local, tuned: bool) -> Score:
-    """The fine-tuned model on the client's test samples; before the end, a copy that is tuned for this and dropped."""
-    own = client.state.get("model") if tuned else None
-    model = _tuned(client, weights, local) if own is None else client.model(own)
-    return evaluate(model, client.test.inputs, client.test.labels)
-
-
-def _tuned(client: Client, weights: Weights, local: Local) -> nn.Module:
-    model = client.model(weights)
-    done = fit(model, client.train.inputs, client.train.labels, local, client.seed)
-    return client.model(weights).eval() if done.stopped or not is_finite(weights_of(model)) else model
+from .finetune import Tuning, fine_tune, score_tuned, tuning_payload
 
 
 @register("pfeddf")
@@ -103,8 +81,8 @@ class PFedDF:
         return {**self.sent(state, fed), "tuned": state.tuned}
 
     def sent(self, state: State, fed: Federation) -> dict[str, Any]:
-        tuning = replace(self.local, epochs=self.tune_epochs, steps=None)
-        return {"weights": per_client(lambda k: state.weights[fed.prototype(k)]), "local": tuning}
+        tuning = Tuning(replace(self.local, epochs=self.tune_epochs, steps=None))
+        return tuning_payload(state.weights, tuning, fed)
 
     def check(self, server: Server) -> None:
         self.feddf.check(server)

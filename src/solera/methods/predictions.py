@@ -7,7 +7,7 @@ client, under "model" in its state.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from ..federation import Federation, QuorumNotMet, Replies
 from ..parts.distill import divergence
 from ..parts.local import Fitted, Local, fit, is_finite, logits_of, weights_of
-from ..parts.norms import train_mode
-from ..parts.objectives import Objective
+from ..parts.objectives import Objective, towards
 from ..parts.teachers import entropy
 from ..randomness import seed_from
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, DataError, SoleraError
+from ..wire import ConfigError, DataError, SoleraError, Weights, sized
 
 StudentNorm = Literal["train", "frozen"]
+SUMS_TO_ONE = 1e-3  # how far from 1 the sum of probabilities may be
 
 
 @dataclass(frozen=True)
@@ -45,33 +45,75 @@ class Predictions:
             raise ValueError(f"predictions are rows of float32, not {tuple(self.probs.shape)} {self.probs.dtype}")
 
 
+@dataclass(frozen=True)
+class Probabilities:
+    """The same where only a mean of all clients is wanted: whatever is wrong must show on arrival."""
+
+    probs: Tensor = sized("indices", "classes")
+
+    def __post_init__(self) -> None:
+        if self.probs.dtype != torch.float32 or not are_probabilities(self.probs):
+            raise ValueError("predictions that are no probabilities")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Logits of public samples, a row for each: the scores before any softmax. For a mean of all clients."""
+
+    logits: Tensor = sized("indices", "classes")
+
+    def __post_init__(self) -> None:
+        if self.logits.dtype != torch.float32:
+            raise ValueError(f"scores are float32, not {self.logits.dtype}")
+
+
+@dataclass(frozen=True)
+class Done:
+    """Nothing but that it is done. A dataclass, so that a task which sends nothing back can be part of a mean too."""
+
+
+def are_probabilities(probs: Tensor) -> bool:
+    """Whether every row is a probability vector."""
+    return not bool((probs < 0).any()) and not bool(((probs.sum(-1) - 1).abs() > SUMS_TO_ONE).any())
+
+
 # ---- the client's half ------------------------------------------------------------------------------
 
 
 @task
 def train_and_predict(client: Client, local: Local, only_new: bool, drawn: Drawn, temperature: float) -> Predictions:
     """Train on private data (with `only_new`, just a client that has no model yet), then predict public samples."""
-    inputs = _public_inputs(client, drawn)  # before any work
+    inputs = public_inputs(client, drawn)  # before any work
     own = client.state.get("model")
     model = client.model(own)
     if own is None or not only_new:
-        done = fit(model, client.train.inputs, client.train.labels, local, client.seed)
-        if done.stopped:
-            raise SoleraError(
-                "local training blew up (a loss above 1,000 or not a number); the model before it is kept"
-            )
+        settled(model, fit(model, client.train.inputs, client.train.labels, local, client.seed))
     probs = _predict(model, inputs, temperature)
-    client.state["model"] = weights_of(model)
-    client.state["drawn"] = {"indices": drawn.indices}  # so that they travel once
+    remember(client, model, drawn)
     return Predictions(probs)
+
+
+@task
+def train_and_answer(client: Client, local: Local, indices: Tensor, digest: str, classes: int) -> Probabilities:
+    """Train on private data, then say how likely each class is for each of the public samples."""
+    model, inputs = _train(client, local, Drawn(indices, digest))
+    return Probabilities(_predict(model, inputs, 1.0))
+
+
+@task
+def train_and_score(client: Client, local: Local, indices: Tensor, digest: str, classes: int) -> Scores:
+    """Train on private data, then score the public samples."""
+    model, inputs = _train(client, local, Drawn(indices, digest))
+    return Scores(scores_of(model, inputs))
 
 
 @task
 def distil_locally(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm
-) -> None:
+) -> Done:
     """Fit the client's model to the targets of the samples it has just predicted."""
-    _distil(client, targets, distil, temperature, student_norm)
+    distil_own(client, targets, distil, towards_targets(temperature, student_norm))
+    return Done()
 
 
 @task
@@ -79,7 +121,7 @@ def distil_and_predict(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm
 ) -> Predictions:
     """The same, and predict them again."""
-    model, inputs = _distil(client, targets, distil, temperature, student_norm)
+    model, inputs = distil_own(client, targets, distil, towards_targets(temperature, student_norm))
     return Predictions(_predict(model, inputs, temperature))
 
 
@@ -88,11 +130,12 @@ def distil_and_train(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm, local: Local
 ) -> None:
     """The same, and train on private data afterwards."""
-    model, _ = _distil(client, targets, distil, temperature, student_norm)
-    _keep(client, model, fit(model, client.train.inputs, client.train.labels, local, seed_from(client.seed, "train")))
+    model, _ = distil_own(client, targets, distil, towards_targets(temperature, student_norm))
+    train_after(client, model, local)
 
 
-def _public_inputs(client: Client, drawn: Drawn) -> Tensor:
+def public_inputs(client: Client, drawn: Drawn) -> Tensor:
+    """The samples drawn, ready for a model; refused where the client holds another set than the server."""
     if client.public is None:
         raise DataError(f"{client.id} holds no public data; this method needs the same set at every client")
     if client.public.digest != drawn.digest:
@@ -103,40 +146,76 @@ def _public_inputs(client: Client, drawn: Drawn) -> Tensor:
     return client.public[drawn.indices.long()]
 
 
-def _predict(model: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
-    probs = (logits_of(model, inputs) / temperature).softmax(-1).float()
-    if not bool(torch.isfinite(probs).all()):
-        raise SoleraError("training ended in a model whose predictions are not finite; the one before it is kept")
-    return probs
+def settled(model: nn.Module, done: Fitted) -> Weights:
+    """The weights of a model that was just trained; an error if it blew up, so that the client keeps what it had."""
+    if done.stopped:
+        raise SoleraError("local training blew up (a loss above 1,000 or not a number); the model before it is kept")
+    weights = weights_of(model)
+    if not is_finite(weights):
+        raise SoleraError("training ended in a model that is not finite; the one before it is kept")
+    return weights
 
 
-def _distil(
-    client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm
-) -> tuple[nn.Module, Tensor]:
-    inputs = client.public[client.state.pop("drawn")["indices"].long()]
+def scores_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The logits of the samples, as they may leave the client."""
+    return _finite(logits_of(model, inputs).float())
+
+
+def remember(client: Client, model: nn.Module, drawn: Drawn) -> None:
+    """Keep the model, and the samples it was asked about, so that their indices travel once."""
+    client.state["model"] = weights_of(model)
+    client.state["drawn"] = {"indices": drawn.indices}
+
+
+def asked_inputs(client: Client) -> Tensor:
+    """The samples the client was last asked about; that is forgotten with this."""
+    return client.public[client.state.pop("drawn")["indices"].long()]
+
+
+def distil_own(client: Client, targets: Tensor, distil: Local, objective: Objective) -> tuple[nn.Module, Tensor]:
+    """Fit the client's model to targets of the samples it was last asked about: the model, and these."""
+    inputs = asked_inputs(client)
     model = client.model(client.state["model"])
-    done = fit(model, inputs, targets, distil, client.seed, _towards_targets(temperature, student_norm))
-    return _keep(client, model, done), inputs
+    return keep(client, model, fit(model, inputs, targets, distil, client.seed, objective)), inputs
 
 
-def _towards_targets(temperature: float, student_norm: StudentNorm) -> Objective:
-    """KL(targets || softmax(logits / T)), mean over the batch."""
-
-    def loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        if student_norm == "frozen":
-            train_mode(model, frozen=True)
-        return divergence(model(inputs), targets, entropy(targets), temperature)
-
-    return loss
+def train_after(client: Client, model: nn.Module, local: Local) -> None:
+    """Train on private data, as the last thing of a task that has used the client's seed before."""
+    seed = seed_from(client.seed, "train")
+    keep(client, model, fit(model, client.train.inputs, client.train.labels, local, seed))
 
 
-def _keep(client: Client, model: nn.Module, done: Fitted) -> nn.Module:
+def towards_targets(temperature: float = 1.0, student_norm: StudentNorm = "train") -> Objective:
+    """KL(targets || softmax(logits / T)), mean over the batch. At T = 1 its gradient is that of cross-entropy with
+    soft labels, from which it differs by the entropy of the targets."""
+    return towards(lambda z, p: divergence(z, p, entropy(p), temperature), frozen=student_norm == "frozen")
+
+
+def keep(client: Client, model: nn.Module, done: Fitted) -> nn.Module:
     """The client's model is now this one, unless it has blown up: a model of its own would never recover."""
     weights = weights_of(model)
     if done.stopped or not is_finite(weights):
         return client.model(client.state["model"]).eval()
     client.state["model"] = weights
     return model
+
+
+def _train(client: Client, local: Local, drawn: Drawn) -> tuple[nn.Module, Tensor]:
+    inputs = public_inputs(client, drawn)  # before any work
+    model = client.model(client.state.get("model"))
+    settled(model, fit(model, client.train.inputs, client.train.labels, local, client.seed))
+    remember(client, model, drawn)
+    return model, inputs
+
+
+def _predict(model: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
+    return _finite((logits_of(model, inputs) / temperature).softmax(-1).float())
+
+
+def _finite(answers: Tensor) -> Tensor:
+    if not bool(torch.isfinite(answers).all()):
+        raise SoleraError("training ended in a model whose predictions are not finite; the one before it is kept")
+    return answers
 
 
 # ---- the server's half ------------------------------------------------------------------------------
@@ -170,6 +249,16 @@ def ask(
     return usable(fed.map(train_and_predict, clients, **how), len(indices), fed, server)
 
 
+def question(indices: Tensor, server: Server) -> dict[str, Any]:
+    """What a client is told when it is asked about public samples for a mean: which, and how large the answer is."""
+    return {"indices": indices.int(), "digest": server.public.digest, "classes": server.num_classes}
+
+
+def answered(S: Sequence[str], fed: Federation) -> list[str]:
+    """Those of clients S whose answers are in the mean."""
+    return [k for k in S if k in fed.answered]
+
+
 def usable(replies: Replies, samples: int, fed: Federation, server: Server) -> tuple[list[str], Tensor]:
     """Who sent a probability vector for each sample, and these [clients, samples, classes]; the others are noted."""
     fine = {}
@@ -177,7 +266,7 @@ def usable(replies: Replies, samples: int, fed: Federation, server: Server) -> t
         probs = reply.probs
         if probs.shape != (samples, server.num_classes):
             reason = f"predictions {tuple(probs.shape)}, asked were {(samples, server.num_classes)}"
-        elif bool((probs < 0).any()) or bool(((probs.sum(-1) - 1).abs() > 1e-3).any()):
+        elif not are_probabilities(probs):
             reason = "predictions that are no probabilities"
         else:
             fine[k] = probs

@@ -43,5 +43,9 @@ class Setting(ABC):
     def models(self, state: Any) -> dict[str, Model]:
         return self.framework.models(state)
 
+    @property
+    def ensemble_rule(self) -> str:
+        return self.framework.ensemble_rule
+
     def ensemble_models(self, state: Any) -> list[tuple[Model, float]]:
         return self.framework.ensemble_models(state)

@@ -10,12 +10,16 @@ from torch import Tensor, nn
 from ..federation import Federation, Replies
 from ..method import Model
 from ..parts.aggregate import weighted_mean
+from ..parts.consensus import agreement
 from ..parts.distill import Validate
 from ..parts.local import evaluate, logits_of
 from ..parts.robust import coordinate_median
 from ..server import Server
 from ..task import Data
 from ..wire import ConfigError, Weights
+
+NOTED_SAMPLES = 128  # public samples on which the teachers are compared, for the report
+NOTED_TEACHERS = 200
 
 
 def models_of(weights: dict[str, Weights]) -> dict[str, Model]:
@@ -33,15 +37,36 @@ def accuracy_on(data: Data | None) -> Validate | None:
     return None if data is None else lambda model: evaluate(model, data.inputs, data.labels).accuracy
 
 
-def finite_models(x: Replies, probe: Tensor, fed: Federation, server: Server) -> dict[str, nn.Module]:
+def finite_models(
+    x: Replies, probe: Tensor, fed: Federation, server: Server, probed: str = "public samples"
+) -> dict[str, nn.Module]:
     """The uploaded models whose logits on `probe` are finite numbers; the others are noted and left out."""
     models = {k: server.model(fed.prototype(k), x[k].weights) for k in x}
     fine = side_by_side(fed, server, [partial(_answers, model, probe) for model in models.values()])
     for k, ok in zip(list(models), fine, strict=True):
         if not ok:
-            server.event("client_rejected", client=k, reason="non-finite logits on public samples")
+            server.event("client_rejected", client=k, reason=f"non-finite logits on {probed}")
             del models[k]
     return models
+
+
+def note_teachers(models: dict[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> None:
+    """Write into the round's metrics how sure each teacher is and how often it dissents, on some of the samples d."""
+    some = d[:: max(1, len(d) // NOTED_SAMPLES)][:NOTED_SAMPLES]
+    if len(some):
+        inputs = server.public[some]
+        logits = side_by_side(fed, server, [partial(logits_of, model, inputs) for model in models.values()])
+        copies = torch.tensor([fed.copies.get(k, 1) for k in models])
+        found = agreement(torch.stack(logits).double().softmax(-1), copies)
+        server.event(
+            "teachers",
+            clients=list(models)[:NOTED_TEACHERS],
+            confidence=[round(a, 4) for a in found.confidence[:NOTED_TEACHERS].tolist()],
+            agrees=[round(a, 4) for a in found.agrees[:NOTED_TEACHERS].tolist()],
+            dissenting=round(found.dissenting, 4),
+            unanimous=round(found.unanimous, 4),
+            samples=len(some),
+        )
 
 
 def average_of(how: Literal["weighted", "uniform", "median"], x: Replies, S: list[str], fed: Federation) -> Weights:

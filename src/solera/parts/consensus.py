@@ -56,6 +56,28 @@ def consensus(probs: Tensor, copies: Tensor | None = None) -> Consensus:
     return Consensus(s, y, (weighted * dissents[..., None]).sum(0))  # eq. 7, with the weights of all (eq. 8)
 
 
+class Agreement(NamedTuple):
+    """How a round's teachers stand to each other, over some samples."""
+
+    confidence: Tensor  # mean of alpha_k(x), [teachers]: sums to 1
+    agrees: Tensor  # share of the samples for which a teacher's first choice is the consensus label, [teachers]
+    dissenting: float  # mean size of the dissenting set, as a share of the teachers
+    unanimous: float  # share of the samples for which nobody dissents
+
+
+def agreement(probs: Tensor, copies: Tensor | None = None) -> Agreement:
+    """What the teachers' probabilities [teachers, samples, classes] tell about the teachers."""
+    n = torch.ones(len(probs), dtype=probs.dtype) if copies is None else copies.to(probs.dtype)
+    same = probs.argmax(-1) == consensus(probs, copies).labels
+    dissenting = (n[:, None] * ~same).sum(0) / n.sum()
+    return Agreement(
+        confidence_weights(probs, copies).mean(1),
+        same.double().mean(1),
+        dissenting.mean().item(),
+        same.all(0).double().mean().item(),
+    )
+
+
 class ConsensusTeacher:
     """Several frozen models as a teacher for `distill`: inputs -> (labels, dissent).
 

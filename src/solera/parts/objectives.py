@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .norms import train_mode
+
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
@@ -29,3 +31,17 @@ def proximal(mu: float, received: dict[str, Tensor], objective: Objective = cros
         return objective(model, inputs, labels) + mu / 2 * torch.stack(squares).sum()
 
     return pulled_back
+
+
+def towards(loss: Callable[[Tensor, Tensor], Tensor], frozen: bool = False) -> Objective:
+    """`loss(logits, targets)`, for samples that come with a row of targets instead of a label.
+
+    With `frozen`, BatchNorm layers keep to their running statistics.
+    """
+
+    def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        if frozen:
+            train_mode(model, frozen=True)
+        return loss(model(inputs), targets)
+
+    return objective

@@ -5,12 +5,14 @@ class makes the mean of the logits, and the mean of the weights, that one client
 any one of them. None of it helps against a majority, and a median of two is their mean: it takes three.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 Weights = dict[str, Tensor]
+FILTERED = 1024  # samples filtered at a time
 
 
 # ---- medians ----------------------------------------------------------------------------------------
@@ -127,3 +129,31 @@ def median_probs(probs: Tensor, weights: Sequence[float] | None = None) -> Tenso
     n = torch.ones(len(probs), dtype=probs.dtype) if weights is None else torch.tensor(weights, dtype=probs.dtype)
     mean = (probs * n.reshape(-1, 1, 1)).sum(0) / n.sum()
     return torch.where(total > 0, middle / total, mean)
+
+
+def filtered_mean(answers: Tensor, epsilon: float, passes: int = 2) -> Tensor:
+    """The mean over teachers of `answers` [teachers, samples, classes] without those that stand out, sample by sample.
+
+    In each pass the answers to a sample are centred, and those furthest out along the direction in which they differ
+    most (the top right-singular vector) are left out: the share `epsilon` of all teachers, spread over the passes.
+    Ties keep the first. A filter in the manner of Diakonikolas et al., made deterministic, as used for Cronus.
+    """
+    if not 0 <= epsilon < 0.5:
+        raise ValueError(f"epsilon (the share of teachers that may lie) must be in [0, 0.5), not {epsilon}")
+    dropped = math.floor(epsilon * len(answers) / passes + 0.5)
+    parts = [_filtered(part.double().transpose(0, 1), dropped, passes) for part in answers.split(FILTERED, 1)]
+    return torch.cat(parts).to(answers.dtype)
+
+
+def _filtered(kept: Tensor, dropped: int, passes: int) -> Tensor:
+    """The mean of what is left of `kept` [samples, teachers, classes] when `dropped` are left out in each pass."""
+    for _ in range(passes):
+        left = kept.shape[1] - dropped
+        if dropped == 0 or left < 1:
+            break
+        centred = kept - kept.mean(1, keepdim=True)
+        direction = torch.linalg.svd(centred, full_matrices=False).Vh[:, :1]
+        distance = (centred * direction).sum(-1).abs().round(decimals=9)  # two are equally far from their mean: a tie
+        inner = distance.sort(dim=1, stable=True).indices[:, :left].sort(1).values
+        kept = kept.gather(1, inner[..., None].expand(-1, -1, kept.shape[-1]))
+    return kept.mean(1)

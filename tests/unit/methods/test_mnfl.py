@@ -651,10 +651,10 @@ def test_pfeddf_is_feddf_and_then_fine_tuning(tmp_path):
     end = method.finish(state, a.fed, a.server)
     assert end.tuned
     assert digest(end.weights) == digest(plain.weights)
-    down = a.fed.down["pfeddf.fine_tune"]
+    down = a.fed.down["finetune.fine_tune"]
     sizes = [sum(t.numel() for t in end.weights[P].values() if t.is_floating_point()) for P in KINDS]
     assert down.floats == sum(sizes)  # one more model down for each client, and nothing up
-    assert a.fed.up["pfeddf.fine_tune"].floats == 0
+    assert a.fed.up["finetune.fine_tune"].floats == 0
     three = dataclasses.replace(LOCAL, epochs=3)
     for k, seed in zip(CLIENTS, a.seeds[seen:], strict=True):
         model = trained(a, k, seed, end.weights[a.fed.prototype(k)], three)

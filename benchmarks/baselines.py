@@ -1,0 +1,188 @@
+"""Every method on the same federation: accuracy, bytes and seconds side by side, three seeds, equal rounds.
+
+    python benchmarks/baselines.py                          # all methods; call it again to go on after a stop
+    python benchmarks/baselines.py --only fedavg ditto      # some of them
+    python benchmarks/baselines.py --write docs/results.md  # put the tables into the results page
+
+Twenty clients hold parts of the embedded Fashion-MNIST sample (Dirichlet, alpha 0.1), all of them take part in every
+round, ten rounds. A method that can handle different models gets three architectures, the others LeNet-5. Settings are
+the methods' defaults where they are not the common ones below; nothing was tuned for a method. Every run uses one core,
+as many run at a time as there are cores. Accuracies are means over the last three rounds, then over seeds with the
+standard deviation.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+from typing import Any
+
+from grid import Tables, cpu_seconds, merged, run_grid, spread
+
+SEEDS = (0, 1, 2)
+BASE: Tables = {
+    "run": {"rounds": 10},
+    "data": {"name": "fashion-mnist", "train_size": 3000, "test_size": 1000, "client_test": 0.25},
+    "partition": {"kind": "dirichlet", "variant": "block", "clients": 20, "alpha": 0.1},
+    "public": {"source": "held-out", "size": 300},
+    "models": {"clients": ["lenet5"]},
+}
+MIX: Tables = {"models": {"clients": ["mlp", "lenet5", "tiny-cnn"]}}
+SHARED: Tables = merged(MIX, {"models": {"head": "shared"}})
+LABELS: Tables = {"public": {"labels": True}}
+LARGE: Tables = {"models": {"server": "fedet-cnn"}}
+
+LOCAL: Tables = {"epochs": 2, "batch": 32, "lr": 0.05}
+STEPS: Tables = {"steps": 8, "batch": 32, "lr": 0.05}  # as many as two epochs have for a client of mean size
+ADAM: Tables = {"steps": 50, "batch": 64, "optimiser": "adam", "lr": 0.001}
+TOWARDS: Tables = {"epochs": 1, "batch": 64, "lr": 0.05}
+REVISIT: Tables = {"epochs": 2, "batch": 32}
+TAUGHT: Tables = {"distil": TOWARDS, "temperature": 1.0}
+
+
+def method(name: str, *tables: Tables, local: Tables | None = LOCAL, **settings: Any) -> Tables:
+    return merged(*tables, {"method": {"name": name, **({"local": local} if local else {}), **settings}})
+
+
+def adam() -> Tables:
+    return {"fusion": dict(ADAM)}
+
+
+# name of the row -> (title, settings). The models of a row are those of its settings.
+GLOBAL: dict[str, tuple[str, Tables]] = {
+    "centralised": ("centralised training (upper bound)", method("centralised")),
+    "fedavg": ("FedAvg", method("fedavg")),
+    "fedprox": ("FedProx", method("fedprox")),
+    "fedavgm": ("FedAvgM", method("fedavgm")),
+    "scaffold": ("SCAFFOLD", method("scaffold")),
+    "moon": ("MOON", method("moon", {"models": {"head": "projection"}}, mu=1.0)),
+    "fedma": ("FedMA (five trainings a round)", method("fedma", local={**LOCAL, "epochs": 1})),
+    "heterofl": ("HeteroFL (rates 1, 1/2, 1/4)", method("heterofl", rates=[1.0, 0.5, 0.25])),
+    "fedbe": ("FedBE", method("fedbe", fusion={**ADAM, "momentum": 0.0})),
+    "feddistill": ("FedDistill (SWAG)", method("feddistill", **adam())),
+    "fedensemble": ("Fed-ensemble", method("fedensemble")),
+    "codistillation": ("codistillation", method("codistillation", **adam())),
+    "fedeed": ("FedEED (K 4, R 2)", method("fedeed", K=4, R=2, **adam())),
+    "fedavg-mix": ("FedAvg, per architecture", method("fedavg", MIX)),
+    "feddf": ("FedDF", method("feddf", MIX, **adam())),
+    "fedgen": ("FedGen", method("fedgen", SHARED, generated_weight=1.0)),
+    "fedftg": ("FedFTG", method("fedftg", MIX, tune={"steps": 10, "batch": 50, "features": 16})),
+    "fedet": ("Fed-ET", method("fedet", merged(SHARED, LARGE), local={**LOCAL, "steps": "none"})),
+    "fusionlarge": ("large server model by fusion", method("fusionlarge", merged(MIX, LARGE), **adam())),
+    "dsfl": ("DS-FL", method("dsfl", merged(MIX, LARGE), distil=TOWARDS)),
+    "fedgems": ("FedGEMS", method("fedgems", merged(MIX, LARGE, LABELS), distil=TOWARDS)),
+}
+PERSONAL: dict[str, tuple[str, Tables]] = {
+    "local": ("local training only", method("local", MIX)),
+    "fd": ("FD", method("fd", MIX, local=STEPS, gamma=1.0)),
+    "fedmd": ("FedMD", method("fedmd", merged(MIX, LABELS), local=None, revisit=REVISIT)),
+    "fedmd-unlabelled": (
+        "FedMD, no pre-training",
+        method("fedmd", MIX, local=None, revisit=REVISIT),
+    ),
+    "cronus": ("Cronus", method("cronus", MIX)),
+    "fedgkt": ("FedGKT", method("fedgkt", SHARED, local={"batch": 32})),
+    "mnfl": ("MNFL", method("mnfl", MIX, **TAUGHT)),
+    "uniform": ("uniform averaging (FedMD-style)", method("mnfl", MIX, rule="uniform", **TAUGHT)),
+    "simpfl": ("Sim-pFL", method("simpfl", MIX, **TAUGHT)),
+    "topkpfl": ("TopK-pFL", method("topkpfl", MIX, **TAUGHT)),
+    "pfeddf": ("pFedDF", method("pfeddf", MIX, **adam())),
+    "mnflparam": ("MNFL for one architecture", method("mnflparam")),
+    "fedavgft": ("FedAvg + fine-tuning", method("fedavgft")),
+    "perfedavg": ("Per-FedAvg", method("perfedavg", local=STEPS, alpha=0.05)),
+    "perfedavg-hf": ("Per-FedAvg (HF)", method("perfedavg", local=STEPS, alpha=0.05, mode="hf")),
+    "pfedme": ("pFedMe", method("pfedme", local=STEPS)),
+    "ditto": ("Ditto", method("ditto")),
+    "fedamp": ("FedAMP", method("fedamp")),
+    "fedamp-heuristic": ("HeurFedAMP", method("fedamp", heuristic=True, sigma=10.0)),
+    "fedfomo": ("FedFomo", method("fedfomo")),
+    "pfedhn": ("pFedHN", method("pfedhn", local=STEPS)),
+    "ifca": ("IFCA (k 2)", method("ifca", local=STEPS, k=2)),
+}
+ROWS = GLOBAL | PERSONAL
+
+
+def lines_of(home: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()][-3:]
+
+
+def models_of(tables: Tables) -> str:
+    chosen = merged(BASE, tables)["models"]
+    return ", ".join(chosen["clients"]) + (f"; server {chosen['server']}" if "server" in chosen else "")
+
+
+def of_models(lines: list[dict[str, Any]], server: str | None) -> float | None:
+    """The server's own model, or else the mean over the models there are."""
+    seen = [[v["accuracy"] for n, v in m["models"].items() if server is None or n == server] for m in lines]
+    return statistics.fmean(statistics.fmean(s) for s in seen) if all(seen) else None
+
+
+def of_ensemble(lines: list[dict[str, Any]]) -> float | None:
+    seen = [next(iter(m["ensembles"].values()))["accuracy"] for m in lines if m.get("ensembles")]
+    return statistics.fmean(seen) if seen else None
+
+
+def cell(values: list[float | None]) -> str:
+    known = [v for v in values if v is not None]
+    return spread(known) if known else "–"
+
+
+def tables(found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
+    """The two tables in Markdown: one model (or one of each architecture) for all, and a model for each client."""
+    lines: list[str] = []
+    heads = {
+        "One model for all": "accuracy, global test set | its ensemble",
+        "A model for each client": "accuracy, own test split | worst decile",
+    }
+    for (heading, columns), group in zip(heads.items(), (GLOBAL, PERSONAL), strict=True):
+        lines += [f"### {heading}", "", f"| method | models | {columns} | MB up | MB down | CPU seconds |"]
+        lines += ["|---|---|---|---|---|---|---|"]
+        for name, (title, settings) in group.items():
+            runs = [f"{name}/s{seed}" for seed in SEEDS]
+            if any(r not in found for r in runs):
+                lines.append(f"| {title} | {models_of(settings)} | not run | | | | |")
+                continue
+            rounds = [lines_of(out / r) for r in runs]
+            if group is GLOBAL:
+                server = settings.get("models", {}).get("server")
+                both = [[of_models(m, server) for m in rounds], [of_ensemble(m) for m in rounds]]
+            else:
+                keys = ("mean", "worst_decile")
+                both = [[statistics.fmean(m["personal"][key] for m in run) for run in rounds] for key in keys]
+            sent = [statistics.fmean(found[r]["bytes"][way] for r in runs) / 1e6 for way in ("up", "down")]
+            seconds = statistics.fmean(cpu_seconds(out / r) for r in runs)
+            cells = [title, models_of(settings), *map(cell, both), *(f"{mb:.1f}" for mb in sent), f"{seconds:.0f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+BEGIN, END = "<!-- baselines: begin -->", "<!-- baselines: end -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(ROWS), help="some of the methods")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/baselines"))
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, help="fewer rounds, to see whether everything runs")
+    parser.add_argument("--write", type=pathlib.Path, help="a page with the two marks: the tables go between")
+    args = parser.parse_args()
+    rounds = {"run": {"rounds": args.rounds}} if args.rounds else {}
+    cases = {
+        f"{name}/s{seed}": merged(BASE, ROWS[name][1], {"run": {"seed": seed}}, rounds)
+        for seed in args.seeds  # seed by seed: a stopped grid has whole rows of the first seeds
+        for name in args.only or ROWS
+    }
+    text = tables(run_grid(cases, args.out, args.workers), args.out)
+    print(text)
+    if args.write:
+        page = args.write.read_text()
+        head, rest = page.split(BEGIN)
+        args.write.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()

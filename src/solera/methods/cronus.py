@@ -1,0 +1,84 @@
+"""Cronus (Chang, Shejwalkar, Shokri, Houmansadr, 2019): knowledge transfer that a few liars cannot bend.
+
+A client first trains alone. Then, each round, all clients send soft labels of the public samples, and the server
+combines them sample by sample with a mean that leaves out what stands out. Clients go on training on their own samples
+and the public ones, with these labels, mixed. Models stay on the clients and may be of any architecture.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.local import Local, fit
+from ..parts.robust import filtered_mean
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError
+from .baselines import score_own
+from .predictions import Done, ask, asked_inputs, check_public, draw, keep, towards_targets
+from .shared import check_logits
+
+
+@task
+def train_mixed(client: Client, targets: Tensor, local: Local) -> Done:
+    """Train on private samples with their labels and on the public ones just predicted with `targets`, as one set."""
+    own = one_hot(client.train.labels, client.classes).to(targets.dtype)
+    inputs, labels = torch.cat([client.train.inputs, asked_inputs(client)]), torch.cat([own, targets])
+    model = client.model(client.state["model"])
+    keep(client, model, fit(model, inputs, labels, local, client.seed, towards_targets()))
+    return Done()
+
+
+@register("cronus")
+@dataclass(frozen=True)
+class Cronus:
+    """Personal models that learn from a robust mean of all clients' soft labels."""
+
+    first: Local = field(default_factory=lambda: Local(epochs=20, batch=64, lr=0.05))  # a new client's, alone
+    local: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # each round, on the mixture
+    aggregate: Literal["robust", "mean"] = "robust"  # of the clients' soft labels, sample by sample
+    epsilon: float = 0.2  # share of the clients that may lie: so many answers to each sample are left out
+
+    info: ClassVar[Info] = Info(
+        title="Cronus",
+        paper="Chang et al., 2019",
+        models="any mix",
+        wire="indices down, predictions up, targets down",
+        public="unlabelled, the same on the server and on every client",
+        state="its model",
+        privacy="individual replies",
+    )
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        rounds: int  # everything else is on the clients
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon < 0.5:
+            raise ConfigError(f"cronus: epsilon = {self.epsilon} must be in [0, 0.5): no mean survives a majority")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        return self.State(0)
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x = draw(None, fed, server)
+        S, Y = ask(fed.sample(), x, 1.0, self.first, fed, server, only_new=True)  # soft labels Y_k of all x
+        Y = Y.repeat_interleave(torch.tensor([fed.copies.get(k, 1) for k in S]), 0)
+        y = filtered_mean(Y, self.epsilon if self.aggregate == "robust" else 0.0)
+        fed.map(train_mixed, S, targets=y, local=self.local)
+        return self.State(state.rounds + 1)
+
+    def check(self, server: Server) -> None:
+        """Refuse at the start what would fail in the middle."""
+        check_public("cronus", None, server)
+        check_logits("cronus", server)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}

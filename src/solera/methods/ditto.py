@@ -1,0 +1,80 @@
+"""Ditto (Li, Hu, Beirami and Smith, ICML 2021): FedAvg, and beside it a model of its own on every client.
+
+Client k trains the global model w as in FedAvg, and on the same minibatches its own v_k, which is pulled towards the
+w it received. Only w travels. Different architectures are separate federations that share nothing.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.local import Local, fit, is_finite, weights_of
+from ..parts.objectives import proximal
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError, Weights
+from .averaging import mean_of
+from .baselines import score_own
+from .fedavg import Average
+from .local_update import Update, local_update
+from .shared import models_of
+
+
+@task
+def update_both(client: Client, weights: Weights, local: Local, lam: float) -> Update:
+    """Train a copy of the received model and send it; train the client's own model and keep it."""
+    update: Update = local_update(client, weights=weights, local=local, mu=0.0)
+    v = client.model(client.state.get("model"))
+    pulled = proximal(lam, weights)  # v <- v - eta (grad f(v) + lambda (v - w))
+    done = fit(v, client.train.inputs, client.train.labels, local, client.seed, pulled)  # same seed: same minibatches
+    personal = weights_of(v)
+    if not done.stopped and is_finite(personal):  # a model of its own that has blown up would never recover
+        client.state["model"] = personal
+    return update
+
+
+@register("ditto")
+@dataclass(frozen=True)
+class Ditto:
+    """Averaging for a common model, which pulls on the clients' own ones."""
+
+    local: Local = field(default_factory=Local)  # of both models
+    average: Average = "weighted"
+    lam: float = 0.1  # lambda, pull of the global model; 0: every client for itself
+
+    info: ClassVar[Info] = Info(
+        title="Ditto",
+        paper="Li, Hu, Beirami, Smith, ICML 2021",
+        models="any mix; only clients of the same architecture share",
+        wire="model down, model up",
+        public="none",
+        state="its model",
+        privacy="means only",
+    )
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # w: prototype -> weights
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam < math.inf:
+            raise ConfigError(f"ditto: lam = {self.lam} must not be negative")
+        pull, most = self.lam * self.local.lr, 2 * (1 + self.local.momentum)
+        if self.local.optimiser == "sgd" and pull >= most:
+            raise ConfigError(
+                f"ditto: lam * local.lr = {pull:g} overshoots: lower one of them until it is below {most:g}"
+            )
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({P: server.init(P) for P in server.prototypes})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        w = state.weights
+        mean = mean_of(update_both, w, fed, self.average, local=self.local, lam=self.lam)
+        return self.State(w | {P: mean[P].weights for P in mean})
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

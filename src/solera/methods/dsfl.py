@@ -1,0 +1,111 @@
+"""DS-FL (Itahara, Nishio, Koda, Morikura, Yamamoto, IEEE TMC 2021): distillation-based semi-supervised learning.
+
+Each round clients train on their own labelled samples and predict some unlabelled open ones. The server sharpens the
+mean of the predictions (entropy reduction aggregation, ERA); on these labels all clients train further, and so does a
+model of the server's own, which never travels. Clients keep their models, of any architecture.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.labels import reduce_entropy
+from ..parts.local import Local, fit, is_finite, weights_of
+from ..server import Server
+from ..task import Task
+from ..wire import ConfigError
+from .baselines import score_own
+from .predictions import (
+    StudentNorm,
+    answered,
+    check_public,
+    distil_locally,
+    draw,
+    question,
+    towards_targets,
+    train_and_answer,
+    train_and_score,
+)
+from .shared import check_logits, side_by_side
+
+
+@register("dsfl")
+@dataclass(frozen=True)
+class DSFL:
+    """Semi-supervised collaboration: clients and a server model learn from sharpened mean predictions."""
+
+    local: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on private samples
+    distil: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on open samples, server too
+    aggregation: Literal["era", "sa"] = "era"  # of the clients' predictions: sharpened, or the simple mean
+    temperature: float = 0.1  # T of ERA: the lower, the sharper
+    era_input: Literal["probabilities", "logits"] = "probabilities"  # what clients send, and what is averaged
+    student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
+    judge_clients: bool = True  # score the clients' own models too, which needs data.client_test
+
+    info: ClassVar[Info] = Info(
+        title="DS-FL",
+        paper="Itahara et al., IEEE TMC 2021",
+        models="any mix, and a model of the server's own",
+        wire="indices down, predictions up, targets down",
+        public="unlabelled, the same on the server and on every client",
+        state="its model",
+        privacy="means only",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        server: Model  # the server's own; the others are on the clients
+
+    @property
+    def personal(self) -> Task | None:
+        return score_own if self.judge_clients else None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < 1:
+            raise ConfigError(f"dsfl: temperature = {self.temperature} must be above 0 and below 1 (or set 'sa')")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        P = server.large or server.prototypes[0]
+        return self.State(Model(P, server.init(P)))
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x, S = draw(None, fed, server), fed.sample()
+        task = train_and_answer if self.era_input == "probabilities" else train_and_score
+        mean = fed.mean(task, S, uniform=True, local=self.local, **question(x, server))  # update, predict, upload
+        y = self.aggregate(mean)
+        how: dict[str, Any] = {"distil": self.distil, "temperature": 1.0, "student_norm": self.student_norm}
+        clients = fed.submit_mean(distil_locally, answered(S, fed), uniform=True, targets=y, **how)  # broadcast
+        taught = self.taught(state.server, x, y, fed, server)  # while the clients do the same
+        clients()
+        return self.State(taught)
+
+    def aggregate(self, mean: Any) -> Tensor:
+        """The labels of this round, from the mean of what the clients sent."""
+        if self.aggregation == "era":
+            return reduce_entropy(mean.probs if self.era_input == "probabilities" else mean.logits, self.temperature)
+        return mean.probs if self.era_input == "probabilities" else mean.logits.softmax(-1)
+
+    def taught(self, own: Model, x: Tensor, y: Tensor, fed: Federation, server: Server) -> Model:
+        """The server's model, trained on the open samples x with labels y; as it was, if that blows up."""
+        model = server.model(own.prototype, own.weights)
+        objective = towards_targets(student_norm=self.student_norm)
+        train = partial(fit, model, server.public[x], y, self.distil, fed.seed("distil"), objective)
+        (done,) = side_by_side(fed, server, [train])
+        weights = weights_of(model)
+        if done.stopped or not is_finite(weights):
+            server.event("distill_diverged", prototype=own.prototype, steps=done.steps)
+            return own
+        return Model(own.prototype, weights)
+
+    def check(self, server: Server) -> None:
+        """Refuse at the start what would fail in the middle."""
+        check_public("dsfl", None, server)
+        check_logits("dsfl", server)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {state.server.prototype: state.server}

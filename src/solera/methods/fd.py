@@ -1,0 +1,109 @@
+"""FD, federated distillation (Jeong, Oh, Kim, Park, Bennis, Kim, 2018): devices exchange what they say about labels.
+
+Each device keeps its model, of any architecture, and needs no public data. During its local steps it averages its
+softmax outputs by the label of the sample; the mean of the *other* devices' averages then regularises its training.
+The paper's companion FAug, which lets devices generate missing samples, is not part of this.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..federation import Federation, per_client
+from ..method import Info, Model, register
+from ..parts.labels import LabelSums, label_loss, others
+from ..parts.local import Local, fit, logits_of
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError, sized
+from .baselines import score_own
+from .predictions import SUMS_TO_ONE, Done, answered, settled
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """Mean class probabilities of each label, zeros for those the device does not hold; or a mean of such tables."""
+
+    rows: Tensor = sized("classes", "classes")
+
+    def __post_init__(self) -> None:
+        rows = self.rows
+        if rows.dtype != torch.float32 or bool((rows < 0).any()) or bool((rows.sum(-1) > 1 + SUMS_TO_ONE).any()):
+            raise ValueError("a table of labels whose rows are neither probabilities nor zeros")
+
+
+@task
+def train_and_report(client: Client, local: Local, gamma: float, final_pass: bool, classes: int) -> LabelTable:
+    """Train the client's own model, regularised by the others' averages, and report its own."""
+    teacher = client.state.get("teacher", {"rows": torch.zeros(classes, classes)})["rows"]
+    data, outputs = client.train, LabelSums(classes)
+
+    def objective(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        logits = model(inputs)
+        outputs.add(logits.detach().softmax(-1), labels)  # F_l: the outputs of the steps themselves, weights moving
+        return label_loss(logits, labels, teacher, gamma)
+
+    model = client.model(client.state.get("model"))
+    client.state["model"] = settled(model, fit(model, data.inputs, data.labels, local, client.seed, objective))
+    if final_pass:
+        outputs = LabelSums(classes)
+        outputs.add(logits_of(model, data.inputs).softmax(-1), data.labels)
+    rows = outputs.means()
+    client.state["reported"] = {"rows": rows}
+    return LabelTable(rows)
+
+
+@task
+def take_others(client: Client, total: Tensor, copies: int) -> Done:
+    """Keep the mean of the others' tables: that of all, less what the client itself has put in."""
+    own = client.state.pop("reported")["rows"]
+    client.state["teacher"] = {"rows": others(total, own * copies)}
+    return Done()
+
+
+@register("fd")
+@dataclass(frozen=True)
+class FD:
+    """Models that regularise each other by their mean output for each label."""
+
+    local: Local = field(default_factory=lambda: Local(steps=250, batch=64))
+    gamma: float = 0.01  # weight of the others' averages in the loss; 0: local training
+    final_pass: bool = False  # average the outputs of the trained model, instead of those of the steps it took
+
+    info: ClassVar[Info] = Info(
+        title="FD",
+        paper="Jeong et al., 2018",
+        models="any mix",
+        wire="a table of classes x classes up, another down",
+        public="none",
+        state="its model, and the others' table",
+        privacy="means only",
+    )
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        table: Tensor  # what the last cohort said of each label on average, zeros where nobody held it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma < float("inf"):
+            raise ConfigError(f"fd: gamma = {self.gamma} must be a number from 0 up")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State(torch.zeros(server.num_classes, server.num_classes))
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        S, C = fed.sample(), server.num_classes
+        how: dict[str, Any] = {"local": self.local, "gamma": self.gamma, "final_pass": self.final_pass}
+        mean = fed.mean(train_and_report, S, uniform=True, classes=C, **how)  # F_i,l of every device i and label l
+        S = answered(S, fed)
+        copies = {k: fed.copies.get(k, 1) for k in S}
+        total = mean.rows * sum(copies.values())
+        # Device i takes the mean over j != i itself, knowing its own share of the sum: the server sees no single one.
+        fed.mean(take_others, S, uniform=True, total=total, copies=per_client(copies.__getitem__))
+        return self.State(others(total, torch.zeros_like(total)))
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}

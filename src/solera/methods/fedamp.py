@@ -1,0 +1,119 @@
+"""FedAMP and HeurFedAMP (Huang et al., AAAI 2021): clients with similar models learn more from each other.
+
+The server keeps the model w_i of every client and passes messages between them: u_i is a mixture of all clients'
+models in which similar ones count more. Client i trains on its own data and is pulled towards u_i.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..federation import Federation, per_client
+from ..method import Info, Model, register
+from ..parts.attention import attention, cosine_attention, cosines_of, median_distance, squared_distances
+from ..parts.local import Local
+from ..parts.norms import parameter_names
+from ..parts.similarity import gram_matrix, mixtures
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .coefficients import NOTED_CLIENTS
+from .served import score_received, train_received
+
+
+@register("fedamp")
+@dataclass(frozen=True)
+class FedAMP:
+    """Personal models that attend to models like themselves."""
+
+    local: Local = field(default_factory=Local)
+    lam: float = 0.01  # lambda: client i minimises its loss + lambda/(2 alpha) ||w - u_i||^2
+    alpha: float = 1.0  # alpha_k, the step of the message passing; halved while some xi_ii would be negative
+    sigma: float | None = None  # how fast attention fades with distance; none: the median squared distance
+    heuristic: bool = False  # HeurFedAMP: attention by the cosine of the models, sigma being its factor
+    self_weight: float = 0.2  # heuristic only: xi_ii, a client's attention to itself
+
+    info: ClassVar[Info] = Info(
+        title="FedAMP",
+        paper="Huang et al., AAAI 2021",
+        models="any mix; only clients of the same architecture share",
+        wire="own mixture of models down, model up",
+        public="none",
+        state="nothing (the server keeps its model)",
+        privacy="individual replies",
+    )
+    personal: ClassVar = score_received
+
+    @dataclass(frozen=True)
+    class State:
+        models: dict[str, Weights]  # w: client -> its model; those never asked have none
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "sigma"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"fedamp: {name} = {value} must be positive")
+        if not 0 <= self.lam < float("inf"):
+            raise ConfigError(f"fedamp: lam = {self.lam} must not be negative")
+        step = self.local.lr * self.lam / self.alpha
+        if self.local.optimiser == "sgd" and step >= 2:
+            raise ConfigError(f"fedamp: lam = {self.lam} overshoots: local.lr * lam / alpha = {step:.3g} >= 2")
+        if not 0 <= self.self_weight < 1:
+            raise ConfigError(f"fedamp: self_weight = {self.self_weight} must be in [0, 1)")
+        if self.heuristic and self.sigma is None:
+            raise ConfigError("fedamp: heuristic = true needs sigma, the factor of the cosine: a number, say 10")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        w, S = state.models, fed.sample()
+        u: dict[str, Weights] = {}
+        alpha: dict[str, float] = {}
+        for P in server.prototypes:
+            start = server.init(P)
+            u |= {k: start for k in S if fed.prototype(k) == P}  # who was never asked begins here
+            mixed, alpha[P] = self.pass_messages(P, S, w, fed, server)
+            u |= mixed
+        replies = fed.map(
+            train_received,  # w_i <- argmin F_i(w) + lambda/(2 alpha) ||w - u_i||^2
+            S,
+            weights=per_client(u.__getitem__),
+            local=self.local,
+            mu=per_client(lambda k: self.lam / alpha[fed.prototype(k)]),
+        )
+        return self.State(w | {k: reply.weights for k, reply in replies.items()})
+
+    def pass_messages(
+        self, P: str, S: list[str], w: dict[str, Weights], fed: Federation, server: Server
+    ) -> tuple[dict[str, Weights], float]:
+        """u_i = sum_j xi_ij w_j for those of S that have a model of architecture P, and the alpha used.
+
+        Clients that are absent in this round take part in the sums with the last model they sent.
+        """
+        known = [k for k in fed.clients if k in w and fed.prototype(k) == P]
+        asked = [known.index(k) for k in S if k in known]
+        if not asked:
+            return {}, self.alpha
+        gram = gram_matrix([w[k] for k in known], parameter_names(server.template(P)))
+        xi, sigma, alpha = self.weights(gram)
+        if len(known) <= NOTED_CLIENTS:
+            matrix = [[round(x, 6) for x in row] for row in xi.tolist()]
+            server.event("attention", architecture=P, clients=known, sigma=sigma, alpha=alpha, matrix=matrix)
+        mixed = mixtures(xi[asked].T, [w[k] for k in known])
+        return {known[i]: u_i for i, u_i in zip(asked, mixed, strict=True)}, alpha
+
+    def weights(self, gram: Tensor) -> tuple[Tensor, float, float]:
+        """xi of models with these inner products, and the sigma and alpha used."""
+        if self.heuristic and self.sigma is not None:
+            return cosine_attention(cosines_of(gram), self.sigma, self.self_weight), self.sigma, self.alpha
+        distances = squared_distances(gram)
+        sigma = median_distance(distances) if self.sigma is None else self.sigma
+        xi, alpha = attention(distances, sigma, self.alpha)
+        return xi, sigma, alpha
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        return {"weights": per_client(state.models.get)}
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}

@@ -1,0 +1,79 @@
+"""FedAvg with local fine-tuning (Yu, Bagdasaryan and Shmatikov, 2020): at the end every client adapts the common model.
+
+Beside plain fine-tuning there are two of the paper's variants: training the head alone ("freeze-base"), and a penalty
+for answering unlike the common model (knowledge distillation from it). The common model itself stays as it is.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.local import Local
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .fedavg import Average, average_round
+from .finetune import Tuning, fine_tune, score_tuned, tuning_payload
+from .shared import models_of
+
+
+@register("fedavgft")
+@dataclass(frozen=True)
+class FedAvgFT:
+    """Averaging, and models that are made personal at the end."""
+
+    local: Local = field(default_factory=Local)
+    average: Average = "weighted"
+    tune_epochs: int = 5  # of fine-tuning, otherwise as local training; 0: the common model as it is
+    freeze_base: bool = False  # fine-tune the head alone
+    kd: float = 0.0  # in fine-tuning, weight of KL(common model || own), a distance of answers
+
+    info: ClassVar[Info] = Info(
+        title="FedAvg with local fine-tuning",
+        paper="Yu et al., 2020",
+        models="any mix; only clients of the same architecture share",
+        wire="model down, model up; at the end once more down",
+        public="none",
+        state="at the end, its fine-tuned model",
+        privacy="means only (fine-tuning sends nothing up)",
+    )
+    personal: ClassVar = score_tuned
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # prototype -> weights
+        tuned: bool  # the clients hold fine-tuned copies of these
+
+    def __post_init__(self) -> None:
+        if self.tune_epochs < 0:
+            raise ConfigError(f"fedavgft: tune_epochs = {self.tune_epochs}: at least 0 is needed")
+        if not 0 <= self.kd < math.inf:
+            raise ConfigError(f"fedavgft: kd = {self.kd} must not be negative")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("split",) if self.freeze_base else ()
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({P: server.init(P) for P in server.prototypes}, False)
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x = state.weights
+        mean = average_round(x, fed.sample(), fed, self.average, self.local)
+        return self.State(x | {P: mean[P].weights for P in mean}, False)
+
+    def finish(self, state: State, fed: Federation, server: Server) -> State:
+        """Every client gets its architecture's model, whether it was in the last cohort or not."""
+        fed.map(fine_tune, list(fed.clients), **self.sent(state, fed))
+        return self.State(state.weights, True)
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        return {**self.sent(state, fed), "tuned": state.tuned}
+
+    def sent(self, state: State, fed: Federation) -> dict[str, Any]:
+        local = replace(self.local, epochs=self.tune_epochs, steps=None)
+        return tuning_payload(state.weights, Tuning(local, self.freeze_base, self.kd), fed)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

@@ -1,0 +1,147 @@
+"""FedFomo (Zhang et al., ICLR 2021): every client mixes those models of others that lower its own loss.
+
+The server passes on single models, as they were uploaded, to the clients they have helped before. A client weighs
+them by how much they save on samples it keeps aside, relative to how far away they are, and trains the mixture.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..federation import Federation, QuorumNotMet, per_client
+from ..method import Info, Model, register
+from ..parts.first_order import distance, epsilon_greedy, gains_of, step_towards
+from ..parts.local import Local, evaluate, fit, weights_of
+from ..parts.norms import parameter_names
+from ..randomness import seed_from
+from ..server import Server
+from ..task import Client, Data, task
+from ..wire import ConfigError, Weights, like
+from .baselines import score_own
+from .served import unless_blown_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The client's model, and the gain it saw in each of the models it was sent."""
+
+    weights: Weights = like("weights")
+    gains: Tensor
+
+    def __post_init__(self) -> None:
+        if self.gains.ndim != 1 or self.gains.dtype != torch.float32:
+            raise ValueError(f"gains are a row of float32, not {tuple(self.gains.shape)} {self.gains.dtype}")
+
+
+@task
+def mix_and_train(
+    client: Client, weights: Weights, others: list[Weights], offered: int, local: Local, validation: float
+) -> Trained:
+    """Step from the model before the last training towards the better ones of those received and one's own; train.
+
+    The first `offered` of [weights, *others] are other clients' models; with 0, `weights` is only there for its shape.
+    """
+    train, kept = split(client, validation)
+    first = client.model()
+    theta = client.state.get("start") or weights_of(first)
+    own = [client.state["model"]] if "model" in client.state else []
+    candidates = own + [weights, *others][:offered]
+    losses = [evaluate(client.model(w), kept.inputs, kept.labels).loss for w in [theta, *candidates]]
+    distances = [distance(w, theta, parameter_names(first)) for w in candidates]
+    gains = gains_of(losses[0], losses[1:], distances)
+    theta = step_towards(theta, candidates, gains)
+    model = client.model(theta)
+    done = fit(model, train.inputs, train.labels, local, client.seed)
+    trained = unless_blown_up(weights_of(model), done.stopped)
+    client.state["start"], client.state["model"] = theta, trained
+    return Trained(weights=trained, gains=gains[len(own) :].float())
+
+
+def split(client: Client, validation: float) -> tuple[Data, Data]:
+    """The client's training samples in two: to train on, and to judge models by. The same two in every round."""
+    data, n = client.train, len(client.train)
+    if n < 2:
+        return data, data
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed_from("validation split", client.id)))
+    held = min(max(1, int(validation * n + 0.5)), n - 1)
+    train, kept = order[held:].sort().values, order[:held].sort().values
+    return Data(data.inputs[train], data.labels[train]), Data(data.inputs[kept], data.labels[kept])
+
+
+@register("fedfomo")
+@dataclass(frozen=True)
+class FedFomo:
+    """Personal models, mixed by the clients themselves from the models that help them."""
+
+    local: Local = field(default_factory=lambda: Local(epochs=5, batch=50, lr=0.1))  # E
+    lr_decay: float = 0.99  # factor on local.lr, each round
+    M: int = 5  # how many other clients' models a client is sent
+    epsilon: float = 0.3  # how often one of them is any client's instead of one of the best
+    epsilon_decay: float = 0.05  # by how much that falls each round, down to 0
+    validation: float = 0.2  # share of a client's training samples it judges models by, and never trains on
+
+    info: ClassVar[Info] = Info(
+        title="FedFomo",
+        paper="Zhang et al., ICLR 2021",
+        models="any mix; only clients of the same architecture share",
+        wire="M other clients' models down, model and M numbers up",
+        public="none",
+        state="its model, before and after its last training",
+        privacy="individual replies, and clients receive other clients' models",
+    )
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        models: dict[str, Weights]  # client -> the last model it sent
+        affinity: dict[str, dict[str, float]]  # P: receiver -> giver -> sum of gains; missing: 0
+
+    def __post_init__(self) -> None:
+        if self.M < 1:
+            raise ConfigError(f"fedfomo: M = {self.M}: at least 1 is needed")
+        for name in ("epsilon", "epsilon_decay", "lr_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"fedfomo: {name} = {getattr(self, name)} must be between 0 and 1")
+        if not 0 < self.validation < 1:
+            raise ConfigError(f"fedfomo: validation = {self.validation} must be above 0 and below 1")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({}, {})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        S = fed.sample()
+        givers = {k: self.choose(k, state, fed) for k in S}
+        initial = {P: server.init(P) for P in server.prototypes}
+        sent = {k: [state.models[m] for m in givers[k]] or [initial[fed.prototype(k)]] for k in S}
+        replies = fed.map(
+            mix_and_train,
+            S,
+            weights=per_client(lambda k: sent[k][0]),
+            others=per_client(lambda k: sent[k][1:]),
+            offered=per_client(lambda k: len(givers[k])),
+            local=replace(self.local, lr=self.local.lr * self.lr_decay**fed.round),
+            validation=self.validation,
+        )
+        for k in [k for k, r in replies.items() if len(r.gains) != len(givers[k])]:
+            reason = f"{len(replies.pop(k).gains)} gains for {len(givers[k])} models"
+            server.event("client_rejected", client=k, reason=reason)
+        if len(replies) < fed.config.min_replies:
+            raise QuorumNotMet(f"round {fed.round}: {len(replies)} clients sent a gain for each model they were sent")
+        affinity = dict(state.affinity)
+        for k, reply in replies.items():
+            row = affinity.get(k, {})
+            affinity[k] = row | {m: row.get(m, 0.0) + g for m, g in zip(givers[k], reply.gains.tolist(), strict=True)}
+        return self.State(state.models | {k: reply.weights for k, reply in replies.items()}, affinity)
+
+    def choose(self, k: str, state: State, fed: Federation) -> list[str]:
+        """Whose models client k is sent: those with the highest affinity, and some by chance."""
+        known = [m for m in fed.clients if m in state.models and m != k and fed.prototype(m) == fed.prototype(k)]
+        scores = [state.affinity.get(k, {}).get(m, 0.0) for m in known]
+        generator = torch.Generator().manual_seed(fed.seed("givers", k))
+        epsilon = max(0.0, self.epsilon - self.epsilon_decay * fed.round)
+        return [known[i] for i in epsilon_greedy(scores, self.M, epsilon, generator)]
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}

@@ -1,0 +1,133 @@
+"""FedFTG (Zhang, Shen, Ding, Tao, Duan, CVPR 2022): fine-tuning the global model by data-free knowledge distillation.
+
+After FedAvg, the server turns noise and labels into inputs with a generator. It is trained to make inputs in which a
+client's model sees the label, but about which that model and the global model disagree ("hard samples"); the global
+model is then distilled from the clients' models on them. A client counts for a label as much as its share of the
+label's samples, both in the generator's loss and in the ensemble.
+
+With several architectures the average of each is fine-tuned, by all clients' models and on the same generated inputs,
+which are then to be hard for the mean of them. With no fine-tuning steps this is FedAvg.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..federation import Federation, Replies, per_client
+from ..method import Info, Model, register
+from ..parts.data_free import FineTune, fine_tune
+from ..parts.generators import Conditional, draw, input_generator, label_prior, label_weights, restored
+from ..parts.local import Local, is_finite, weights_of
+from ..randomness import isolated
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .label_counts import train_and_count, usable_counts
+from .shared import average_of, finite_models, models_of, side_by_side
+
+
+@register("fedftg")
+@dataclass(frozen=True)
+class FedFTG:
+    """FedAvg, and after it a global model that learns from the clients' models on generated hard samples."""
+
+    local: Local = field(default_factory=Local)
+    average: Literal["weighted", "uniform"] = "weighted"
+    tune: FineTune = field(default_factory=FineTune)
+
+    info: ClassVar[Info] = Info(
+        title="FedFTG",
+        paper="Zhang et al., CVPR 2022",
+        models="any mix",
+        wire="model down, model up, label counts up once",
+        public="none",
+        state="nothing",
+        privacy="individual replies",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # prototype -> weights
+        generator: Weights
+        counts: dict[str, Tensor]  # client -> its samples of each label, as told when it first took part
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        with isolated(fed.seed("generator")):
+            generator = weights_of(self.generator(server)) if self.tune.steps else {}
+        return self.State({P: server.init(P) for P in server.prototypes}, generator, {})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        w, known = state.weights, state.counts
+        S = fed.sample()
+        sent = per_client(lambda k: w[fed.prototype(k)])
+        unknown = per_client(lambda k: self.tune.steps > 0 and k not in known)
+        x = fed.map(train_and_count, S, weights=sent, local=self.local, count=unknown)
+        if self.tune.steps == 0:
+            return self.State(w | self.averages(x, list(x), fed), state.generator, known)
+        counts = usable_counts(x, known, fed, server)
+        x = Replies((k, x[k]) for k in counts)
+        teachers = finite_models(x, self.probe(state, fed, server), fed, server, "generated samples")
+        if not teachers:
+            server.event("round_empty", reason="no upload is usable")
+            return state
+        w_0 = self.averages(x, list(teachers), fed)
+        n = torch.stack([counts[k] * fed.copies.get(k, 1) for k in teachers])
+        tune = partial(self.fine_tune, w_0, list(teachers.values()), n, state.generator, fed, server)
+        ((tuned, generator),) = side_by_side(fed, server, [tune])  # a single job, for its random numbers (dropout)
+        return self.State(w | tuned, generator, known | {k: counts[k] for k in teachers})
+
+    def fine_tune(
+        self,
+        w_0: dict[str, Weights],
+        teachers: list[nn.Module],
+        counts: Tensor,
+        generator: Weights,
+        fed: Federation,
+        server: Server,
+    ) -> tuple[dict[str, Weights], Weights]:
+        """Generator and global models in turn, adversaries of each other; all as they were, should that blow up."""
+        rng = torch.Generator().manual_seed(fed.seed("inputs"))
+        G = restored(partial(self.generator, server), generator)
+        students = {P: server.model(P, w) for P, w in w_0.items()}
+        lr = self.tune.student_lr * self.tune.decay**fed.round
+        alpha, prior = label_weights(counts).float(), label_prior(counts).float()
+        losses = fine_tune(G, list(students.values()), teachers, alpha, prior, self.tune, lr, rng)
+        tuned, weights = {P: weights_of(m) for P, m in students.items()}, weights_of(G)
+        if not all(map(is_finite, [weights, *tuned.values()])):
+            server.event("distill_diverged", steps=self.tune.steps)
+            return w_0, generator
+        for P, loss in zip(students, losses, strict=True):
+            server.event("distilled", prototype=P, steps=self.tune.steps, loss=loss)
+        return tuned, weights
+
+    def averages(self, x: Replies, S: list[str], fed: Federation) -> dict[str, Weights]:
+        """FedAvg's step for each architecture that somebody sent."""
+        groups = {P: [k for k in S if fed.prototype(k) == P] for P in sorted({fed.prototype(k) for k in S})}
+        return {P: average_of(self.average, x, S_P, fed) for P, S_P in groups.items()}
+
+    def probe(self, state: State, fed: Federation, server: Server) -> Tensor:
+        """Some generated inputs, to see whether an uploaded model answers with numbers."""
+        C, rng = server.num_classes, torch.Generator().manual_seed(fed.seed("probe"))
+        G = restored(partial(self.generator, server), state.generator)
+        with torch.no_grad():
+            return G(*draw(torch.full((C,), 1 / C), self.tune.batch, G.noise, rng))
+
+    def generator(self, server: Server) -> Conditional:
+        """A new generator of inputs."""
+        assert server.shape is not None  # see check
+        return input_generator(server.shape, self.tune.noise, server.num_classes, self.tune.features)
+
+    def check(self, server: Server) -> None:
+        """Refuse inputs that cannot be generated."""
+        if self.tune.steps == 0:
+            return
+        if server.tokens:
+            raise ConfigError("fedftg generates images or vectors, but the inputs here are tokens: fedgen can do those")
+        if server.shape is None or len(server.shape) not in (1, 3):
+            raise ConfigError(f"fedftg generates images [C, H, W] or vectors [F], but an input here is {server.shape}")
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

@@ -1,0 +1,149 @@
+"""FedGEMS (Cheng, Wu, Xiao, Liu, Liu, 2021): a larger server model by selective knowledge fusion.
+
+Server and clients hold the same labelled public samples. The server's large model looks at each of them. What it gets
+right it learns from the label, and its logits go into a pool. What it gets wrong it also learns from its own pooled
+logits, if it was right before, and otherwise from the clients that are right about the sample: only these samples are
+asked for. Its logits then teach the clients, whose models stay with them. With selective = false it is FedGEM, which
+learns from the plain mean of all clients' logits on all samples.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.local import Local, fit, is_finite, logits_of, weights_of
+from ..parts.objectives import Objective
+from ..parts.selective import fused_logits, reliable_weights, selective_loss
+from ..parts.teachers import soft_targets
+from ..randomness import seed_from
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError
+from .baselines import score_own
+from .predictions import Drawn, ask, check_public, draw, public_inputs, settled
+from .shared import side_by_side
+
+
+def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:
+    """`selective_loss` as a function of (model, inputs, their positions): row i of the rest belongs to sample i."""
+    targets, surprise = soft_targets(teacher)
+
+    def objective(model: nn.Module, inputs: Tensor, i: Tensor) -> Tensor:
+        return selective_loss(model(inputs), labels[i], targets[i], surprise[i], share[i])
+
+    return objective
+
+
+@task
+def learn_from_server(
+    client: Client, drawn: Drawn, logits: Tensor, epsilon: float, distil: Local, local: Local
+) -> None:
+    """Train on public samples, towards their labels and the server's logits, then on private data."""
+    inputs, labels = public_inputs(client, drawn), client.public.labels[drawn.indices.long()]
+    client.state.pop("drawn", None)  # the samples it was asked for: it will not be asked about them again
+    model = client.model(client.state.get("model"))
+    share = torch.full((len(labels),), epsilon)
+    settled(model, fit(model, inputs, torch.arange(len(labels)), distil, client.seed, towards(labels, logits, share)))
+    done = fit(model, client.train.inputs, client.train.labels, local, seed_from(client.seed, "train"))
+    client.state["model"] = settled(model, done)
+
+
+@register("fedgems")
+@dataclass(frozen=True)
+class FedGEMS:
+    """A large server model that learns from those clients that are right where it is wrong."""
+
+    local: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=0.05))  # clients, on private data
+    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # clients, on public samples
+    server: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=1e-3, optimiser="adam"))  # the server
+    epsilon: float = 0.75  # weight of the labels; the rest is for logits
+    selective: bool = True  # false: FedGEM, all samples and the plain mean of all clients
+
+    info: ClassVar[Info] = Info(
+        title="FedGEMS",
+        paper="Cheng et al., 2021",
+        models="any mix, and a model of the server's own",
+        wire="predictions up of samples the server gets wrong, logits of all public samples down",
+        public="labelled, the same on the server and on every client",
+        state="its model",
+        privacy="individual replies",
+    )
+    needs: ClassVar[tuple[str, ...]] = ("large", "labels")
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        large: Model
+        pool: Tensor  # [public samples, classes]: logits of the large model when it was last right about the sample
+        pooled: Tensor  # [public samples]: whether it ever was
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon <= 1:
+            raise ConfigError(f"fedgems: epsilon = {self.epsilon} is a share, from 0 to 1")
+
+    def check(self, server: Server) -> None:
+        """Refuse at the start what would fail in the middle."""
+        if server.large is None:
+            raise ConfigError("fedgems trains a model of the server's own: set models.server, say to 'mcmahan-cnn'")
+        check_public("fedgems", None, server)
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        P = len(server.public)
+        large = Model(str(server.large), server.init(str(server.large)))
+        return self.State(large, torch.zeros(P, server.num_classes), torch.zeros(P, dtype=torch.bool))
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        d, S = draw(None, fed, server), fed.sample()
+        x, y = server.public[d], server.public.labels[d]
+        model = server.model(state.large.prototype, state.large.weights)
+        z = logits_of(model, x)
+        right = z.argmax(-1) == y
+        pool, pooled = state.pool.clone(), state.pooled.clone()
+        if self.selective:
+            pool[d[right]], pooled[d[right]] = z[right], True
+        ask_for = ~pooled[d]  # wrong now, and never right before; FedGEM pools nothing and asks for all
+
+        teacher, taught = pool[d], pooled[d] & ~right
+        S, teacher[ask_for], taught[ask_for] = self.ensemble(S, d[ask_for], y[ask_for], fed, server)
+        share = torch.where(taught, self.epsilon, 1.0)  # nobody to learn from: the label alone
+        large = self.trained(model, state.large, x, towards(y, teacher, share), fed, server)
+        counts = {"right": int(right.sum()), "asked": int(ask_for.sum()), "taught": int(taught.sum())}
+        server.event("selected", samples=len(d), **counts)
+
+        logits = logits_of(server.model(large.prototype, large.weights), x)
+        drawn = Drawn(d.int(), server.public.digest)
+        how = {"epsilon": self.epsilon, "distil": self.distil, "local": self.local}
+        fed.map(learn_from_server, S, drawn=drawn, logits=logits, **how)
+        return self.State(large, pool, pooled)
+
+    def ensemble(
+        self, S: list[str], indices: Tensor, labels: Tensor, fed: Federation, server: Server
+    ) -> tuple[list[str], Tensor, Tensor]:
+        """Who answered, their fused logits of these samples, and for which of them anybody could be believed."""
+        if len(indices) == 0:
+            return S, torch.empty(0, server.num_classes), torch.empty(0, dtype=torch.bool)
+        S, p = ask(S, indices, 1.0, self.local, fed, server, only_new=True)
+        p = p.repeat_interleave(torch.tensor([fed.copies.get(k, 1) for k in S]), 0)  # with replacement, a multiset
+        weights = reliable_weights(p, labels) if self.selective else torch.full(p.shape[:2], 1 / len(p))
+        return S, fused_logits(p, weights), weights.sum(0) > 0
+
+    def trained(
+        self, model: nn.Module, before: Model, inputs: Tensor, objective: Objective, fed: Federation, server: Server
+    ) -> Model:
+        """The large model after the server's epochs; as it was, if they went wrong."""
+        job = partial(fit, model, inputs, torch.arange(len(inputs)), self.server, fed.seed("server"), objective)
+        (done,) = side_by_side(fed, server, [job])  # a single job, for its own random numbers (dropout)
+        weights = weights_of(model)
+        fine = not done.stopped and is_finite(weights)
+        loss = done.loss if done.steps else None
+        server.event("server_trained" if fine else "server_diverged", steps=done.steps, loss=loss)
+        return Model(before.prototype, weights) if fine else before
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {state.large.prototype: state.large}

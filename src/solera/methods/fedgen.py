@@ -1,0 +1,156 @@
+"""FedGen (Zhu, Hong, Zhou, ICML 2021): data-free knowledge distillation for heterogeneous federated learning.
+
+From the last layers of the clients' models (here: their heads) and from how many samples of each label they hold, the
+server trains a small generator of latents, which are what a head takes. The generator travels to the clients, whose
+models also learn to classify what it generates: knowledge of labels that a client does not hold, without any data.
+
+Clients of one architecture are averaged as in FedAvg. With several architectures the heads, which have one shape, are
+averaged over all clients ("share only the predictor"): one latent space, in which one generator makes sense for all.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..federation import Federation, Replies, per_client
+from ..method import Info, Model, register
+from ..parts.data_free import LatentGenerator, teach_latents
+from ..parts.generators import draw, label_prior, label_weights, latent_generator, latent_generator_of
+from ..parts.local import Local, is_finite, logits_of, weights_of
+from ..parts.norms import evaluating
+from ..randomness import isolated
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .fedet import head_of
+from .label_counts import usable_counts
+from .latents import train_with_generator
+from .local_update import Update
+from .shared import average_of, models_of
+
+
+@register("fedgen")
+@dataclass(frozen=True)
+class FedGen:
+    """FedAvg with a generator of latents that carries what all clients know to each of them."""
+
+    local: Local = field(default_factory=lambda: Local(batch=32, lr=0.01))
+    average: Literal["weighted", "uniform"] = "weighted"
+    generator: LatentGenerator = field(default_factory=LatentGenerator)
+    generated_weight: float = 10.0  # alpha: weight of generated latents in the clients' objective
+    agreement_weight: float = 0.0  # beta: pull of a sample's prediction towards that of its label's latents
+    decay: float = 0.98  # both weights are multiplied by it every round
+    early_stop: int = 20  # local epochs with generated latents; the later ones are without
+    labels: Literal["counts", "uniform"] = "counts"  # p(y): as often as clients hold them, or each the same
+    share_head: bool = True  # several architectures: one head for all, not one for each
+
+    info: ClassVar[Info] = Info(
+        title="FedGen",
+        paper="Zhu et al., ICML 2021",
+        models="any mix with heads of one shape",
+        wire="model, generator and label prior down, model and label counts up",
+        public="none",
+        state="nothing",
+        privacy="individual replies",
+    )
+    needs: ClassVar[tuple[str, ...]] = ("shared head",)
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # theta: prototype -> weights
+        generator: Weights  # w
+        prior: Tensor  # p(y); all 0 as long as the generator has not learned anything
+
+    def __post_init__(self) -> None:
+        for name in ("generated_weight", "agreement_weight", "decay", "early_stop"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"fedgen: {name} = {getattr(self, name)} must not be negative (0 switches it off)")
+        if self.decay > 1:
+            raise ConfigError(f"fedgen: decay = {self.decay} must be at most 1")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        theta = {P: server.init(P) for P in server.prototypes}
+        if self.share_head:
+            theta = {P: w | head_of(theta[server.prototypes[0]]) for P, w in theta.items()}
+        with isolated(fed.seed("generator")):
+            G = latent_generator(latent_size(server), self.generator.noise, server.num_classes, self.generator.hidden)
+        return self.State(theta, weights_of(G), torch.zeros(server.num_classes))
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        theta, decay = state.weights, self.decay**fed.round
+        S = fed.sample()
+        x = fed.map(
+            train_with_generator,
+            S,
+            weights=per_client(lambda k: theta[fed.prototype(k)]),
+            generator=state.generator,
+            prior=state.prior,
+            local=self.local,
+            generated_weight=self.generated_weight * decay,
+            agreement_weight=self.agreement_weight * decay,
+            early_stop=self.early_stop,
+        )
+        counts = usable_counts(x, {}, fed, server)
+        heads = self.heads(x, counts, state, fed, server)
+        if not heads:
+            server.event("round_empty", reason="no upload is usable")
+            return state
+        for P in server.prototypes:
+            S_P = [k for k in heads if fed.prototype(k) == P]
+            if S_P:
+                theta = theta | {P: average_of(self.average, x, S_P, fed)}
+        if self.share_head:
+            sent = Replies((k, Update(head_of(x[k].weights))) for k in heads)
+            h = average_of(self.average, sent, list(heads), fed)
+            theta = {P: w | h for P, w in theta.items()}  # also those without a client
+        c = torch.stack([counts[k] * fed.copies.get(k, 1) for k in heads])
+        generator, prior = self.teach(state, list(heads.values()), c, fed, server)
+        return self.State(theta, generator, prior)
+
+    def teach(
+        self, state: State, heads: list[nn.Module], counts: Tensor, fed: Federation, server: Server
+    ) -> tuple[Weights, Tensor]:
+        """Train the generator until the heads, each weighted by its share of a label, see that label in a latent."""
+        rng = torch.Generator().manual_seed(fed.seed("latents"))
+        G, prior = latent_generator_of(state.generator, server.num_classes), label_prior(counts, self.labels).float()
+        loss = teach_latents(G, heads, label_weights(counts).float(), prior, self.generator, rng)
+        weights = weights_of(G)
+        if not is_finite(weights):
+            server.event("generator_diverged", steps=self.generator.steps)
+            return state.generator, state.prior
+        server.event("generator", steps=self.generator.steps, loss=loss)
+        return weights, prior
+
+    def heads(
+        self, x: Replies, counts: dict[str, Tensor], state: State, fed: Federation, server: Server
+    ) -> dict[str, nn.Module]:
+        """The heads of those with usable counts that answer generated latents with finite numbers."""
+        rng = torch.Generator().manual_seed(fed.seed("probe"))
+        everything = torch.full((server.num_classes,), 1 / server.num_classes)
+        with torch.no_grad():
+            G = latent_generator_of(state.generator, server.num_classes)
+            z = G(*draw(everything, self.generator.batch, G.noise, rng))
+        heads = {}
+        for k in counts:
+            head = server.model(fed.prototype(k), x[k].weights).get_submodule("head")
+            if bool(torch.isfinite(logits_of(head, z)).all()):
+                heads[k] = head
+            else:
+                server.event("client_rejected", client=k, reason="non-finite logits on generated latents")
+        return heads
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)
+
+
+def latent_size(server: Server) -> int:
+    """How many numbers the heads take: asked of a model, with blank inputs."""
+    if server.shape is None:
+        raise ConfigError("fedgen: the server does not know what an input looks like: give Server its shape")
+    model: Any = server.template(server.prototypes[0])
+    with evaluating(model):
+        z = model.represent(torch.zeros(2, *server.shape, dtype=torch.int64 if server.tokens else torch.float32))
+    if z.ndim != 2:
+        raise ConfigError(f"fedgen generates latents that are vectors; those of this model are {tuple(z.shape[1:])}")
+    return z.shape[1]

@@ -1,0 +1,143 @@
+"""FedGKT (He, Annavaram, Avestimehr, NeurIPS 2020): group knowledge transfer between small clients and a large server.
+
+A client trains a small model and sends what its extractor makes of each of its training samples, with its logits and
+the label. The server trains a large model, here called its tower, on the features of all clients. The tower's logits
+teach the clients as theirs teach the tower. No weights travel.
+
+Where only some clients take part in a round, the server's logits come by the adaptation of Cho et al. (Fed-ET, IJCAI
+2022, appendix B). The clients' half is in feature_exchange.py.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..federation import Federation, per_client
+from ..method import Info, Model, register
+from ..parts.feature_server import epochs_at, taught, tower, tower_with
+from ..parts.local import Local, fit, is_finite, logits_of, weights_of
+from ..randomness import isolated, seed_from
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .feature_exchange import extract_features, feature_shape, score_with_tower, train_and_extract, usable
+from .predictions import check_temperature
+
+LAYERS = {"representation": "adapter", "body": "body"}  # the layer of a split model with this output
+
+
+@register("fedgkt")
+@dataclass(frozen=True)
+class FedGKT:
+    """A large server model on the features of small clients' models; each side teaches the other."""
+
+    local: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=1e-3, optimiser="adam"))
+    server: Local = field(default_factory=lambda: Local(epochs=20, batch=256, lr=1e-3, optimiser="adam"))
+    server_rounds: list[int] = field(default_factory=lambda: [20, 30, 40, 100, 150])  # from these rounds on, ...
+    server_epochs: list[int] = field(default_factory=lambda: [15, 10, 5, 3, 1])  # ... so many, instead of server.epochs
+    server_hidden: int = 256  # width of the tower: of dense layers, or channels of convolutions
+    server_layers: int = 4  # residual blocks of the tower
+    features: str = "representation"  # what is sent of a sample: "representation", "body", or a layer's output by name
+    alpha: float = 1.0  # weight of the other side's logits, beside the labels
+    temperature: float = 3.0  # T
+    partial: Literal["on_the_fly", "cached"] = "on_the_fly"  # where not all take part: whose features the tower judges
+    judged: Literal["together", "alone"] = "together"  # personal accuracy: of extractor and tower, or the small model
+
+    info: ClassVar[Info] = Info(
+        title="FedGKT",
+        paper="He et al., NeurIPS 2020",
+        models="any mix with features of one shape; the server's model works on these",
+        wire="features, logits and labels of the training samples up, logits down",
+        public="none",
+        state="its model",
+        privacy="individual replies",
+    )
+    needs: ClassVar[tuple[str, ...]] = ("split",)
+    personal: ClassVar = score_with_tower
+
+    @dataclass(frozen=True)
+    class State:
+        weights: Weights  # of the tower
+        trained: bool  # has it been? before, it has nothing to teach
+        kept: dict[str, Tensor]  # by client, of its last upload: the tower's logits, or ("cached") the features
+
+    def __post_init__(self) -> None:
+        check_temperature("fedgkt", self.temperature)
+        for name, least in (("alpha", 0), ("server_hidden", 1), ("server_layers", 0)):
+            if not least <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"fedgkt: {name} = {getattr(self, name)} must be at least {least}")
+        rounds, epochs = self.server_rounds, self.server_epochs
+        if len(rounds) != len(epochs) or sorted(set(rounds)) != rounds or min([*rounds, *epochs], default=0) < 0:
+            raise ConfigError(f"fedgkt: server_rounds = {rounds} must rise, server_epochs = {epochs} have one for each")
+        if self.server.steps is not None and rounds:
+            raise ConfigError("fedgkt: to train by server.steps, set server_rounds = [] and server_epochs = []")
+
+    @property
+    def layer(self) -> str:
+        """Where in a client's model the features are."""
+        return LAYERS.get(self.features, self.features)
+
+    def check(self, server: Server) -> None:
+        """Refuse at the start what would fail in the middle."""
+        feature_shape("fedgkt", self.layer, server)
+
+    def init(self, fed: Federation, server: Server) -> State:
+        shape = feature_shape("fedgkt", self.layer, server)
+        with isolated(seed_from(server.run_seed, "init", "fedgkt")):
+            top = tower(shape, server.num_classes, self.server_hidden, self.server_layers)
+        return self.State(weights_of(top), False, {})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        shape = feature_shape("fedgkt", self.layer, server)
+        top = tower_with(state.weights, shape, server.num_classes, self.server_hidden, self.server_layers)
+        S, taught_by = self.teachers(fed.sample(), state, top, shape, fed, server)
+        nothing = torch.empty(0, server.num_classes)
+        how = {"alpha": self.alpha, "temperature": self.temperature, "layer": self.layer, "local": self.local}
+        teacher = per_client(lambda k: taught_by.get(k, nothing))
+        x = usable(fed.map(train_and_extract, S, teacher=teacher, **how), shape, fed, server)
+        if not self.trained(top, x, fed, server):
+            return state
+        kept = {}
+        if self.mode(fed) == "cached":
+            kept = state.kept | {k: x[k].features for k in x}
+        elif self.mode(fed) == "all":
+            kept = state.kept | {k: logits_of(top, x[k].features) for k in x}
+        return self.State(weights_of(top), True, kept)
+
+    def mode(self, fed: Federation) -> Literal["all", "on_the_fly", "cached"]:
+        """Whether everybody takes part in every round, and otherwise where the server's logits come from."""
+        everybody = fed.config.cohort(len(fed.clients)) == len(fed.clients) and not fed.config.replacement
+        return "all" if everybody else self.partial
+
+    def teachers(
+        self, S: list[str], state: State, top: nn.Module, shape: tuple[int, ...], fed: Federation, server: Server
+    ) -> tuple[list[str], dict[str, Tensor]]:
+        """The clients that go on with the round, and the server's logits for those that have any."""
+        if not state.trained:
+            return S, {}
+        if self.mode(fed) == "on_the_fly":
+            now = usable(fed.map(extract_features, S, layer=self.layer), shape, fed, server)
+            return list(now), {k: logits_of(top, now[k].features) for k in now}
+        known = {k: state.kept[k] for k in S if k in state.kept}
+        return S, {k: logits_of(top, H) for k, H in known.items()} if self.mode(fed) == "cached" else known
+
+    def trained(self, top: nn.Module, x: dict[str, Any], fed: Federation, server: Server) -> bool:
+        """Train the tower on all that was received, in the order of the clients; False if that went wrong."""
+        received = [x[k] for k in x for _ in range(fed.copies.get(k, 1))]  # with replacement, S is a multiset
+        H, z, y = (torch.cat([getattr(r, part) for r in received]) for part in ("features", "logits", "labels"))
+        epochs = epochs_at(fed.round, self.server.epochs, self.server_rounds, self.server_epochs)
+        how = replace(self.server, epochs=epochs)
+        objective = taught(y.long(), z, self.alpha, self.temperature)
+        done = fit(top, H, torch.arange(len(y)), how, fed.seed("server"), objective)
+        fine = not done.stopped and is_finite(weights_of(top))
+        loss = done.loss if done.steps else None
+        server.event("server_trained" if fine else "server_diverged", samples=len(y), steps=done.steps, loss=loss)
+        return fine
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        size = {"hidden": self.server_hidden, "layers": self.server_layers, "layer": self.layer}
+        return {"weights": state.weights, "alone": self.judged == "alone", **size}
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}

@@ -1,0 +1,144 @@
+"""FedMA (Wang et al., ICLR 2020), Algorithm 1: neurons are matched before they are averaged, layer by layer.
+
+A round is one cycle over the layers. The clients train and send layer n; the server matches their neurons, averages
+those that match and sends the layer back; the clients put the inputs of layer n + 1 in its order, freeze what has been
+matched and train the rest. The last layer, whose rows are classes, is averaged class by class. Different architectures
+are separate federations that share nothing.
+"""
+
+import importlib.util
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..federation import Federation, QuorumNotMet, Replies, per_client
+from ..method import Info, Model, register
+from ..parts import matching as m
+from ..parts.chain import Layer, chain
+from ..parts.local import Local
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .label_counts import usable_counts
+from .layer_update import first_layer, next_layer
+from .shared import models_of
+
+
+@register("fedma")
+@dataclass(frozen=True)
+class FedMA:
+    """Matched averaging, one layer after the other."""
+
+    local: Local = field(default_factory=Local)  # before every layer that is sent: as many trainings as layers
+    matching: Literal["fixed_width", "bbp", "none"] = "fixed_width"  # bbp: the paper's, whose layers may grow
+    average: Literal["uniform", "weighted"] = "uniform"  # of matched neurons: every client the same, or by examples
+    class_weighted: bool = True  # the last layer by the clients' samples of each label, which they tell the server
+    own_start: bool = False  # in the first round every client begins with random weights of its own
+    bbp: m.BBP = field(default_factory=m.BBP)
+
+    needs: ClassVar[tuple[str, ...]] = ("chain",)
+    info: ClassVar[Info] = Info(
+        title="FedMA",
+        paper="Wang et al., ICLR 2020",
+        models="any mix of plain chains (no norm layers, no residuals); only clients of the same architecture share",
+        wire="model down; then for each layer: the layer up, the matched layer and a permutation down",
+        public="none",
+        state="nothing",
+        privacy="individual replies",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]
+        chains: dict[str, list[Layer]]  # the layers of each architecture, as read at the start
+
+    def check(self, server: Server) -> None:
+        if self.matching != "none" and importlib.util.find_spec("scipy") is None:
+            raise ConfigError(f"fedma: matching = {self.matching!r} needs scipy: pip install 'solera[matching]'")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        x = {P: server.init(P) for P in server.prototypes}
+        return self.State(x, {P: chain(server.template(P)) for P in x})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x, S, finished = dict(state.weights), fed.sample(), 0
+        fed.quorum = 0  # who sees a cycle through is counted at its end
+        for P in sorted({fed.prototype(k) for k in S}):
+            members = [k for k in S if fed.prototype(k) == P]
+            x[P], there = self.cycle(x[P], state.chains[P], members, fed, server)
+            finished += len(there)
+        if finished < fed.config.min_replies:
+            raise QuorumNotMet(f"round {fed.round}: {finished} of {len(S)} clients saw the cycle through")
+        return self.State(x, state.chains)
+
+    def cycle(
+        self, x: Weights, layers: list[Layer], S: list[str], fed: Federation, server: Server
+    ) -> tuple[Weights, list[str]]:
+        """Algorithm 1 with clients S: the new model, and who was there to the end (nobody: the model as it was)."""
+        how = {"layers": layers, "local": self.local, "count": self.class_weighted}
+        replies = fed.map(first_layer, S, weights=x, own_start=self.own_start and fed.round == 0, **how)
+        new = dict(x)
+        for n, layer in enumerate(layers):
+            before = {name: new[name] for name in layer.own(new)}
+            W = usable(replies, before, server)
+            if layer is layers[-1]:
+                shares = self.shares(W, replies, fed, server)
+                if not shares:
+                    break
+                mean = m.merge_classes([W[k] for k in shares], torch.stack(list(shares.values())))
+                return new | mean, list(shares)  # W_N = sum_k sum_j p_jk W_jk,N
+            if not W:
+                break
+            a = [self.share(k, fed) for k in W]
+            Pi = self.match(list(W.values()), a, before, fed.seed("match", layer.name))  # {Pi_j} = BBP-MAP({W_j,n})
+            matched = m.merge_neurons(list(W.values()), Pi, a)  # W_n = 1/J sum_j W_j,n Pi_j^T
+            new |= matched | self.widened(x, layers[n + 1], len(matched[layer.weight]))
+            places = dict(zip(W, (here.int() for here in Pi), strict=True))
+            sent = {"matched": matched, "places": per_client(places.__getitem__), "at": n + 1}
+            replies = fed.map(next_layer, list(W), **sent, **how)
+        return x, []
+
+    def share(self, k: str, fed: Federation) -> float:
+        """How much client k counts in a mean of neurons."""
+        return fed.copies.get(k, 1) * (fed.num_examples(k) if self.average == "weighted" else 1.0)
+
+    def match(self, W: list[Weights], a: list[float], before: Weights, seed: int) -> list[Tensor]:
+        """Where each client's neurons go. The layer they began with, `before`, says in which order they are kept."""
+        neurons, reference = [m.neurons_of(layer) for layer in W], m.neurons_of(before)
+        if self.matching == "none":
+            return [torch.arange(len(w)) for w in neurons]
+        if self.matching == "bbp":
+            return m.match_bbp(neurons, reference, self.bbp, torch.Generator().manual_seed(seed))
+        return m.match_fixed_width(neurons, a, reference)
+
+    @staticmethod
+    def widened(x: Weights, layer: Layer, inputs: int) -> Weights:
+        """The weight that a layer begins with, after the one before it has got so many neurons."""
+        old = x[layer.weight]
+        return {layer.weight: m.move_columns(old, torch.arange(old.shape[1] // layer.block), inputs, layer.block)}
+
+    def shares(self, W: dict[str, Weights], replies: Replies, fed: Federation, server: Server) -> dict[str, Tensor]:
+        """How much each client counts for each class; a class that nobody has is averaged as neurons are."""
+        plain = {k: torch.full((server.num_classes,), self.share(k, fed), dtype=torch.float64) for k in W}
+        if not self.class_weighted:
+            return plain
+        counts = usable_counts(Replies((k, replies[k]) for k in W), {}, fed, server)
+        held = {k: c.double() * fed.copies.get(k, 1) for k, c in counts.items()}
+        nobody = sum(held.values(), torch.zeros(server.num_classes)) == 0
+        return {k: torch.where(nobody, plain[k], held[k]) for k in held}
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)
+
+
+def usable(replies: Replies, asked: Weights, server: Server) -> dict[str, Weights]:
+    """The layers that have the shapes asked for; the others are noted and left out."""
+    shapes, fine = {name: (t.shape, t.dtype) for name, t in asked.items()}, {}
+    for k, reply in replies.items():
+        if {name: (t.shape, t.dtype) for name, t in reply.layer.items()} == shapes:
+            fine[k] = reply.layer
+        else:
+            reason = f"a layer that is not {', '.join(f'{name} {tuple(t.shape)}' for name, t in asked.items())}"
+            server.event("client_rejected", client=k, reason=reason)
+    return fine

@@ -1,0 +1,143 @@
+"""FedMD (Li and Wang, 2019): models of any architecture that agree, round by round, on scores of public samples.
+
+Transfer learning first: a client trains a model on the labelled public set, then on its own samples. Each round all
+clients score some public samples; the mean of the scores is the consensus. Every client digests it, fitting its model
+to the consensus, and revisits its own data. Scores are logits, before any softmax.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.distill import kd_loss
+from ..parts.local import Local, fit
+from ..parts.objectives import towards
+from ..randomness import seed_from
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError
+from .baselines import score_own
+from .predictions import (
+    Done,
+    Drawn,
+    Scores,
+    StudentNorm,
+    answered,
+    check_public,
+    distil_own,
+    draw,
+    public_inputs,
+    question,
+    remember,
+    scores_of,
+    settled,
+    train_after,
+)
+from .shared import check_logits
+
+Distance = Literal["l1", "kl"]
+DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"l1": F.l1_loss, "kl": kd_loss}  # from the consensus
+
+
+@task
+def prepare_and_score(
+    client: Client, pretrain: Local, private: Local, indices: Tensor, digest: str, classes: int
+) -> Scores:
+    """Score public samples; a client without a model first trains one, on labelled public samples and on its own."""
+    drawn = Drawn(indices, digest)
+    inputs = public_inputs(client, drawn)  # before any work
+    own, labels = client.state.get("model"), client.public.labels
+    model = client.model(own)
+    if own is None and labels is not None:
+        everything = client.public[torch.arange(len(labels))]
+        settled(model, fit(model, everything, labels, pretrain, seed_from(client.seed, "pretrain")))
+    if own is None:
+        settled(model, fit(model, client.train.inputs, client.train.labels, private, client.seed))
+    scores = scores_of(model, inputs)
+    remember(client, model, drawn)
+    return Scores(scores)
+
+
+@task
+def digest_and_revisit(
+    client: Client, consensus: Tensor, digest: Local, loss: Distance, student_norm: StudentNorm, revisit: Local
+) -> Done:
+    """Fit the client's model to the consensus on the samples it has just scored, then to its own data."""
+    objective = towards(DISTANCES[loss], frozen=student_norm == "frozen")
+    model, _ = distil_own(client, consensus, digest, objective)
+    train_after(client, model, revisit)
+    return Done()
+
+
+def adam(epochs: int, batch: int) -> Local:
+    """The authors train everything with Adam at 0.001."""
+    return Local(epochs=epochs, batch=batch, lr=1e-3, optimiser="adam")
+
+
+@register("fedmd")
+@dataclass(frozen=True)
+class FedMD:
+    """Personal models that learn from the mean of all clients' scores on public samples."""
+
+    pretrain: Local = field(default_factory=lambda: adam(20, 128))  # a new client's, on labelled public samples
+    private: Local = field(default_factory=lambda: adam(25, 32))  # a new client's, on its own samples
+    digest: Local = field(default_factory=lambda: adam(1, 256))  # on a round's public samples, towards the consensus
+    revisit: Local = field(default_factory=lambda: adam(4, 5))  # on its own samples, each round
+    loss: Distance = "l1"  # of digest: mean absolute difference of the logits, or KL of their softmax
+    student_norm: StudentNorm = "train"  # BatchNorm statistics during digest
+
+    info: ClassVar[Info] = Info(
+        title="FedMD",
+        paper="Li and Wang, 2019",
+        models="any mix",
+        wire="indices down, scores up, consensus down",
+        public="the same on the server and on every client; labelled, for the transfer learning at the start",
+        state="its model",
+        privacy="means only",
+    )
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        rounds: int  # everything else is on the clients
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        return self.State(0)
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x, S = draw(None, fed, server), fed.sample()
+        start: dict[str, Any] = {"pretrain": self.transfer(fed, server), "private": self.private}
+        mean = fed.mean(prepare_and_score, S, uniform=True, **start, **question(x, server))  # communicate, aggregate
+        how: dict[str, Any] = {"digest": self.digest, "revisit": self.revisit, "loss": self.loss}
+        how |= {"consensus": mean.logits, "student_norm": self.student_norm}
+        fed.mean(digest_and_revisit, answered(S, fed), uniform=True, **how)  # distribute, digest, revisit
+        return self.State(state.rounds + 1)
+
+    def transfer(self, fed: Federation, server: Server) -> Local:
+        """How a new client trains on public samples: not at all if they have no labels, which is noted once."""
+        if server.public.labels is not None:
+            return self.pretrain
+        if fed.round == 0 and self.pretrain != replace(self.pretrain, epochs=0, steps=None):
+            server.event("pretraining_skipped", reason="the public samples have no labels: set public.labels = true")
+        return replace(self.pretrain, epochs=0, steps=None)
+
+    def check(self, server: Server) -> None:
+        """Refuse at the start what would fail in the middle."""
+        check_public("fedmd", None, server)
+        check_logits("fedmd", server)
+        labels = server.public.labels
+        if labels is not None and int(labels.max()) >= server.num_classes:
+            raise ConfigError(
+                f"fedmd: public labels go up to {int(labels.max())}, but the models have {server.num_classes} outputs, "
+                "which public and private labels share: choose public.classes, or set public.labels = false"
+            )
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}

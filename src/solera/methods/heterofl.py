@@ -1,0 +1,155 @@
+"""HeteroFL (Diao, Ding, Tarokh; ICLR 2021): clients of different strength train parts of one model.
+
+A client of rate r receives the first ceil(r * width) channels of every hidden layer, trains them and sends them back.
+The server averages every weight over the clients that hold it. Different architectures share nothing; each has its own
+clients of every rate.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+
+from ..federation import Federation, per_client
+from ..method import Info, Model, register
+from ..parts.local import Local
+from ..parts.norms import parameter_names
+from ..parts.subnetwork import Shapes, cut, mean_over_holders, output_tensors, sub_shapes
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .part_update import part_statistics, train_part
+
+Part = tuple[str, str]  # an architecture, and a rate as it is written: ("resnet8", "0.5")
+
+
+@register("heterofl")
+@dataclass(frozen=True)
+class HeteroFL:
+    """Parts of one model, as large as each client can bear."""
+
+    local: Local = field(default_factory=lambda: Local(clip=1.0))  # clipped: the scaler makes gradients large
+    rates: list[float] = field(default_factory=lambda: [1.0, 0.5, 0.25, 0.125, 0.0625])  # repeat one: more clients
+    assignment: Literal["fixed", "dynamic"] = "fixed"  # rates in turn by client, or drawn anew for client and round
+    average: Literal["uniform", "weighted"] = "uniform"  # every client the same, or by examples
+    scaler: bool = True  # divide activations by the rate in training
+    static_norm: bool = True  # BatchNorm keeps no statistics in training; clients give them for the averaged model
+    masked: bool = True  # classes a client lacks: logits 0 in its loss, and its rows of the last layer do not count
+
+    info: ClassVar[Info] = Info(
+        title="HeteroFL",
+        paper="Diao et al., ICLR 2021",
+        models="any mix of models that can be cut; only clients of the same architecture share",
+        wire="the client's part of the model down and up; with BatchNorm once more down, and statistics up",
+        public="none",
+        state="nothing",
+        privacy="means only",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # of the whole model; with static_norm without running statistics
+        statistics: dict[str, dict[str, Weights]]  # architecture -> rate -> running statistics of that part
+        shapes: dict[str, dict[str, Shapes]]  # architecture -> rate -> shapes of that part, as read at the start
+        rows: dict[str, list[str]]  # the tensors with a row for each class
+
+    def __post_init__(self) -> None:
+        if not self.rates or self.rates[0] != 1 or not all(0 < r <= 1 for r in self.rates):
+            raise ConfigError(
+                f"heterofl: rates = {self.rates}: all above 0 and at most 1, the first 1 (the whole model)"
+            )
+
+    def check(self, server: Server) -> None:
+        for P in server.prototypes:
+            try:
+                for rate in self.rates:
+                    sub_shapes(server.template(P), rate)
+            except ValueError as e:
+                raise ConfigError(f"heterofl: {P!r} cannot be cut to rate {rate:g}: {e}") from None
+
+    def init(self, fed: Federation, server: Server) -> State:
+        models = {P: server.template(P) for P in server.prototypes}
+        shapes = {P: {_text(r): sub_shapes(model, r) for r in self.used(P, fed)} for P, model in models.items()}
+        x, statistics = {}, {}
+        for P, model in models.items():
+            w = server.init(P)
+            static = set(w) - set(parameter_names(model)) if self.static_norm else set()
+            x[P] = {name: t for name, t in w.items() if name not in static}
+            statistics[P] = {r: cut({n: w[n] for n in w if n in static}, shapes[P][r]) for r in shapes[P]}
+        return self.State(x, statistics, shapes, {P: output_tensors(model) for P, model in models.items()})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x, S = dict(state.weights), fed.sample()
+        rate = self.rates_of(S, fed)
+        part = {k: (fed.prototype(k), _text(rate[k])) for k in S}
+        W = {(P, r): cut(x[P], state.shapes[P][r]) for P, r in set(part.values())}
+        mean = fed.mean(
+            train_part,
+            S,
+            by=part.__getitem__,
+            uniform=self.average == "uniform",
+            weights=per_client(lambda k: W[part[k]]),
+            classes=torch.ones(server.num_classes if self.masked else 0),
+            rows=per_client(lambda k: state.rows[fed.prototype(k)]),
+            local=self.local,
+            rate=per_client(lambda k: rate[k] if self.scaler else 1.0),
+            static=self.static_norm,
+        )
+        for P in sorted({P for P, _ in mean}):
+            parts = [p for p in mean if p[0] == P]
+            held = {name: [mean[p].held for p in parts] for name in state.rows[P]} if self.masked else {}
+            x[P] = mean_over_holders(x[P], [(mean[p].weights, self.total(p, part, fed)) for p in parts], held)
+        statistics = self.post_hoc(x, state, part, fed)
+        return self.State(x, statistics, state.shapes, state.rows)
+
+    def post_hoc(
+        self, x: dict[str, Weights], state: State, part: dict[str, Part], fed: Federation
+    ) -> dict[str, dict[str, Weights]]:
+        """Static BatchNorm: the clients that have just trained a part give its statistics, after the averaging."""
+        new = {P: dict(by_rate) for P, by_rate in state.statistics.items()}
+        asked = [k for k, (P, r) in part.items() if new[P][r] and k in fed.answered and fed.num_examples(k) > 1]
+        if not asked:
+            return new
+        W = {(P, r): cut(x[P], state.shapes[P][r]) for P, r in {part[k] for k in asked}}
+        fed.quorum = 0  # a part about which nobody answers keeps its statistics
+        now = per_client(lambda k: state.statistics[part[k][0]][part[k][1]])
+        weights = per_client(lambda k: W[part[k]])
+        for (P, r), mean in fed.mean(
+            part_statistics, asked, by=part.__getitem__, weights=weights, statistics=now
+        ).items():
+            new[P][r] = mean.statistics
+        return new
+
+    def total(self, p: Part, part: dict[str, Part], fed: Federation) -> float:
+        """How much the clients that answered about a part count together."""
+        who = [k for k in part if part[k] == p and k in fed.answered]
+        return sum(fed.copies.get(k, 1) * (fed.num_examples(k) if self.average == "weighted" else 1) for k in who)
+
+    # -- rates --
+
+    def rates_of(self, S: list[str], fed: Federation) -> dict[str, float]:
+        """The rate of each client in this round."""
+        if self.assignment == "dynamic":
+            drawn = {k: torch.Generator().manual_seed(fed.seed("rate", k)) for k in S}
+            return {k: self.rates[int(torch.randint(len(self.rates), (), generator=g))] for k, g in drawn.items()}
+        of = fed.clients.prototype_of
+        place = torch.zeros_like(of)  # of each client among those of its architecture
+        for p in of.unique():
+            place[of == p] = torch.arange(int((of == p).sum()))
+        return {k: self.rates[int(place[fed.clients.index(k)]) % len(self.rates)] for k in S}
+
+    def used(self, P: str, fed: Federation) -> list[float]:
+        """The rates that clients of architecture P can have, largest first."""
+        mine = int((fed.clients.prototype_of == fed.clients.prototypes.index(P)).sum())
+        return sorted(set(self.rates if self.assignment == "dynamic" else self.rates[:mine]), reverse=True)
+
+    def models(self, state: State) -> dict[str, Model]:
+        """The whole model under the name of its architecture, and its parts with their rate behind the name."""
+        return {
+            P if r == "1" else f"{P}-{r}": Model(P, cut(state.weights[P], shapes) | state.statistics[P][r])
+            for P, by_rate in state.shapes.items()
+            for r, shapes in by_rate.items()
+        }
+
+
+def _text(rate: float) -> str:
+    return f"{rate:g}"

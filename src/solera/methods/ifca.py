@@ -1,0 +1,116 @@
+"""IFCA (Ghosh et al., NeurIPS 2020), with model averaging: clients find the cluster they belong to.
+
+There are k models. Every client is sent all of them, takes the one with the lowest loss on its own data, and trains
+it; each model becomes the mean of what those who took it send back. Different architectures share nothing.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..federation import Federation, QuorumNotMet, per_client
+from ..method import Info, Model, register
+from ..parts.clusters import lowest
+from ..parts.local import Local, Score, evaluate, fit, weights_of
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError, Weights, like
+from .fedavg import Average
+from .shared import average_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The model a client has trained, and of which cluster it is."""
+
+    weights: Weights = like("weights")
+    cluster: Tensor
+
+    def __post_init__(self) -> None:
+        if self.cluster.shape != () or self.cluster.dtype != torch.int64:
+            raise ValueError(f"a cluster is one integer, not {tuple(self.cluster.shape)} {self.cluster.dtype}")
+
+
+@task
+def choose_and_train(client: Client, weights: Weights, others: list[Weights], local: Local) -> Trained:
+    """Take the model with the lowest loss on the client's training samples, and train it on them."""
+    models = [weights, *others]
+    j = choice(client, models)
+    model = client.model(models[j])
+    fit(model, client.train.inputs, client.train.labels, local, client.seed)
+    return Trained(weights=weights_of(model), cluster=torch.tensor(j))
+
+
+@task
+def score_chosen(client: Client, weights: Weights, others: list[Weights]) -> Score:
+    """The model a client takes, by its training samples, on its own test samples."""
+    models = [weights, *others]
+    return evaluate(client.model(models[choice(client, models)]), client.test.inputs, client.test.labels)
+
+
+def choice(client: Client, models: list[Weights]) -> int:
+    """argmin_j F_i(theta_j); of several the first."""
+    return lowest([evaluate(client.model(w), client.train.inputs, client.train.labels).loss for w in models])
+
+
+@register("ifca")
+@dataclass(frozen=True)
+class IFCA:
+    """One model for each cluster of clients; clients choose by themselves."""
+
+    local: Local = field(default_factory=lambda: Local(steps=10, batch=64, lr=0.1))  # tau, gamma
+    k: int = 2  # clusters of each architecture
+    average: Average = "uniform"  # within a cluster
+
+    info: ClassVar[Info] = Info(
+        title="IFCA",
+        paper="Ghosh et al., NeurIPS 2020",
+        models="any mix; only clients of the same architecture share",
+        wire="k models down, one model and which it is up",
+        public="none",
+        state="nothing",
+        privacy="individual replies: which cluster a client takes decides where its model counts",
+    )
+    personal: ClassVar = score_chosen
+
+    @dataclass(frozen=True)
+    class State:
+        clusters: dict[str, list[Weights]]  # prototype -> theta_1 ... theta_k
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ConfigError(f"ifca: k = {self.k}: at least 1 cluster is needed")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({P: [server.init(P, j) for j in range(self.k)] for P in server.prototypes})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        S = fed.sample()
+        replies = fed.map(choose_and_train, S, local=self.local, **self.personal_payload(state, fed))
+        for k in [k for k, r in replies.items() if not 0 <= r.cluster < self.k]:
+            server.event("client_rejected", client=k, reason=f"cluster {int(replies.pop(k).cluster)} of {self.k}")
+        if len(replies) < fed.config.min_replies:
+            raise QuorumNotMet(f"round {fed.round}: {len(replies)} clients chose one of the {self.k} clusters")
+        chosen = {k: int(r.cluster) for k, r in replies.items()}
+        server.event("clusters", chosen=chosen)
+        theta = {P: list(models) for P, models in state.clusters.items()}
+        for P, j in sorted({(fed.prototype(k), j) for k, j in chosen.items()}):  # the others stay as they are
+            members = [k for k in chosen if (fed.prototype(k), chosen[k]) == (P, j)]
+            theta[P][j] = average_of(self.average, replies, members, fed)
+        return self.State(theta)
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        first = {P: own[0] for P, own in state.clusters.items()}
+        others = {P: own[1:] for P, own in state.clusters.items()}
+        return {
+            "weights": per_client(lambda k: first[fed.prototype(k)]),
+            "others": per_client(lambda k: others[fed.prototype(k)]),
+        }
+
+    def models(self, state: State) -> dict[str, Model]:
+        """The first cluster's model under the name of its architecture, the others as name.1, name.2, ..."""
+        return {
+            P if j == 0 else f"{P}.{j}": Model(P, w) for P, own in state.clusters.items() for j, w in enumerate(own)
+        }

@@ -1,0 +1,95 @@
+"""MOON (Li, He and Song, CVPR 2021): FedAvg whose clients hold on to the global model's representations.
+
+A client's loss has a second term: for each of its samples, the representation should be more like the one the received
+model gives than like those of the models it sent before. Both are frozen, so each sample is shown to them once a round.
+Different architectures are separate federations that share nothing.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.local import Local, fit, is_finite, weights_of
+from ..parts.representations import contrastive, representations_of
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError, Weights
+from .averaging import mean_of
+from .fedavg import Average
+from .local_update import Update
+from .shared import models_of
+
+
+@task
+def contrastive_update(client: Client, weights: Weights, local: Local, mu: float, tau: float, buffer: int) -> Update:
+    """Train the received model, near to it and away from the client's last models in what it makes of a sample."""
+    inputs, labels = client.train.inputs, client.train.labels
+    own = [client.state[name] for name in map(slot, range(buffer)) if name in client.state]  # the newest first
+    z_glob = representations_of(client.model(weights), inputs)
+    before = [client.model(w) for w in own] or [client.model()]  # at first, as it was initialised
+    z_prev = [representations_of(model, inputs) for model in before]
+    objective = contrastive(mu, tau, labels, z_glob, z_prev)  # l_sup + mu l_con
+    model = client.model(weights)
+    done = fit(model, inputs, torch.arange(len(labels)), local, client.seed, objective)
+    trained = weights_of(model)
+    if not done.stopped and is_finite(trained):  # a model that has blown up says nothing about a sample
+        client.state.update({slot(i): w for i, w in enumerate([trained, *own][:buffer])})
+    return Update(trained)
+
+
+def slot(age: int) -> str:
+    """Where a client keeps the model it had so many rounds (of its own) ago."""
+    return f"previous-{age}"
+
+
+@register("moon")
+@dataclass(frozen=True)
+class MOON:
+    """Averaging, with clients that correct their drift in the representations they learn."""
+
+    local: Local = field(
+        default_factory=lambda: Local(epochs=10, batch=64, lr=0.01, momentum=0.9, weight_decay=1e-5)
+    )  # E, B, eta
+    average: Average = "weighted"
+    mu: float = 5.0  # weight of the contrastive term; 0: FedAvg
+    tau: float = 0.5  # temperature of the contrastive term
+    buffer: int = 1  # how many of its last models a client keeps to get away from
+
+    info: ClassVar[Info] = Info(
+        title="MOON",
+        paper="Li, He, Song, CVPR 2021",
+        models="any mix; only clients of the same architecture share",
+        wire="model down, model up",
+        public="none",
+        state="its last model (or `buffer` of them)",
+        privacy="means only",
+    )
+    needs: ClassVar[tuple[str, ...]] = ("split",)
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # prototype -> weights
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < math.inf:
+            raise ConfigError(f"moon: mu = {self.mu} must not be negative")
+        if not 0 < self.tau < math.inf:
+            raise ConfigError(f"moon: tau = {self.tau} must be positive")
+        if self.buffer < 1:
+            raise ConfigError(f"moon: buffer = {self.buffer}: at least 1 is needed")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({P: server.init(P) for P in server.prototypes})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x = state.weights
+        how = {"local": self.local, "mu": self.mu, "tau": self.tau, "buffer": self.buffer}
+        mean = mean_of(contrastive_update, x, fed, self.average, **how)
+        return self.State(x | {P: mean[P].weights for P in mean})
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

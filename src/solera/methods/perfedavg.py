@@ -1,0 +1,91 @@
+"""Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020): a common model that is good after one step at a client.
+
+Clients minimise not f(w) but f(w - alpha grad f(w)), each step on minibatches drawn independently: the first to adapt,
+the second for the gradient of what came of it, a third for the second-order term. "fo" leaves that term out, "hf"
+estimates it by a difference of gradients. Different architectures are separate federations that share nothing.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.bilevel import after_a_step, endless
+from ..parts.local import Local, fit, weights_of
+from ..randomness import seed_from
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError, Weights
+from .averaging import mean_of
+from .fedavg import Average
+from .finetune import Tuning, score_tuned, tuning_payload
+from .local_update import Update
+from .shared import models_of
+
+Mode = Literal["fo", "hf"]
+
+
+@task
+def meta_update(client: Client, weights: Weights, local: Local, mode: Mode, alpha: float, delta: float) -> Update:
+    """Train the received model for the loss it has after a step of adaptation."""
+    model, data = client.model(weights), (client.train.inputs, client.train.labels)
+    inner, curvature = (
+        endless(model, *data, local.batch, seed_from(client.seed, purpose)) for purpose in ("inner", "curvature")
+    )
+    objective = after_a_step(alpha, inner, curvature if mode == "hf" else None, delta)
+    fit(model, *data, local, client.seed, objective)  # local.lr is beta
+    return Update(weights_of(model))
+
+
+@register("perfedavg")
+@dataclass(frozen=True)
+class PerFedAvg:
+    """Averaging of models that are trained to adapt."""
+
+    local: Local = field(default_factory=lambda: Local(steps=10, batch=40, lr=0.001))  # tau, D, beta
+    average: Average = "uniform"
+    mode: Mode = "fo"  # the second-order term: left out, or estimated by a difference of gradients
+    alpha: float = 0.01  # step size of the adaptation; 0: FedAvg
+    delta: float = 0.001  # mode hf: how far apart the two gradients are taken, in multiples of the gradient
+    adapt_steps: int = 1  # of a client that makes the model its own, on its training samples
+
+    info: ClassVar[Info] = Info(
+        title="Per-FedAvg",
+        paper="Fallah et al., NeurIPS 2020",
+        models="any mix; only clients of the same architecture share",
+        wire="model down, model up",
+        public="none",
+        state="nothing",
+        privacy="means only",
+    )
+    personal: ClassVar = score_tuned
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # w: prototype -> weights
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < math.inf:
+            raise ConfigError(f"perfedavg: alpha = {self.alpha} must not be negative")
+        if not 0 < self.delta < math.inf:
+            raise ConfigError(f"perfedavg: delta = {self.delta} must be positive")
+        if self.adapt_steps < 0:
+            raise ConfigError(f"perfedavg: adapt_steps = {self.adapt_steps}: at least 0 is needed")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({P: server.init(P) for P in server.prototypes})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        w = state.weights
+        how = {"local": self.local, "mode": self.mode, "alpha": self.alpha, "delta": self.delta}
+        mean = mean_of(meta_update, w, fed, self.average, **how)
+        return self.State(w | {P: mean[P].weights for P in mean})
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        """Each evaluation adapts a copy and drops it: clients keep nothing."""
+        adapt = Local(steps=self.adapt_steps, batch=self.local.batch, lr=self.alpha)
+        return {**tuning_payload(state.weights, Tuning(adapt), fed), "tuned": False}
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

@@ -1,0 +1,93 @@
+"""pFedHN (Shamsian et al., ICML 2021): a hypernetwork on the server makes every client's model.
+
+Client i has an embedding v_i on the server; its model is theta_i = h(v_i; phi). The client trains it a little and
+sends it back; the change is taken for the gradient of its loss by theta_i, and carried on to phi and v_i.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..federation import Federation, per_client
+from ..method import Info, Model, register
+from ..parts.hypernet import Hypernet, generate, new_hypernet, pull_back, sgd_step
+from ..parts.local import Local
+from ..parts.norms import parameter_names
+from ..server import Server
+from ..wire import ConfigError, Weights
+from .served import score_received, train_received
+
+EMBEDDINGS = "embeddings"  # the key of v among phi's tensors while both take their step
+
+
+@register("pfedhn")
+@dataclass(frozen=True)
+class PFedHN:
+    """Personal models made by one hypernetwork, which only the server has."""
+
+    local: Local = field(
+        default_factory=lambda: Local(steps=50, batch=64, lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0)
+    )  # the inner steps
+    hypernet: Hypernet = field(default_factory=Hypernet)
+
+    info: ClassVar[Info] = Info(
+        title="pFedHN",
+        paper="Shamsian et al., ICML 2021",
+        models="any mix without BatchNorm; the hypernetwork's trunk is shared by all of them",
+        wire="own model down, model up",
+        public="none",
+        state="nothing (the server makes its model)",
+        privacy="individual replies",
+    )
+    needs: ClassVar = ("no BatchNorm",)
+    personal: ClassVar = score_received
+
+    @dataclass(frozen=True)
+    class State:
+        phi: Weights  # the hypernetwork
+        v: Tensor  # embeddings: row i belongs to the i-th client in canonical order
+        velocity: Weights  # momentum of both, which lasts from round to round
+
+    def init(self, fed: Federation, server: Server) -> State:
+        self.check(server)
+        generator = torch.Generator().manual_seed(fed.seed("hypernetwork"))
+        size = self.hypernet.embedding or 1 + len(fed.clients) // 4
+        phi = new_hypernet({P: server.init(P) for P in server.prototypes}, size, self.hypernet, generator)
+        v = torch.randn(len(fed.clients), size, generator=generator)
+        return self.State(phi, v, {n: torch.zeros_like(t) for n, t in (phi | {EMBEDDINGS: v}).items()})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        theta = {k: self.made(state, k, fed) for k in fed.sample()}  # theta_i = h(v_i; phi)
+        sent = per_client(theta.__getitem__)
+        replies = fed.map(train_received, list(theta), weights=sent, local=self.local, mu=0.0)
+        x = state.phi | {EMBEDDINGS: state.v}
+        gradient = {n: torch.zeros_like(t) for n, t in x.items()}
+        for k, reply in replies.items():
+            i, share = fed.clients.index(k), fed.copies[k] / sum(fed.copies[m] for m in replies)
+            delta = {n: t - reply.weights[n] for n, t in theta[k].items()}  # Delta theta_i = theta_i - theta~_i
+            by_phi, by_v = pull_back(state.phi, state.v[i], fed.prototype(k), delta)
+            for n, g in by_phi.items():  # (d theta / d phi)^T Delta theta, the mean over clients
+                gradient[n] += share * g
+            gradient[EMBEDDINGS][i] += share * by_v  # (d theta / d v)^T Delta theta
+        x, velocity = sgd_step(x, gradient, state.velocity, self.hypernet)
+        return self.State({n: t for n, t in x.items() if n != EMBEDDINGS}, x[EMBEDDINGS], velocity)
+
+    def made(self, state: State, k: str, fed: Federation) -> Weights:
+        """The model of client k."""
+        return generate(state.phi, state.v[fed.clients.index(k)], fed.prototype(k))
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        return {"weights": per_client(lambda k: self.made(state, k, fed))}
+
+    def check(self, server: Server) -> None:
+        """Refuse models with tensors that are no parameters of their own: the hypernetwork could not make them."""
+        for P in server.prototypes:
+            unique = {name for name, _ in server.template(P).named_parameters()}
+            if odd := [n for n in server.template(P).state_dict() if n not in unique]:
+                kind = "shared with another" if odd[0] in parameter_names(server.template(P)) else "a buffer"
+                raise ConfigError(f"pfedhn: {P!r} has {odd[0]!r}, {kind}: only parameters can be generated")
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}

@@ -1,0 +1,79 @@
+"""pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020): personal models tied to the common one by a Moreau envelope.
+
+Client k minimises over w the envelope min_theta f(theta) + lambda/2 ||theta - w||^2: theta, found by a few gradient
+steps, is its personal model, and w follows it. Only w travels. Different architectures are separate federations that
+share nothing.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.bilevel import Envelope, follow_envelope
+from ..parts.local import is_finite, weights_of
+from ..parts.norms import parameter_names
+from ..server import Server
+from ..task import Client, task
+from ..wire import ConfigError, Weights
+from .averaging import mean_of
+from .baselines import score_own
+from .fedavg import Average
+from .local_update import Update
+from .shared import models_of
+
+
+@task
+def envelope_update(client: Client, weights: Weights, local: Envelope) -> Update:
+    """Train theta from the received model on and keep it; send w, which has followed it."""
+    model = client.model(weights)
+    w, done = follow_envelope(model, client.train.inputs, client.train.labels, local, client.seed)
+    theta = weights_of(model)
+    if not done.stopped and is_finite(theta):
+        client.state["model"] = theta
+    return Update(theta | w)  # parameters of w; it has seen no sample, so the BatchNorm statistics are theta's
+
+
+@register("pfedme")
+@dataclass(frozen=True)
+class PFedMe:
+    """A common model that clients follow at a distance, with personal models nearby."""
+
+    local: Envelope = field(default_factory=Envelope)
+    average: Average = "weighted"
+    beta: float = 1.0  # how far the server goes towards the mean of the clients' w; 1: to it, more: beyond
+
+    info: ClassVar[Info] = Info(
+        title="pFedMe",
+        paper="Dinh et al., NeurIPS 2020",
+        models="any mix; only clients of the same architecture share",
+        wire="model down, model up",
+        public="none",
+        state="its model theta",
+        privacy="means only",
+    )
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]  # w: prototype -> weights
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < math.inf:
+            raise ConfigError(f"pfedme: beta = {self.beta} must be positive")
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State({P: server.init(P) for P in server.prototypes})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        w = dict(state.weights)
+        mean = mean_of(envelope_update, w, fed, self.average, local=self.local)
+        for P, reply in mean.items():
+            names = parameter_names(server.template(P))
+            moved = {n: (1 - self.beta) * w[P][n] + self.beta * reply.weights[n] for n in names}
+            w[P] = reply.weights | moved  # statistics: the mean
+        return self.State(w)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

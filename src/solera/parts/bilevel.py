@@ -1,0 +1,128 @@
+"""Trainings with a training inside: a model that is good after a step (Per-FedAvg), a model near good ones (pFedMe)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .local import Fitted, Local, Weights, check_number, fit, minibatches
+from .norms import BATCHNORM, has_batchnorm
+from .objectives import Objective, cross_entropy, proximal
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+def batches(model: nn.Module, inputs: Tensor, labels: Tensor, cfg: Local, seed: int) -> Batches:
+    """The minibatches `fit` trains on: where BatchNorm needs a variance, single samples only if there are no others."""
+    smallest = 2 if has_batchnorm(model) and min(cfg.batch, len(labels)) > 1 else 1
+    return (b for b in minibatches(inputs, labels, cfg, seed) if len(b[1]) >= smallest)
+
+
+def endless(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int, seed: int) -> Batches:
+    """The same without end, epoch after epoch."""
+    for epoch in count():
+        yield from batches(model, inputs, labels, Local(epochs=1, batch=batch), seed + epoch)
+
+
+# ---- Per-FedAvg: the loss after one step of adaptation ----------------------------------------------
+
+
+def after_a_step(alpha: float, inner: Batches, curvature: Batches | None = None, delta: float = 1e-3) -> Objective:
+    """f(w - alpha g; batch), with g the gradient of f at w on a batch of `inner`, which counts as a constant: FO-MAML.
+
+    With batches for `curvature` the gradient also has the term that this leaves out, HF-MAML's estimate of it,
+    -alpha (grad f(w + delta h) - grad f(w - delta h)) / (2 delta), h being the gradient so far. With alpha = 0 this is
+    the cross-entropy itself, bit for bit. Of the BatchNorm statistics only the pass at w - alpha g is seen.
+    """
+    if alpha == 0:
+        return cross_entropy
+
+    def objective(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        w: Weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        g = _gradient(_loss_at(model, w, next(inner)), w)
+        adapted = {n: p - alpha * g[n] for n, p in w.items()}
+        loss = F.cross_entropy(functional_call(model, adapted, (inputs,)), labels)
+        if curvature is None:
+            return loss
+        h, batch = _gradient(loss, w, keep_graph=True), next(curvature)
+        with _without_dropout(model):  # two masks would differ by far more than delta
+            ahead = _loss_at(model, {n: p + delta * h[n] for n, p in w.items()}, batch)
+            behind = _loss_at(model, {n: p - delta * h[n] for n, p in w.items()}, batch)
+        return loss - alpha / (2 * delta) * (ahead - behind)
+
+    return objective
+
+
+def _loss_at(model: nn.Module, weights: Weights, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss with these parameters; the model's own statistics stay as they are."""
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    return F.cross_entropy(functional_call(model, weights | buffers, (batch[0],)), batch[1])
+
+
+def _gradient(loss: Tensor, w: Weights, keep_graph: bool = False) -> Weights:
+    found = torch.autograd.grad(loss, list(w.values()), retain_graph=keep_graph, materialize_grads=True)
+    return dict(zip(w, found, strict=True))
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    modes = [(m, m.training) for m in model.modules() if not isinstance(m, BATCHNORM)]
+    for m, _ in modes:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+# ---- pFedMe: steps on the Moreau envelope -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """How a client follows the Moreau envelope of its loss: min over theta of f(theta) + lam/2 ||theta - w||^2."""
+
+    steps: int = 20  # steps of w in a round, R
+    batch: int = 20  # samples in the minibatch of a step of w
+    lr: float = 0.005  # step size of w, eta
+    lam: float = 15.0  # pull of theta towards w, lambda
+    inner_steps: int = 5  # gradient steps of theta for every step of w, all on its minibatch, K
+    inner_lr: float = 0.09  # their step size
+
+    def __post_init__(self) -> None:
+        check_number("steps", self.steps, 0)
+        check_number("batch", self.batch, 1)
+        check_number("inner_steps", self.inner_steps, 0)
+        for name, lr in (("lr", self.lr), ("inner_lr", self.inner_lr)):
+            check_number(name, lr, 0)
+            if self.lam <= 0 or not lr * self.lam < 2:
+                raise ValueError(f"lam must be positive and {name} * lam below 2 (beyond, it overshoots), not {self}")
+
+
+def follow_envelope(
+    theta: nn.Module, inputs: Tensor, labels: Tensor, cfg: Envelope, seed: int
+) -> tuple[Weights, Fitted]:
+    """Train `theta` in place and move w, which begins where it begins: the parameters w, and how it went.
+
+    For each minibatch, theta takes gradient steps on f(theta) + lam/2 ||theta - w||^2 from where it is; then
+    w <- w - lr lam (w - theta), the gradient step on the envelope if theta were its minimum. A minibatch on which
+    theta blows up ends the training.
+    """
+    parameters = dict(theta.named_parameters(remove_duplicate=False))
+    w = {n: p.detach().clone() for n, p in parameters.items()}
+    outer = Local(steps=cfg.steps, batch=cfg.batch)
+    inner = Local(steps=cfg.inner_steps, batch=cfg.batch, lr=cfg.inner_lr)
+    done = Fitted(0, 0.0, float("nan"), False)
+    for x, y in batches(theta, inputs, labels, outer, seed):
+        done = fit(theta, x, y, inner, seed, proximal(cfg.lam, w))
+        if done.stopped:
+            break
+        w = {n: w[n] - cfg.lr * cfg.lam * (w[n] - p.detach()) for n, p in parameters.items()}
+    theta.eval()
+    return w, done

@@ -1,0 +1,139 @@
+"""A model that works on features other models have extracted, and the objective that teaches both ways (FedGKT)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .distill import kd_loss
+from .local import logits_of
+from .objectives import Objective
+
+# ---- the clients' features --------------------------------------------------------------------------
+
+
+class _Tapped(nn.Module):
+    """A model that also gives away the output of one of its layers: rows of features, flattened, then logits."""
+
+    def __init__(self, model: nn.Module, layer: str):
+        super().__init__()
+        self.model, self.layer = model, layer
+        self.seen: list[Any] = []
+        self.shape: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.clear()
+        hook = self.model.get_submodule(self.layer).register_forward_hook(lambda _, i, out: self.seen.append(out))
+        try:
+            logits = self.model(x)
+        finally:
+            hook.remove()
+        fine = len(self.seen) == 1 and isinstance(self.seen[0], Tensor) and len(self.seen[0]) == len(x)
+        if not fine or self.seen[0].ndim < 2 or not self.seen[0].is_floating_point():
+            raise ValueError(f"the layer {self.layer!r} does not give each sample features, once")
+        features = self.seen.pop()
+        self.shape = tuple(features.shape[1:])
+        return torch.cat([features.flatten(1), logits], 1)
+
+
+def extract(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """What the layer named `layer` and the whole model make of `inputs`, in evaluation mode: (features, logits)."""
+    tapped = _Tapped(model, layer)
+    rows = logits_of(tapped, inputs)
+    size = torch.Size(tapped.shape).numel()
+    return rows[:, :size].reshape(-1, *tapped.shape), rows[:, size:].contiguous()
+
+
+# ---- the server's model -----------------------------------------------------------------------------
+
+
+class _Residual(nn.Module):
+    """x + f(x)."""
+
+    def __init__(self, *layers: nn.Module):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        change: Tensor = self.layers(x)
+        return x + change
+
+
+class _PixelMean(nn.Module):
+    """Mean over height and width: [n, C, H, W] -> [n, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))
+
+
+def tower(shape: Sequence[int], classes: int, hidden: int, layers: int) -> nn.Module:
+    """A residual network from features of one `shape` to logits, `hidden` wide, of `layers` residual blocks.
+
+    Feature vectors (one number in `shape`) get dense blocks, feature maps (channels, height, width) 3x3 convolutions
+    at half the resolution. Normalisation is by sample, never by batch: clients whose extractors differ in scale meet
+    in one batch, and the answer to a sample does not depend on the others.
+    """
+    check_shape(shape)
+    if len(shape) == 1:
+        blocks = [
+            _Residual(nn.LayerNorm(hidden), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
+            for _ in range(layers)
+        ]
+        return nn.Sequential(
+            nn.LayerNorm(shape[0]), nn.Linear(shape[0], hidden), *blocks, nn.LayerNorm(hidden), nn.ReLU(),
+            nn.Linear(hidden, classes),
+        )  # fmt: skip
+
+    def convolution(inputs: int, stride: int = 1) -> nn.Module:
+        return nn.Conv2d(inputs, hidden, 3, stride=stride, padding=1)
+
+    maps = [
+        _Residual(nn.GroupNorm(1, hidden), convolution(hidden), nn.ReLU(), convolution(hidden)) for _ in range(layers)
+    ]
+    return nn.Sequential(
+        nn.GroupNorm(1, shape[0]), convolution(shape[0], stride=2), *maps, nn.GroupNorm(1, hidden), nn.ReLU(),
+        _PixelMean(), nn.Linear(hidden, classes),
+    )  # fmt: skip
+
+
+def tower_with(weights: dict[str, Tensor], shape: Sequence[int], classes: int, hidden: int, layers: int) -> nn.Module:
+    """A `tower` with copies of these weights. No random number is drawn for ones that would be overwritten."""
+    with torch.device("meta"):
+        made = tower(shape, classes, hidden, layers)
+    made.load_state_dict({name: t.clone() for name, t in weights.items()}, assign=True)
+    return made
+
+
+def check_shape(shape: Sequence[int]) -> None:
+    """Refuse features that no tower is made for."""
+    if len(shape) not in (1, 3) or min(shape) < 1:
+        raise ValueError(f"features are vectors or maps (channels, height, width), not of shape {tuple(shape)}")
+
+
+# ---- teaching both ways -----------------------------------------------------------------------------
+
+
+def transfer_loss(logits: Tensor, labels: Tensor, teacher: Tensor, alpha: float, temperature: float) -> Tensor:
+    """CE(logits, labels) + alpha T^2 KL(softmax(teacher / T) || softmax(logits / T)), mean over the batch."""
+    return F.cross_entropy(logits, labels) + alpha * kd_loss(logits, teacher, temperature, t_squared=True)
+
+
+def taught(labels: Tensor, teacher: Tensor | None, alpha: float, temperature: float) -> Objective:
+    """`transfer_loss` as a function of (model, inputs, their positions in the data); without a teacher, CE alone.
+
+    Row i of `labels` and of `teacher` belongs to sample i of the data, in whatever order and batches samples come.
+    """
+
+    def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
+        if teacher is None:
+            return F.cross_entropy(model(inputs), labels[positions])
+        return transfer_loss(model(inputs), labels[positions], teacher[positions], alpha, temperature)
+
+    return objective
+
+
+def epochs_at(round: int, first: int, rounds: Sequence[int], epochs: Sequence[int]) -> int:
+    """How many epochs in a round: `first`, and from each of `rounds` on as many as `epochs` has in its place."""
+    return [first, *(e for begin, e in zip(rounds, epochs, strict=True) if round >= begin)][-1]

@@ -1,0 +1,98 @@
+"""A hypernetwork: a network whose output is the weights of another (pFedHN). As functions of plain tensors.
+
+The hypernetwork `phi` is a trunk that all architectures share, "trunk/0/weight", "trunk/0/bias", ..., and a linear
+head for each tensor of each architecture, "head/<architecture>/<tensor>/weight" and ".../bias". A head's bias has the
+shape of the tensor it makes, and its weight one axis more: that of the trunk's features.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .aggregate import Weights
+from .local import check_number
+
+
+@dataclass(frozen=True)
+class Hypernet:
+    """The size of the hypernetwork, and how it is trained: SGD with momentum, one step a round."""
+
+    embedding: int | None = None  # size of a client's embedding; none: 1 + K/4, rounded down, of K clients
+    layers: int = 3  # hidden layers; 0: the heads see the embedding itself
+    width: int = 100  # of a hidden layer; there are about `width` times as many numbers as in the models made
+    lr: float = 0.01  # of the hypernetwork and of the embeddings
+    momentum: float = 0.9  # lasts from round to round
+    weight_decay: float = 0.001  # of both
+    clip: float | None = 50.0  # largest norm of the gradient
+
+    def __post_init__(self) -> None:
+        check_number("embedding", self.embedding, 1)
+        check_number("layers", self.layers, 0)
+        check_number("width", self.width, 1)
+        check_number("lr", self.lr, 0)
+        check_number("weight_decay", self.weight_decay, 0)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), not {self.momentum}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be positive (or absent), not {self.clip}")
+
+
+def new_hypernet(models: Mapping[str, Weights], embedding: int, cfg: Hypernet, generator: torch.Generator) -> Weights:
+    """The initial phi for these architectures: heads begin at the architecture's initial weights `models[P]`.
+
+    Weights and trunk biases are uniform in +-1/sqrt(inputs), as torch makes its linear layers.
+    """
+
+    def uniform(*shape: int, inputs: int) -> Tensor:
+        return (2 * torch.rand(*shape, generator=generator) - 1) / math.sqrt(inputs)
+
+    phi, inputs = {}, embedding
+    for i in range(cfg.layers):
+        phi[f"trunk/{i}/weight"] = uniform(cfg.width, inputs, inputs=inputs)
+        phi[f"trunk/{i}/bias"] = uniform(cfg.width, inputs=inputs)
+        inputs = cfg.width
+    for P, weights in models.items():
+        for name, t in weights.items():
+            phi[f"head/{P}/{name}/weight"] = uniform(*t.shape, inputs, inputs=inputs).to(t.dtype)
+            phi[f"head/{P}/{name}/bias"] = t.clone()
+    return phi
+
+
+def generate(phi: Weights, v: Tensor, P: str) -> Weights:
+    """theta = h(v; phi): the weights of architecture P for the client with embedding v."""
+    features, i = v, 0
+    while f"trunk/{i}/weight" in phi:
+        features = torch.relu(phi[f"trunk/{i}/weight"] @ features + phi[f"trunk/{i}/bias"])
+        i += 1
+    head, theta = f"head/{P}/", {}
+    for key, bias in phi.items():
+        if key.startswith(head) and key.endswith("/bias"):
+            name = key.removeprefix(head).removesuffix("/bias")
+            theta[name] = phi[f"{head}{name}/weight"] @ features.to(bias.dtype) + bias
+    return theta
+
+
+def pull_back(phi: Weights, v: Tensor, P: str, delta: Weights) -> tuple[Weights, Tensor]:
+    """(dh/dphi)^T delta and (dh/dv)^T delta: what a change of theta means for phi and for the embedding.
+
+    The tensors of phi that had no part in theta (heads of other architectures) are left out.
+    """
+    used = {n: t.detach().clone().requires_grad_() for n, t in phi.items() if n.startswith(("trunk/", f"head/{P}/"))}
+    v = v.detach().clone().requires_grad_()
+    theta = generate(used, v, P)
+    made = list(theta.values())
+    *by_phi, by_v = torch.autograd.grad(made, [*used.values(), v], grad_outputs=[delta[n] for n in theta])
+    return dict(zip(used, by_phi, strict=True)), by_v
+
+
+def sgd_step(x: Weights, gradient: Weights, velocity: Weights, cfg: Hypernet) -> tuple[Weights, Weights]:
+    """One step of SGD as torch makes it: clip, g + decay x, v <- momentum v + g, x <- x - lr v. Returns x and v."""
+    scale = 1.0
+    if cfg.clip is not None:
+        norm = torch.stack([g.double().square().sum() for g in gradient.values()]).sum().sqrt().item()
+        scale = min(1.0, cfg.clip / (norm + 1e-6))
+    moved = {n: cfg.momentum * velocity[n] + (scale * gradient[n] + cfg.weight_decay * t) for n, t in x.items()}
+    return {n: t - cfg.lr * moved[n] for n, t in x.items()}, moved

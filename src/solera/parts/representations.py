@@ -1,0 +1,62 @@
+"""Representations: what a split model makes of a sample before its head, and MOON's objective on them.
+
+A split model is known here by what it can do: `represent(x)`, which is the input of its `head`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .local import logits_of
+from .objectives import Objective
+
+
+class Split(Protocol):
+    """A model in two steps: head(represent(x))."""
+
+    head: Callable[[Tensor], Tensor]
+
+    def represent(self, x: Tensor) -> Tensor: ...
+
+
+class _Encoder(nn.Module):
+    """A split model without its head."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Split, self.model).represent(x)
+
+
+def representations_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The representations of `inputs`, in evaluation mode and without gradients; nothing in `model` changes."""
+    return logits_of(_Encoder(model), inputs)
+
+
+def contrast(z: Tensor, near: Tensor, far: Sequence[Tensor], temperature: float) -> Tensor:
+    """-log(e^(cos(z, near)/T) / (e^(cos(z, near)/T) + sum of e^(cos(z, z')/T) over z' in far)), mean over the batch."""
+    alike = torch.stack([F.cosine_similarity(z, other, dim=-1) for other in (near, *far)], 1)
+    return F.cross_entropy(alike / temperature, torch.zeros(len(z), dtype=torch.int64))
+
+
+def contrastive(mu: float, temperature: float, labels: Tensor, near: Tensor, far: Sequence[Tensor]) -> Objective:
+    """Cross-entropy plus mu times `contrast`, as a function of (model, inputs, their positions in the data).
+
+    `near` and `far` hold the representations that frozen models have of all samples: computed once, looked up by
+    position. With mu = 0 this is the cross-entropy itself, bit for bit.
+    """
+
+    def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
+        split = cast(Split, model)
+        z = split.represent(inputs)
+        loss = F.cross_entropy(split.head(z), labels[positions])
+        if mu == 0:
+            return loss
+        return loss + mu * contrast(z, near[positions], [other[positions] for other in far], temperature)
+
+    return objective

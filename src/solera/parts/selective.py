@@ -1,0 +1,41 @@
+"""Selective knowledge fusion (FedGEMS): whom to believe about a public sample, and the loss that makes use of it."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .teachers import entropy
+
+SUREST = 1e-6  # least entropy: a certain client counts much, not infinitely much
+
+
+def reliable_weights(probs: Tensor, labels: Tensor) -> Tensor:
+    """How much each client counts for each sample, [clients, samples], from predictions [clients, samples, classes].
+
+    softmax(1 / entropy) over the clients whose most likely class is the label; all others count 0. A sample that
+    nobody gets right has only zeros.
+    """
+    probs = probs.double()
+    right = probs.argmax(-1) == labels
+    score = (1 / entropy(probs).clamp_min(SUREST)).masked_fill(~right, -torch.inf)
+    return score.softmax(0).masked_fill(~right, 0.0)  # a softmax over nobody is NaN, and masked
+
+
+def fused_logits(probs: Tensor, weights: Tensor) -> Tensor:
+    """Sum of weights_j l_j over clients, [samples, classes], with l_j = log probs_j.
+
+    That is logits less one number for each client and sample, which no softmax of the sum sees if the weights of the
+    sample sum to 1. Probabilities of 0 count as the smallest float above it.
+    """
+    logs = probs.clamp_min(torch.finfo(probs.dtype).tiny).double().log()
+    return (weights.double()[..., None] * logs).sum(0).to(probs.dtype)
+
+
+def selective_loss(logits: Tensor, labels: Tensor, targets: Tensor, surprise: Tensor, share: Tensor) -> Tensor:
+    """share CE(logits, labels) + (1 - share) KL(targets || softmax(logits)), mean over the batch.
+
+    `surprise` is the entropy of `targets` and `share` the part of cross-entropy, each a number for every sample.
+    """
+    cross = F.cross_entropy(logits, labels, reduction="none")
+    kl = logits.logsumexp(-1) - (targets * logits).sum(-1) - surprise
+    return (share * cross + (1 - share) * kl).mean()
