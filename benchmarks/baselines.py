@@ -18,7 +18,7 @@ import pathlib
 import statistics
 from typing import Any
 
-from grid import Tables, cpu_seconds, merged, run_grid, spread
+from grid import Tables, cpu_seconds, merged, put, run_grid, spread
 
 SEEDS = (0, 1, 2)
 BASE: Tables = {
@@ -158,9 +158,6 @@ def tables(found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
     return "\n".join(lines)
 
 
-BEGIN, END = "<!-- baselines: begin -->", "<!-- baselines: end -->"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), help="some of the methods")
@@ -179,9 +176,7 @@ def main() -> None:
     text = tables(run_grid(cases, args.out, args.workers), args.out)
     print(text)
     if args.write:
-        page = args.write.read_text()
-        head, rest = page.split(BEGIN)
-        args.write.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
+        put(args.write, "baselines", text)
 
 
 if __name__ == "__main__":

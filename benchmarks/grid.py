@@ -52,3 +52,10 @@ def spread(values: list[float], digits: int = 1) -> str:
     """Mean and standard deviation in percent, as in the papers."""
     sd = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{100 * statistics.fmean(values):.{digits}f} ± {100 * sd:.{digits}f}"
+
+
+def put(page: pathlib.Path, mark: str, text: str) -> None:
+    """Replace what stands between the two comments of this name in a page."""
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    head, rest = page.read_text().split(begin)
+    page.write_text(f"{head}{begin}\n\n{text}\n{end}{rest.split(end)[1]}")

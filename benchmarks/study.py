@@ -16,7 +16,7 @@ import pathlib
 import statistics
 from typing import Any
 
-from grid import Tables, last_accuracy, merged, run_grid, spread
+from grid import Tables, last_accuracy, merged, put, run_grid, spread
 
 SEEDS, ALPHAS = (0, 1, 2), (0.1, 1.0)
 LOCAL: Tables = {"epochs": 4, "batch": 32, "lr": 0.05}
@@ -190,9 +190,6 @@ def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathl
     return "\n".join(lines)
 
 
-BEGIN, END = "<!-- study: begin -->", "<!-- study: end -->"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar10", help="folder with CIFAR-10")
@@ -215,9 +212,7 @@ def main() -> None:
     text = tables(sets, found, args.out)
     print(text)
     if args.write:
-        page = args.write.read_text()
-        head, rest = page.split(BEGIN)
-        args.write.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
+        put(args.write, "study", text)
 
 
 if __name__ == "__main__":
