@@ -14,25 +14,38 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import methods, models, testing
     from .config import Config, EngineConfig, RunConfig, load_config
-    from .data import Dataset, Partition, PartitionConfig, Public, PublicConfig, from_hf, from_tensors, from_torch, load
+    from .data import (
+        Dataset,
+        Partition,
+        PartitionConfig,
+        Public,
+        PublicConfig,
+        from_folder,
+        from_hf,
+        from_tensors,
+        from_torch,
+        load,
+    )
     from .federation import Federation, FederationConfig, per_client
     from .method import Info, Model, register
     from .run import Result, resume_run, simulate
     from .scenario import Scenario
     from .server import Server
     from .task import Client, Data
+    from .track.export import TrackConfig
     from .wire import ConfigError, DataError, RunError, SoleraError, Weights, like
 
 _HOME = {
     "methods": "", "models": "", "testing": "",
     "Config": "config", "EngineConfig": "config", "RunConfig": "config", "load_config": "config",
     "Dataset": "data", "Partition": "data", "PartitionConfig": "data", "Public": "data", "PublicConfig": "data",
-    "from_hf": "data", "from_tensors": "data", "from_torch": "data", "load": "data",
+    "from_folder": "data", "from_hf": "data", "from_tensors": "data", "from_torch": "data", "load": "data",
     "Federation": "federation", "FederationConfig": "federation", "per_client": "federation",
     "Info": "method", "Model": "method", "register": "method",
     "Result": "run", "resume_run": "run", "simulate": "run",
     "Scenario": "scenario", "Server": "server",
     "Client": "task", "Data": "task",
+    "TrackConfig": "track.export",
     "ConfigError": "wire", "DataError": "wire", "RunError": "wire", "SoleraError": "wire", "Weights": "wire",
     "like": "wire",
 }  # fmt: skip
@@ -74,8 +87,10 @@ __all__ = [
     "Scenario",
     "Server",
     "SoleraError",
+    "TrackConfig",
     "Weights",
     "__version__",
+    "from_folder",
     "from_hf",
     "from_tensors",
     "from_torch",

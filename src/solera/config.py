@@ -32,6 +32,7 @@ from .federation import FederationConfig
 from .method import METHODS, find_method, load_plugins, name_of
 from .models import model_info
 from .scenario import DataConfig, ModelsConfig
+from .track.export import TrackConfig
 from .wire import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
@@ -99,6 +100,7 @@ class Config:
     federation: FederationConfig
     method: Any  # an instance of a registered method: its fields are the hyper-parameters
     engine: EngineConfig
+    track: TrackConfig
 
 
 TABLES: dict[str, type] = {
@@ -109,6 +111,7 @@ TABLES: dict[str, type] = {
     "models": ModelsConfig,
     "federation": FederationConfig,
     "engine": EngineConfig,
+    "track": TrackConfig,
 }
 
 
@@ -136,7 +139,9 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     settings = {k: v for k, v in given["method"].items() if k != "name"}
     config = Config(**built, method=_build(method, settings, "method", None, method))
     _check(config)
-    return dataclasses.replace(config, data=_absolute(config.data), public=_absolute(config.public))
+    return dataclasses.replace(
+        config, data=_absolute(config.data), public=_absolute(config.public), track=config.track.absolute()
+    )
 
 
 def _check(config: Config) -> None:

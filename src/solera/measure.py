@@ -10,17 +10,20 @@ import numpy
 import safetensors
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from .config import RunConfig
 from .engines import ClientStates
 from .federation import Federation
 from .method import Model, name_of, personal_task
-from .parts.local import Score, evaluate
+from .parts.local import Score, evaluate, logits_of
 from .parts.teachers import Ensemble
 from .server import EnsembleReport, Server
 from .task import Data, Task
 from .track.store import FORMAT, RunDirectory
 from .version import __version__
+
+NOTED_CLIENTS = 1000  # of whom a round's line says how good their own models are
 
 
 def traffic(fed: Federation) -> dict[str, Any]:
@@ -38,24 +41,34 @@ def measure(method: Any, state: Any, fed: Federation, server: Server, test: Data
     models = method.models(state)
     jobs = [functools.partial(_evaluate, server, m, test) for m in models.values()]
     jobs += [functools.partial(_evaluate_ensemble, server, e, test) for e in server.ensembles]
+    jobs += [functools.partial(_evaluate, server, Model(P, w), test) for P, w in server.averages.items()]
     scores = [{"accuracy": s.accuracy, "loss": s.loss} for s in server.parallel(jobs, range(len(jobs)))]
     found: dict[str, Any] = {
         "models": dict(zip(models, scores, strict=False)),
-        "ensembles": {e.name: s for e, s in zip(server.ensembles, scores[len(models) :], strict=True)},
+        "ensembles": {e.name: s for e, s in zip(server.ensembles, scores[len(models) :], strict=False)},
     }
+    if server.averages:
+        found["averages"] = dict(zip(server.averages, scores[len(models) + len(server.ensembles) :], strict=True))
     if task := personal_task(method):
         payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
-        found["personal"] = _measure_personal(task, payload, fed, eval_clients)
+        accuracies = _measure_personal(task, payload, fed, eval_clients)
+        found["personal"] = _spread(sorted(accuracies.values()))
+        found["personal_accuracies"] = {k: round(a, 4) for k, a in list(accuracies.items())[:NOTED_CLIENTS]}
     return found
 
 
-def _measure_personal(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, Any]:
-    """Each client's own model on its own test split. What this costs on the wire is not the method's traffic."""
+def _measure_personal(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, float]:
+    """The accuracy of each client's own model on its own test split. What this costs on the wire is not the method's
+    traffic."""
     g = torch.Generator().manual_seed(fed.run_seed)
     who = torch.randperm(len(fed.clients), generator=g)[:eval_clients].tolist()
     fed.quorum = 0  # who is missing is not measured; the round counts all the same
     replies = fed.map(task, [fed.clients.id(i) for i in who], **payload)
-    accuracy = sorted(r.correct / r.total for r in replies.values() if r.total)
+    return {k: r.correct / r.total for k, r in replies.items() if r.total}
+
+
+def _spread(accuracy: list[float]) -> dict[str, Any]:
+    """Mean, spread and the worst of accuracies in ascending order."""
     if not accuracy:
         return {"clients": 0}
     return {
@@ -71,10 +84,17 @@ def _evaluate(server: Server, model: Model, test: Data) -> Score:
 
 
 def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
-    ensemble = Ensemble([server.model(P, w) for P, w in e.members], e.rule, e.weights)  # type: ignore[arg-type]
-    said = torch.cat([ensemble(x)[0] for x in test.inputs.split(512)])
+    said = answers(server, e, test.inputs)
     loss = F.nll_loss(said.clamp_min(1e-12).log(), test.labels).item()
     return Score(int((said.argmax(-1) == test.labels).sum()), len(test), loss)
+
+
+def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Tensor:
+    """The probabilities that a model, or several together, give to each class. [samples, classes]"""
+    if isinstance(what, Model):
+        return logits_of(server.model(what.prototype, what.weights), inputs).softmax(-1)
+    ensemble = Ensemble([server.model(P, w) for P, w in what.members], what.rule, what.weights)  # type: ignore[arg-type]
+    return torch.cat([ensemble(x)[0] for x in inputs.split(512)])
 
 
 def summarise(

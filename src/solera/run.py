@@ -19,17 +19,20 @@ from typing import Any
 
 import torch
 
+from . import detail
 from .config import Config, EngineConfig, RunConfig, load_config, to_toml
 from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
 from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
 from .measure import measure, summarise, traffic
 from .method import info_of, name_of, needs_of, personal_task
 from .models import require_split
+from .parts.chain import chain
 from .parts.norms import has_batchnorm
 from .scenario import Scenario, build_scenario
 from .server import Server
 from .task import Data
 from .track.display import Watcher
+from .track.export import TrackConfig, Tracking
 from .track.store import RunDirectory
 from .version import __version__
 from .wire import ConfigError, RunError
@@ -56,8 +59,15 @@ class Result:
         return self.summary["digest"]
 
 
-def execute(config: Config, out: str | os.PathLike[str], resume: bool = False, watcher: Watcher | None = None) -> dict:
-    """Run what a configuration describes and return the summary."""
+def execute(
+    config: Config,
+    out: str | os.PathLike[str],
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    command: str | None = None,
+) -> dict:
+    """Run what a configuration describes and return the summary. `command` is noted, for the report."""
+    config.track.require()
     workers = config.engine.workers or default_workers()
     scenario = build_scenario(
         config.data, config.partition, config.public, config.models, config.run.seed, workers
@@ -71,7 +81,9 @@ def execute(config: Config, out: str | os.PathLike[str], resume: bool = False, w
         config.engine,
         resume=resume,
         watcher=watcher,
+        track=config.track,
         config_text=to_toml(config),
+        command=command,
     ).summary
 
 
@@ -97,7 +109,9 @@ def simulate(
     *,
     resume: bool = False,
     watcher: Watcher | None = None,
+    track: TrackConfig | None = None,
     config_text: str | None = None,
+    command: str | None = None,
 ) -> Result:
     """Run `method` on `scenario` into the directory `out`.
 
@@ -105,16 +119,20 @@ def simulate(
     be the same.
     """
     config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine or EngineConfig()
-    watcher = watcher or Watcher()
-    for settings in (config, federation, engine):
+    track = track or TrackConfig()
+    for settings in (config, federation, engine, track):
         settings.check()
+    track.require()
+    watcher = Tracking(track, watcher or Watcher())
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     check_fit(method, scenario)
     _check_quorum(federation, len(scenario.roster))
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
-    home = RunDirectory(out, __version__, resume, config_text, _experiment(scenario, method, federation))
-    with contextlib.closing(home), _pinned(engine.threads), _stoppable() as check_stop:
+    home = RunDirectory(out, __version__, resume, config_text, _experiment(scenario, method, federation), command)
+    with contextlib.closing(home), watcher, _pinned(engine.threads), _stoppable() as check_stop:
+        if not (home.path / "partition.json").exists():
+            home.write_facts("partition.json", detail.partition_facts(scenario))
         states = ClientStates(home.clients)
         start, state, damaged = home.latest(type(method).State) if resume else (0, None, [])
         for text in damaged:
@@ -182,6 +200,7 @@ class _Loop:
         self.config, self.watcher, self.server = config, watcher, scenario.server
         self.test: Data = scenario.test
         self.commit_s = 0.0
+        self.cpu = time.process_time()
         self.unsaved: set[str] = set()  # clients whose state may be newer than the last checkpoint
 
     def __call__(self, start: int, state: Any) -> Result:
@@ -227,6 +246,8 @@ class _Loop:
         if last or (t + 1) % self.config.eval_every == 0:
             self.watcher.phase(t, "evaluate")
             metrics |= measure(self.method, state, fed, server, self.test, self.config.eval_clients)
+        if last:
+            self._look_closer(t, state)
         measured = time.monotonic()
         metrics["seconds"] = {
             "clients": round(clients_s, 4),
@@ -235,6 +256,8 @@ class _Loop:
             "commit": round(self.commit_s, 4),  # of the round before: this one's comes after its line is written
             "total": round(measured - began + self.commit_s, 4),
         }
+        cpu = time.process_time()
+        metrics["cpu_s"], self.cpu = round(cpu - self.cpu, 4), cpu  # since the last line, of this process alone
         metrics["failures"], metrics["events"] = fed.failures, server.events
         self.watcher.phase(t, "commit")
         self.home.append(metrics)
@@ -248,15 +271,27 @@ class _Loop:
             self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
         self.watcher.round_done(metrics)
 
+    def _look_closer(self, t: int, state: Any) -> None:
+        """What the last round leaves for the report, in files of their own."""
+        models = self.method.models(state)
+        self.home.write_facts("confusion.json", detail.confusion_facts(t, models, self.server, self.test))
+        if (regions := detail.region_facts(t, models, self.server, self.scenario)) is not None:
+            self.home.write_facts("regions.json", regions)
+
     def _finish(self, state: Any) -> Result:
         models = self.method.models(state)
+        data = self.scenario.dataset
+        takes = {"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary}
+        facts = {"classes": str(self.server.num_classes), "input": json.dumps(takes), "solera": __version__}
+        if data.class_names:
+            facts["class_names"] = json.dumps(data.class_names)
         for name, m in models.items():
-            facts = {"architecture": m.prototype, "classes": str(self.server.num_classes), "solera": __version__}
-            self.home.write_model(name, m.weights, facts)
+            self.home.write_model(name, m.weights, facts | {"architecture": m.prototype})
         ensemble = self.method.ensemble_models(state) if hasattr(self.method, "ensemble_models") else []
+        rule = getattr(self.method, "ensemble_rule", "avg_logits")
         for i, (m, share) in enumerate(ensemble):
-            facts = {"architecture": m.prototype, "classes": str(self.server.num_classes), "share": str(share)}
-            self.home.write_model(f"ensemble-{i}", m.weights, facts | {"solera": __version__})
+            member = {"architecture": m.prototype, "share": str(share), "rule": rule}
+            self.home.write_model(f"ensemble-{i}", m.weights, facts | member)
         summary = summarise(self.home, self.method, state, self.states, self.fed, self.config)
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)
@@ -307,6 +342,11 @@ def _check_models(name: str, needs: set[str], server: Server) -> None:
                 f"method {name!r} cannot pass on the running statistics of BatchNorm, which {P!r} has: set "
                 "models.norm = 'group' (or 'none'), or choose another architecture"
             )
+    for P in server.prototypes if "chain" in needs else ():
+        try:
+            chain(server.template(P))
+        except ValueError as e:
+            raise ConfigError(f"method {name!r} takes plain chains of layers, and {P!r} is none: {e}") from None
     if not needs & {"split", "shared head"}:
         return
     heads = {}

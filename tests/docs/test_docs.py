@@ -23,7 +23,7 @@ import solera.methods  # noqa: F401  (registers them)
 from solera import models as zoo
 from solera.cli.errors import EXIT_CODES
 from solera.cli.main import app
-from solera.config import Config, load_config
+from solera.config import Config, load_config, recipe_names
 from solera.data import load
 from solera.method import METHODS, name_of
 from solera.models import registry
@@ -245,7 +245,8 @@ def test_the_page_of_a_method_shows_how_to_run_it(page):
 
 # ---- code -------------------------------------------------------------------------------------------
 
-WITH_CODE = [page for page in PAGES if page.is_file() and blocks(page, "python")]
+# The tutorial has a test of its own, which also follows its commands.
+WITH_CODE = [page for page in PAGES if page.is_file() and page.name != "tutorial.md" and blocks(page, "python")]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda p: p.stem)
@@ -324,3 +325,35 @@ def test_pages_speak_of_the_repository_only(page):
     text = text_of(page)
     for word in ("shared/", "/work", "/root", "../../..", "spec section", "seed text"):
         assert word not in text, f"{name(page)}: mentions {word!r}"
+
+
+def test_the_readme_lists_every_method_once():
+    listed = [m for _, cells in rows(ROOT / "README.md") for m in re.findall(r"\(docs/methods/(\w+)\.md\)", cells[-1])]
+    assert sorted(listed) == OURS
+
+
+def test_the_families_of_the_readme_are_those_of_the_site():
+    """The navigation of mkdocs.yml and the table in the README put the methods together in the same way."""
+    site = text_of(ROOT / "mkdocs.yml")
+    sections = re.findall(r"^ {6}- ([\w ]+):\n((?: {10}- methods/\w+\.md\n)+)", site, re.MULTILINE)
+    in_site = {title.lower(): re.findall(r"methods/(\w+)\.md", pages) for title, pages in sections}
+    in_readme = {
+        cells[0]: re.findall(r"\(docs/methods/(\w+)\.md\)", cells[-1])
+        for heads, cells in rows(ROOT / "README.md")
+        if heads == ["family", "methods"]
+    }
+    assert in_readme == in_site
+
+
+def test_every_recipe_of_a_paper_is_on_the_page_about_them():
+    titles = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet32": "ImageNet32", "mnist": "MNIST"}
+    titles |= {"fashion-mnist": "Fashion-MNIST", "toy-2d": "made by the package"}
+    wanted = {}
+    for recipe in recipe_names():
+        if not re.search(r"laptop|quickstart/|toy$", recipe):
+            config = load_config(recipe)
+            public = f", public {titles[config.public.name]}" if config.public.source == "dataset" else ""
+            wanted[f"`{recipe}`"] = titles[config.data.name] + public
+    page = DOCS / "howto" / "reproduce-a-paper.md"
+    said = {cells[2]: cells[3] for heads, cells in rows(page) if heads[:1] == ["paper"]}
+    assert said == wanted

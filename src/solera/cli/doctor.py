@@ -21,6 +21,9 @@ EXTRAS = {  # import name: (what for, extra)
     "pyarrow": ("data sets in parquet folders", "data"),
     "PIL": ("images inside parquet files", "data"),
     "datasets": ("data sets from the Hugging Face hub, by name", "hub"),
+    "tensorboard": ("[track] tensorboard", "tensorboard"),
+    "mlflow": ("[track] mlflow", "mlflow"),
+    "onnxscript": ("solera export --format onnx", "onnx"),
 }
 SELF_TEST: dict[str, Any] = {
     "run": {"rounds": 1, "name": "self test"},

@@ -7,12 +7,18 @@ from typing import Annotated
 import typer
 
 from ..version import __version__
+from .compare import compare
 from .doctor import doctor
 from .errors import EXIT_CODES
+from .export import export
 from .ls import ls
+from .predict import predict
 from .quickstart import quickstart
+from .report import report
 from .run import resume, run
 from .show import show
+from .sweep import sweep
+from .watch import watch
 
 app = typer.Typer(
     name="solera",
@@ -22,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (quickstart, run, resume, show, ls, doctor):
+for command in (quickstart, run, resume, show, report, watch, compare, sweep, predict, export, ls, doctor):
     app.command(epilog=EXIT_CODES)(command)
 
 

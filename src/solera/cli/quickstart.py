@@ -45,10 +45,16 @@ def quickstart(
     )
     summaries = {}
     for name, config in configs.items():
-        summaries[name] = perform(config, home / name)
+        summaries[name] = perform(config, home / name, command=_command(RECIPES[name], home / name, rounds))
         screen.print()
     screen.print(compare(summaries["fedavg"], summaries["large"]))
     _next_steps(screen, home)
+
+
+def _command(recipe: str, out: Path, rounds: int | None) -> str:
+    """What makes one of the two runs alone."""
+    length = [] if rounds is None else ["--rounds", str(rounds)]
+    return shlex.join(["solera", "run", recipe, *length, "--out", str(out)])
 
 
 def compare(averaging: dict[str, Any], distilling: dict[str, Any]) -> Table:
@@ -76,6 +82,7 @@ def _next_steps(screen: Console, home: Path) -> None:
     lines = [
         f"run directories: {home / 'fedavg'}, {home / 'large'}",
         "next:",
+        f"  solera report {shlex.quote(str(home))} -o report.html           (figures of both, for the browser)",
         f"  solera show {shlex.quote(str(home / 'large'))}",
         "  solera run quickstart/large --set partition.alpha=1      (clients that are more alike)",
         "  solera run quickstart/feddf --set method.fusion.steps=0  (FedDF without its distillation)",

@@ -1,8 +1,10 @@
 """`solera run` and `solera resume`."""
 
+import contextlib
 import dataclasses
 import json as json_
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,7 @@ import typer
 from ..track.display import choose_watcher
 from .errors import Debug, Json, reported, resumable, warnings_to
 from .output import print_json
+from .watch import live_view
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -32,6 +35,7 @@ def run(
     workers: Annotated[int | None, typer.Option(help="Clients at once; the same as --set engine.workers=...")] = None,
     rounds: Annotated[int | None, typer.Option(help="The same as --set run.rounds=...")] = None,
     seed: Annotated[int | None, typer.Option(help="The same as --set run.seed=...")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Also show the run in a browser on this machine.")] = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -45,7 +49,12 @@ def run(
     options = {"engine.name": engine, "engine.workers": workers, "run.rounds": rounds, "run.seed": seed}
     given = [f"{k}={json_.dumps(v)}" for k, v in options.items() if v is not None]
     config = named(load_config(recipe, [*(set_ or []), *given]), recipe)
-    summary = perform(config, out or default_out(config), json, quiet)
+    home = out or default_out(config)
+    short = {"--engine": engine, "--workers": workers, "--rounds": rounds, "--seed": seed, "--out": home}
+    words = [w for text in set_ or [] for w in ("--set", text)]
+    words += [w for option, value in short.items() if value is not None for w in (option, str(value))]
+    with live_view(home) if watch else contextlib.nullcontext():
+        summary = perform(config, home, json, quiet, command=shlex.join(["solera", "run", recipe, *words]))
     if json:
         print_json(summary)
 
@@ -69,12 +78,14 @@ def resume(
         print_json(summary)
 
 
-def perform(config: "Config", out: Path, json: bool = False, quiet: bool = False) -> dict[str, Any]:
-    """Run a configuration under a suitable display; the summary."""
+def perform(
+    config: "Config", out: Path, json: bool = False, quiet: bool = False, command: str | None = None
+) -> dict[str, Any]:
+    """Run a configuration under a suitable display; the summary. `command` is noted in the run directory."""
     from ..run import execute
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
-        return execute(config, out, watcher=watcher)
+        return execute(config, out, watcher=watcher, command=command)
 
 
 def named(config: "Config", recipe: str) -> "Config":

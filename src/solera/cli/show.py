@@ -1,8 +1,6 @@
 """`solera show`: a run directory at a glance."""
 
-import fcntl
 import json as json_
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +42,7 @@ def show(
 
 def look(directory: Path) -> dict[str, Any]:
     """The facts about a run directory, whether its run is finished, under way or was stopped."""
+    from ..report.read import in_use
     from ..track.store import read_metrics
     from ..wire import RunError
 
@@ -53,7 +52,7 @@ def look(directory: Path) -> dict[str, Any]:
     rounds = {m["round"]: m for m in read_metrics(directory)}  # a round that was run again counts once
     wanted = settings.get("run", {}).get("rounds")
     finished = (directory / "summary.json").is_file() and (wanted is None or len(rounds) >= wanted)
-    status = "finished" if finished else "running" if _in_use(directory) else "stopped"
+    status = "finished" if finished else "running" if in_use(directory) else "stopped"
     failures = Counter(f["client"] for m in rounds.values() for f in m["failures"])
     found: dict[str, Any] = {
         "out": str(directory),
@@ -109,21 +108,6 @@ def _scores(rounds: dict[int, Any], group: str) -> dict[str, Any]:
                 best = {"best_accuracy": score["accuracy"], "best_round": t}
             found[name] = {**score, "round": t} | {k: best[k] for k in ("best_accuracy", "best_round")}
     return found
-
-
-def _in_use(directory: Path) -> bool:
-    """Whether a process holds the directory's lock."""
-    try:
-        lock = os.open(directory / ".lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -13,8 +13,9 @@ from .public import (
     public_from_samples,
 )
 from .sampling import balanced, hold_out
-from .sources import from_hf, load
+from .sources import from_folder, from_hf, load
 from .text import tokenize
+from .unlabelled import read_samples
 
 __all__ = [
     "SOURCES",
@@ -26,6 +27,7 @@ __all__ = [
     "SourceInfo",
     "balanced",
     "class_counts",
+    "from_folder",
     "from_hf",
     "from_tensors",
     "from_torch",
@@ -37,6 +39,7 @@ __all__ = [
     "public_from_generator",
     "public_from_noise",
     "public_from_samples",
+    "read_samples",
     "split_test",
     "tokenize",
 ]

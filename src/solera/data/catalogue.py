@@ -6,7 +6,7 @@ from typing import Literal
 
 from .text import LENGTH
 
-Format = Literal["idx", "cifar", "stl10", "parquet", "csv"]
+Format = Literal["idx", "cifar", "stl10", "parquet", "csv", "images"]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,12 @@ class SourceInfo:
     prefix: str = ""  # of its IDX files
     sums: Mapping[str, str] = field(default_factory=dict)  # file (uncompressed) of the full set -> sha256 or md5
     plain: PlainTable | None = None
+    made: bool = False  # made by this package, by a fixed seed: there is nothing to read
 
     @property
     def is_text(self) -> bool:
         """Whether samples are texts."""
-        return len(self.shape) == 1
+        return len(self.shape) == 1 and not self.made
 
 
 SOURCES: dict[str, SourceInfo] = {
@@ -210,6 +211,27 @@ SOURCES: dict[str, SourceInfo] = {
         columns=("text", "sentiment", "user"),
         label_map={0: 0, 2: None, 4: 1},
         plain=PlainTable(label=0, text=(5,), user=4, encoding="latin-1"),
+    ),
+    "toy-2d": SourceInfo(
+        title="Points of a plane in three classes, made by this package: to see what models learn",
+        classes=3,
+        shape=(2,),
+        rows=(600, 600),
+        hub="",
+        licence="as this package",
+        formats=(),
+        made=True,
+    ),
+    "folder": SourceInfo(
+        title="Images of your own in the folder data.path, in a folder for each class",
+        classes=0,
+        shape=(),
+        rows=None,
+        hub="",
+        licence="yours",
+        formats=("images",),
+        mean=None,
+        std=None,
     ),
 }
 

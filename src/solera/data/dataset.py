@@ -28,6 +28,7 @@ class Dataset:
     std: tuple[float, ...] = ()
     users: Tensor | None = None  # int64 [N_train]: who wrote each training sample
     vocabulary: int = 0  # text only: the number of token ids
+    class_names: tuple[str, ...] = ()  # where they are known
 
     def __post_init__(self) -> None:
         for split, data in (("train", self.train), ("test", self.test)):
@@ -42,6 +43,8 @@ class Dataset:
                 f"{self.name}: training samples are {self.train.inputs.dtype}, test samples {self.test.inputs.dtype}"
             )
         _check_constants(self)
+        if self.class_names and len(self.class_names) != self.classes:
+            raise DataError(f"{self.name}: {len(self.class_names)} names for {self.classes} classes")
         if self.users is not None and self.users.shape != self.train.labels.shape:
             raise DataError(f"{self.name}: {len(self.users)} users for {len(self.train)} training samples")
 
@@ -64,6 +67,7 @@ def from_tensors(
     std: Sequence[float] | None = None,
     users: Any = None,
     vocabulary: int | None = None,
+    class_names: Sequence[str] = (),
 ) -> Dataset:
     """A data set from (inputs, labels) pairs of tensors, numpy arrays or lists.
 
@@ -86,11 +90,12 @@ def from_tensors(
         name,
         parts["train"],
         parts["test"],
-        classes if classes is not None else int(labels.max()) + 1,
+        classes if classes is not None else len(class_names) or int(labels.max()) + 1,
         tuple(float(m) for m in mean),
         tuple(float(s) for s in std),
         None if users is None else user_numbers(users),
         vocabulary,
+        tuple(class_names),
     )
 
 

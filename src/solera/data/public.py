@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -24,6 +25,7 @@ from .sampling import hold_out, torch_rng
 from .sources import load
 from .text import LENGTH
 from .transforms import augment, normalise, to_bytes, to_shape, to_unit
+from .unlabelled import read_samples
 
 Source = Literal["held-out", "dataset", "noise", "generator", "none"]
 Augment = Literal["off", "once", "draw"]
@@ -190,6 +192,8 @@ def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -
         case "dataset":
             if cfg.name is None:
                 raise ConfigError('public.source = "dataset" needs public.name: the data set to take')
+            if cfg.name == "folder":
+                return _from_folder(task, cfg, seed)
             # Of its test split nothing is used, so no more than one sample is decoded.
             length = task.shape[0] if task.vocabulary else LENGTH
             return public_from_dataset(task, load(cfg.name, cfg.path, test_size=1, length=length), cfg, seed)
@@ -197,6 +201,14 @@ def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -
             return public_from_noise(task, cfg, seed)
         case "generator":
             return _from_generator_file(task, cfg, seed)
+
+
+def _from_folder(task: Dataset, cfg: PublicConfig, seed: int) -> Public:
+    """All images below a folder, however they are sorted there: nobody asks for their labels."""
+    if cfg.path is None:
+        raise ConfigError('public.name = "folder" needs public.path: a folder with images in it')
+    _, samples = read_samples(Path(cfg.path), task.shape, bool(task.vocabulary))
+    return _assemble(task, samples, None, cfg, cfg.size, seed)
 
 
 def public_from_samples(
@@ -226,12 +238,21 @@ def public_from_dataset(task: Dataset, other: Dataset, cfg: PublicConfig, seed: 
 
 def public_from_noise(task: Dataset, cfg: PublicConfig, seed: int = 0) -> Public:
     """Images of noise: `uniform` in [0, 1] per pixel, or `gauss`: N(0, 1) rescaled to [0, 1] by the extremes of each
-    batch of 128. Pixels are rounded to bytes like those of any image, then normalised by the task's constants."""
-    if len(task.shape) != 3:
-        raise ConfigError(f'public.source = "noise" makes images, but samples of {task.name} have shape {task.shape}')
+    batch of 128. Pixels are rounded to bytes like those of any image, then normalised by the task's constants.
+
+    Vectors of noise: `uniform` only, each number in the range it has in the training set.
+    """
+    if len(task.shape) != 3 and (len(task.shape) != 1 or task.vocabulary or cfg.noise != "uniform"):
+        raise ConfigError(
+            f'public.source = "noise" makes images, but samples of {task.name} have shape {task.shape}'
+            + ("; for vectors there is public.noise = 'uniform'" if not task.vocabulary else "")
+        )
     size = _size_to_make(cfg)
     _check_choices(cfg)
     rng = torch_rng(seed, "public noise")
+    if len(task.shape) == 1:
+        low, high = task.train.inputs.amin(0), task.train.inputs.amax(0)
+        return _assemble(task, low + (high - low) * torch.rand(size, *task.shape, generator=rng), None, cfg, None, seed)
     images = torch.empty((size, *task.shape), dtype=torch.uint8)
     for part in images.split(NOISE_BATCH):
         if cfg.noise == "uniform":

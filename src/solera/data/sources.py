@@ -22,11 +22,13 @@ from ..task import Data
 from ..wire import ConfigError, DataError
 from .catalogue import SOURCES, SourceInfo, unnamed
 from .dataset import Dataset, user_numbers
+from .folders import LAYOUT, folder_splits
 from .images import channel_statistics
 from .readers import Split, cifar_splits, files_in, idx_splits, image_split, read_idx, stl10_splits
 from .sampling import balanced, hold_out
 from .tables import csv_splits, find_columns, hub_split, parquet_splits, split_word
 from .text import LENGTH, VOCABULARY
+from .toy import toy_2d
 
 log = logging.getLogger("solera")
 
@@ -43,6 +45,7 @@ FILES = {  # what is looked for in a folder, in words
     "stl10": "STL-10 binary files (train_X.bin, train_y.bin, test_X.bin, test_y.bin)",
     "parquet": "parquet files (train-*.parquet, test-*.parquet)",
     "csv": "csv files (train.csv, test.csv)",
+    "images": LAYOUT,
 }
 PICKLES = re.compile(r"data_batch_\d+|test_batch|batches\.meta|train|test|meta|.*\.(pkl|pickle)")
 
@@ -54,6 +57,7 @@ def load(
     test_size: int | None = None,
     seed: int = 0,
     length: int = LENGTH,
+    image_size: int | None = None,
 ) -> Dataset:
     """The data set called `name`: one of SOURCES, or a hub id "owner/name".
 
@@ -61,11 +65,30 @@ def load(
     for in $SOLERA_DATA/<name> and ./data/<name> and then on the hub, if the package `datasets` is installed.
     `train_size` and `test_size` take a sample with equal classes (as far as the data allow), the same for the same
     seed. A set without a test split gives up a tenth of its training samples for one (or `test_size`), by a draw
-    that is always the same. `length` is the number of tokens of a text.
+    that is always the same. `length` is the number of tokens of a text; `image_size` that of the pixels of a side to
+    which the images of a "folder" are brought.
     """
     info = SOURCES.get(name) or _hub_source(name)
-    splits = _read(name, info, path, length)
+    if image_size is not None and info.formats != ("images",):
+        raise ConfigError(f"data.image_size = {image_size}: only for data.name = 'folder', not {name!r}")
+    splits = _read(name, info, path, length, image_size)
     return _assemble(name, info, splits, train_size, test_size, seed)
+
+
+def from_folder(
+    path: str | Path,
+    image_size: int | None = None,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """A data set from a folder of images with a folder for each class; `class_names` are the names of those folders.
+
+    Without folders `train` and `test`, each with the class folders in it, a tenth of each class (or `test_size`
+    images) serves for testing. With `image_size` every image is brought to so many pixels a side (stretched if it is
+    not square); without it all must have one size. Needs Pillow: pip install 'solera[data]'.
+    """
+    return load("folder", path, train_size, test_size, seed, image_size=image_size)
 
 
 def from_hf(
@@ -109,7 +132,7 @@ def _assemble(
     seed: int = 0,
 ) -> Dataset:
     """Choose the rows that are wanted, decode those, and join everything into a data set."""
-    known = _labels(name, info, splits)
+    known, class_names = _labels(name, info, splits)
     rows = {split: np.flatnonzero(known[split] >= 0) for split in splits}
     source = dict(splits)
     if "test" not in splits:
@@ -127,33 +150,43 @@ def _assemble(
     if len(info.shape) == 3 and tuple(inputs.shape[1:]) != info.shape:
         log.warning("%s: images are %s, those of the full set %s", name, tuple(inputs.shape[1:]), info.shape)
     users = splits["train"].users
+    classes = info.classes or len(class_names) or int(max(values.max() for values in known.values())) + 1
     return Dataset(
         name,
         data["train"],
         data["test"],
-        info.classes or int(max(values.max() for values in known.values())) + 1,
+        classes,
         mean,
         std,
         None if users is None else user_numbers(users[rows["train"]]),
         VOCABULARY if inputs.dtype == torch.int64 else 0,
+        class_names if len(class_names) == classes else (),  # a sample may lack a class, and then they do not fit
     )
 
 
-def _read(name: str, info: SourceInfo, path: str | Path | None, length: int) -> dict[str, Split]:
+def _read(
+    name: str, info: SourceInfo, path: str | Path | None, length: int, image_size: int | None
+) -> dict[str, Split]:
     """The training split and, if there is one, the test split, from wherever the set is to be had."""
+    if info.made:
+        if path is not None:
+            raise ConfigError(f"{name} is made, not read: leave out path = {str(path)!r}")
+        return toy_2d(info.rows or (0, 0), info.classes)
     if path is not None:
         folder = Path(path)
         if not folder.is_dir():
             raise DataError(f"{name}: path = {str(path)!r} is not a folder. {_wanted(info)}")
-        return _read_folder(name, info, folder, length)
+        return _read_folder(name, info, folder, length, image_size)
     if name == "fashion-mnist":
         return _read_embedded(info)
+    if not info.hub:
+        raise ConfigError(f"data.path is missing: data.name = {name!r} needs {LAYOUT}")
     root = os.environ.get("SOLERA_DATA")
     roots = ([Path(root)] if root else []) + [Path("data")]
     places = [place / spelling for place in roots for spelling in dict.fromkeys((name, name.replace("-", "_")))]
     for place in places:
         if place.is_dir():
-            return _read_folder(name, info, place, length)
+            return _read_folder(name, info, place, length, image_size)
     return _read_hub(name, info, places, length)
 
 
@@ -167,7 +200,7 @@ def _read_embedded(info: SourceInfo) -> dict[str, Split]:
     return splits
 
 
-def _read_folder(name: str, info: SourceInfo, folder: Path, length: int) -> dict[str, Split]:
+def _read_folder(name: str, info: SourceInfo, folder: Path, length: int, image_size: int | None) -> dict[str, Split]:
     for form in info.formats:
         match form:
             case "idx":
@@ -180,6 +213,8 @@ def _read_folder(name: str, info: SourceInfo, folder: Path, length: int) -> dict
                 found = parquet_splits(folder, info, length)
             case "csv":
                 found = csv_splits(folder, info, length)
+            case "images":
+                found = folder_splits(folder, image_size)
         if found:
             return _train_and_test(name, info, found, str(folder))
     pickles = [path.name for path in files_in(folder) if PICKLES.fullmatch(path.name)]
@@ -242,8 +277,8 @@ def _train_and_test(name: str, info: SourceInfo, found: Mapping[str, Split], whe
     return splits
 
 
-def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> dict[str, np.ndarray]:
-    """Labels as numbers from 0; -1 marks rows that are left out."""
+def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Labels as numbers from 0 (-1 marks rows that are left out), and the names of the classes if they had names."""
     raw = {split: rows.labels for split, rows in splits.items()}
     if any(values.dtype.kind == "f" for values in raw.values()):
         raise DataError(f"{name}: labels are fractional numbers; classes must be whole numbers or names")
@@ -252,7 +287,8 @@ def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> dict[st
         for split, values in raw.items():
             if strange := sorted(set(values.astype(str)) - set(names)):
                 raise DataError(f"{name}, {split}: labels {strange[:3]} do not occur in the training split")
-        return {split: np.searchsorted(names, values.astype(str)) for split, values in raw.items()}
+        known = {split: np.searchsorted(names, values.astype(str)) for split, values in raw.items()}
+        return known, tuple(names.tolist())
     known = {split: values.astype(np.int64) for split, values in raw.items()}
     highest = max(int(values.max(initial=0)) for values in known.values())
     if info.label_map and highest >= info.classes:  # otherwise they have been mapped by whoever made the files
@@ -260,7 +296,7 @@ def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> dict[st
     elif any((values < 0).any() for values in known.values()):
         bad = next(split for split, values in known.items() if (values < 0).any())
         raise DataError(f"{name}, {bad}: has rows without a label (negative numbers); use a labelled split")
-    return known
+    return known, ()
 
 
 def _mapped(name: str, split: str, values: np.ndarray, info: SourceInfo) -> np.ndarray:
@@ -276,7 +312,8 @@ def _mapped(name: str, split: str, values: np.ndarray, info: SourceInfo) -> np.n
 def _divide(name: str, labels: np.ndarray, rows: np.ndarray, size: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Take a test split out of the training rows. The seed is fixed: every run has the same test samples."""
     count = max(1, len(rows) // 10) if size is None else size
-    log.warning("%s: has no test split; %d of its %d training rows serve as one", name, count, len(rows))
+    if size is None:  # otherwise they were asked for
+        log.warning("%s: has no test split; %d of its %d training rows serve as one", name, count, len(rows))
     kept, held = hold_out(torch.from_numpy(labels[rows]), count, seed=0)
     return rows[kept.numpy()], rows[held.numpy()]
 
@@ -298,6 +335,8 @@ def _hub_source(name: str) -> SourceInfo:
 def _wanted(info: SourceInfo) -> str:
     """How to provide a data set, for error messages."""
     files = ", or ".join(FILES[form] for form in info.formats)
+    if info.formats == ("images",):
+        return f"Wanted is {files}."
     return (
         f"Put {files} of {info.title} into a folder and set path to it (or to $SOLERA_DATA/<name>, ./data/<name>); "
         f"the parquet files are those of the hub's {info.hub}."

@@ -45,7 +45,7 @@ class LastState(nn.Module):
         outputs, _ = self.lstm(self.embedding(tokens))
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         last = (positions * _real(tokens, self.padding)).amax(dim=1)
-        return outputs[torch.arange(len(tokens), device=tokens.device), last]
+        return outputs[torch.arange(tokens.shape[0], device=tokens.device), last]
 
 
 def _real(tokens: Tensor, padding: int | None) -> Tensor:

@@ -1,8 +1,11 @@
 """A run directory: everything a run made, in open formats, and whole at every moment.
 
     config.toml          the full effective configuration
+    run.json             what determines the results, and the command that began the run
+    partition.json       who holds how many samples of which class
     metrics.jsonl        one line a round
     summary.json         the outcome, with a digest of the final state
+    confusion.json       what the final models take for what; regions.json: their regions, for points of a plane
     models/*.safetensors the final models, under their parameters' own names
     checkpoints/         the last two states, each with its sha256 in its name
     clients/             what clients keep between rounds, versioned by step
@@ -43,8 +46,10 @@ class RunDirectory:
         resume: bool = False,
         config: str | None = None,
         experiment: dict[str, Any] | None = None,
+        command: str | None = None,
     ):
-        """`experiment` is all that determines the results; a run is continued only with the same."""
+        """`experiment` is all that determines the results; a run is continued only with the same. `command` is kept
+        for whoever reads the report."""
         self.path, self.version = pathlib.Path(path).resolve(), version
         if resume and not (self.path / "run.json").is_file():
             raise RunError(
@@ -68,7 +73,7 @@ class RunDirectory:
             else:
                 if config is not None:  # first, so that whatever else is there can be resumed
                     self._write("config.toml", config.encode())
-                facts = {"format": FORMAT, "solera": version, "experiment": experiment}
+                facts = {"format": FORMAT, "solera": version, "experiment": experiment, "command": command}
                 self._write("run.json", json.dumps(facts, indent=1).encode())
         except BaseException:
             self.close()
@@ -140,6 +145,10 @@ class RunDirectory:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write("summary.json", json.dumps(summary, indent=2).encode())
+
+    def write_facts(self, name: str, facts: dict[str, Any]) -> None:
+        """A file of its own for what would be too much in every line of metrics.jsonl."""
+        self._write(name, json.dumps(facts).encode())
 
     def write_model(self, name: str, weights: Weights, facts: dict[str, str]) -> None:
         """A final model, loadable with `safetensors.torch.load_file`."""

@@ -24,7 +24,7 @@ from solera.federation import QuorumNotMet
 from solera.version import __version__
 from solera.wire import DataError, RunError
 
-COMMANDS = ["run", "resume", "ls", "show", "doctor", "quickstart"]
+COMMANDS = ["run", "resume", "ls", "show", "doctor", "quickstart", "compare", "sweep", "predict", "export"]
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 
 

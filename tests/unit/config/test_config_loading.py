@@ -54,7 +54,7 @@ def test_none_switches_off_what_has_a_default():
 
 def test_the_effective_configuration_has_every_setting():
     tables = tomllib.loads(to_toml(load_config({"method": {"name": "feddf"}})))
-    assert list(tables) == ["run", "data", "partition", "public", "models", "federation", "method", "engine"]
+    assert list(tables) == ["run", "data", "partition", "public", "models", "federation", "method", "engine", "track"]
     assert tables["method"]["name"] == "feddf"
     assert tables["method"]["fusion"]["schedule"] == "cosine"
     assert tables["run"]["eval_every"] == 1

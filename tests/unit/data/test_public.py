@@ -126,6 +126,19 @@ def test_uniform_noise_fills_the_range_evenly(colour_task):
     assert public.digest != other.digest
 
 
+def test_noise_for_vectors_fills_the_box_of_the_training_samples():
+    inputs = torch.tensor([[0.0, -3.0], [1.0, 3.0], [0.5, 0.0]])
+    task = from_tensors((inputs, [0, 1, 0]), (inputs, [0, 1, 0]))
+    public = public_from_noise(task, PublicConfig(source="noise", size=2000), seed=1)
+    values = public[torch.arange(2000)]
+    assert values.shape == (2000, 2)
+    assert values.amin(0).tolist() == pytest.approx([0, -3], abs=0.02)
+    assert values.amax(0).tolist() == pytest.approx([1, 3], abs=0.02)
+    assert values.mean(0).tolist() == pytest.approx([0.5, 0], abs=0.1)
+    with pytest.raises(ConfigError, match="for vectors there is public.noise = 'uniform'"):
+        public_from_noise(task, PublicConfig(source="noise", size=5, noise="gauss"), seed=1)
+
+
 def test_gauss_noise_touches_both_ends_of_the_range_in_every_batch(colour_task):
     public = public_from_noise(colour_task, PublicConfig(source="noise", size=256, noise="gauss"), seed=1)
     values = raw_of(public, colour_task)

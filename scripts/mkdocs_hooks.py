@@ -1,0 +1,74 @@
+"""What the site needs beyond mkdocs: links from the pages to files of the repository, and diagrams without scripts.
+
+The pages are also read in the repository, where a link to `../../src/solera/methods/feddf.py` leads to the file. In the
+site such a link leads to a page made here, which shows the file. Diagrams stay as the text they are written in: the
+theme would fetch a program from the network to draw them.
+"""
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+FENCE = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".yml": "yaml", ".json": "json"}
+
+
+def outside(page: str, target: str) -> str | None:
+    """The path in the repository that a link on a page leads to, if it leads out of docs/."""
+    path = os.path.normpath(PurePosixPath("docs") / PurePosixPath(page).parent / target)
+    return None if path.startswith("docs/") else path
+
+
+def page_of(path: str) -> str:
+    """The page of the site that shows a file of the repository."""
+    return "index.md" if path == "README.md" else f"code/{path.removesuffix('/')}.md"
+
+
+def shown(path: str) -> str:
+    """A page that shows a file of the repository, or lists a folder."""
+    file = ROOT / path
+    if file.is_dir():
+        names = sorted(p.name for p in file.iterdir() if p.is_file())
+        return f"# {path}\n\n" + "".join(f"- `{name}`\n" for name in names)
+    language = LANGUAGES.get(file.suffix, "text")
+    return f"# {path}\n\n````{language}\n{file.read_text('utf-8')}\n````\n"
+
+
+def links(text: str) -> set[str]:
+    """Where the links of a page lead, without those inside code."""
+    return {target for _, target, _ in LINK.findall(FENCE.sub("", text))}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Make a page for every file outside of docs/ that some page links to."""
+    wanted = set()
+    for file in files.documentation_pages():
+        found = {outside(file.src_uri, target) for target in links(file.content_string)}
+        wanted |= {path for path in found if path is not None and path != "README.md" and (ROOT / path).exists()}
+    for path in sorted(wanted):
+        files.append(File.generated(config, page_of(path), content=shown(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Lead links out of docs/ to the pages made for them, and show diagrams as text."""
+    here = page.file.src_uri
+    if here.startswith("code/"):
+        return markdown
+
+    def led(match: re.Match[str]) -> str:
+        path = outside(here, match[2])
+        if path is None:
+            return match[0]
+        return match[1] + os.path.relpath(page_of(path), PurePosixPath(here).parent) + match[3]
+
+    kept, at = [], 0
+    for fence in FENCE.finditer(markdown):
+        kept += [LINK.sub(led, markdown[at : fence.start()]), fence[0].replace("```mermaid", "```text")]
+        at = fence.end()
+    return "".join([*kept, LINK.sub(led, markdown[at:])])

@@ -1,0 +1,114 @@
+"""`solera compare`: runs side by side, over seeds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..track.compare import Printed, as_csv, as_json, as_latex, printed, rows_of
+from ..track.runs import Group, Run, between_methods, cautions, distinguishing, group_runs, read_runs, show
+from .errors import Debug, Json, reported
+from .output import console, print_json
+
+TOLD = 6  # differences between methods that are listed; more are counted
+
+
+@reported
+def compare(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders with run directories below.")
+    ],
+    target: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Also: rounds and bytes until this accuracy, such as 0.7.")
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Group by these settings only, such as method.name. Repeatable."),
+    ] = None,
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, nothing rounded.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the table for LaTeX (booktabs).")] = False,
+    debug: Debug = False,
+) -> None:
+    """Compare runs: accuracy (mean ± standard deviation over seeds), traffic, time, and what differs between them.
+
+    Example: [bold]solera compare runs/toy-feddf-s0 runs/toy-fedavg-s0 --target 0.5[/bold]
+    """
+    from ..wire import ConfigError
+
+    if json + csv + latex > 1:
+        raise ConfigError("--json, --csv and --latex exclude each other")
+    runs = read_runs(directories)
+    wanted = _keys(by, runs)
+    groups = group_runs(runs, wanted)
+    rows = rows_of(groups, target)
+    warnings = warnings_of(runs, groups)
+    if json:
+        found = {"target": target, "by": wanted, "rows": as_json(rows), "between_methods": between_methods(runs)}
+        print_json(found | {"warnings": warnings})
+        return
+    for text in warnings if csv or latex else ():
+        typer.echo(f"warning: {text}", err=True)
+    if csv:
+        typer.echo(as_csv(rows), nl=False)
+    elif latex:
+        typer.echo(as_latex(printed(rows, target)), nl=False)
+    else:
+        print_comparison(console(), printed(rows, target), runs, warnings)
+
+
+def _keys(by: list[str] | None, runs: Sequence[Run]) -> list[str] | None:
+    """The keys to group by; a name no run has is refused with the nearest there is."""
+    if not by:
+        return None
+    from difflib import get_close_matches
+
+    from ..wire import ConfigError
+
+    known = list(dict.fromkeys(k for run in runs for k in run.settings))
+    wanted = [{"method": "method.name", "seed": "run.seed"}.get(k, k) for text in by for k in text.split(",") if k]
+    for key in wanted:
+        if key not in known:
+            near = get_close_matches(key, known, 1, 0.4) or distinguishing(runs)[:1] or ["method.name"]
+            raise ConfigError(f"--by {key}: no run has this setting; did you mean {near[0]!r}?")
+    return list(dict.fromkeys(wanted))
+
+
+def warnings_of(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:
+    """What is missing in the runs, and why they may not be comparable."""
+    missing = [f"{run.path}: {what}" for run in runs for what in run.missing if not what.startswith("not finished")]
+    return missing + cautions(groups)
+
+
+def print_comparison(out: Console, found: Printed, runs: Sequence[Run], warnings: Sequence[str]) -> None:
+    """The table, then what differs besides, then what to be careful about."""
+    out.print(table_of(found))
+    apart = between_methods(runs)
+    if apart:
+        out.print("\nbetween methods these differ, too:", highlight=False)
+    for key, values in list(apart.items())[:TOLD]:
+        told = ", ".join(f"{show(v)} ({m})" for m, v in values.items())
+        out.print(f"  {key}: {told}", markup=False, highlight=False, soft_wrap=True)
+    if len(apart) > TOLD:
+        out.print(f"  ... and {len(apart) - TOLD} more settings (--json lists them)", highlight=False)
+    for text in warnings:
+        out.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def table_of(found: Printed) -> Table:
+    """The comparison as the terminal shows it."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for i, head in enumerate(found.heads):
+        if i < found.words:
+            table.add_column(escape(head), overflow="fold", justify="right" if head == "runs" else "left")
+        else:
+            table.add_column(escape(head), justify="right", overflow="fold")
+    for cells, begins in zip(found.cells, found.first, strict=True):
+        if begins and table.row_count:
+            table.add_section()
+        table.add_row(*map(escape, cells))
+    return table

@@ -1,0 +1,100 @@
+"""`solera export`: a run's models and measurements for other programs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from .errors import Debug, Json, reported
+from .output import print_json
+
+if TYPE_CHECKING:
+    from ..trained import Format
+
+Form = Literal["safetensors", "torchscript", "torch-export", "onnx", "tensorboard", "mlflow"]
+
+
+@reported
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    form: Annotated[Form, typer.Option("--format", "-f", help="What to write.")] = "safetensors",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder to write into; RUN/export/FORMAT if not given.")
+    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Which model; all if not given. Repeatable.")] = None,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="The members of the ensemble that the run has saved.")
+    ] = False,
+    uri: Annotated[
+        str | None, typer.Option(help="mlflow: where to, such as sqlite:///mlflow.db or http://localhost:5000.")
+    ] = None,
+    experiment: Annotated[str, typer.Option(help="mlflow: the experiment's name.")] = "solera",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a run's models (safetensors, torchscript, torch-export, onnx) or its measurements (tensorboard, mlflow).
+
+    Example: [bold]solera export runs/toy-feddf-s0 --format torch-export -o exported[/bold]
+    """
+    from ..wire import ConfigError
+
+    if form in ("tensorboard", "mlflow"):
+        if model or ensemble:
+            raise ConfigError(f"--format {form} takes measurements, not models: leave out --model and --ensemble")
+        where = _measurements(directory, form, out, uri, experiment)
+        if json:
+            print_json({"format": form, "out": where})
+        else:
+            typer.echo(f"written to {where}")
+        return
+    if uri is not None:
+        raise ConfigError(f"--uri is for --format mlflow, not {form}")
+    from ..trained import export as write
+    from ..trained import open_run
+
+    if model and ensemble:
+        raise ConfigError("--model and --ensemble exclude each other")
+    trained = open_run(directory)
+    if ensemble:
+        trained.ensemble()  # refuses if there is none
+        names = [name for name, _ in trained.members]
+    else:
+        names = [trained.choose(name) for name in dict.fromkeys(model)] if model else trained.names
+    if not names:
+        trained.choose(None)
+    folder = out or directory / "export" / form
+    manifest = write(trained, cast("Format", form), folder, names)
+    if json:
+        print_json({"out": str(folder), **manifest})
+    else:
+        for entry in manifest["models"]:
+            typer.echo(f"{folder / entry['file']}: {entry['architecture']}")
+        typer.echo(f"{folder / 'manifest.json'}: input, normalisation, classes")
+
+
+def _measurements(directory: Path, form: str, out: Path | None, uri: str | None, experiment: str) -> str:
+    from ..track.export import Mlflow, TensorBoard, TrackConfig, Tracker, export_to
+    from ..track.runs import read_run
+    from ..wire import ConfigError, RunError
+
+    run = read_run(directory)
+    if not run.rounds:
+        raise RunError(f"{directory} has no rounds to export")
+    tracker: Tracker
+    if form == "mlflow":
+        if uri is None:
+            raise ConfigError("--format mlflow needs --uri, such as --uri sqlite:///mlflow.db")
+        config = TrackConfig(mlflow=uri, mlflow_experiment=experiment)
+        config.check()
+        config = config.absolute()
+        tracker, where = Mlflow(config.mlflow or uri, experiment), f"{uri}, experiment {experiment}"
+    else:
+        folder = out or directory / "tensorboard"
+        config = TrackConfig(tensorboard=True)
+        tracker, where = TensorBoard(folder), str(folder)
+    config.require()
+    try:
+        export_to(tracker, run)
+    except Exception as e:  # theirs: of a data base, a server, a disk
+        raise RunError(f"{tracker.title}: {type(e).__name__}: {str(e)[:300]}") from e
+    return where

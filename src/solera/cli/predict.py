@@ -1,0 +1,79 @@
+"""`solera predict`: a run's models on new samples."""
+
+import csv
+import io
+import json as json_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..track.compare import plain_cell
+from .errors import Debug, Json, reported
+from .output import print_json
+
+if TYPE_CHECKING:
+    from ..trained import Predictions
+
+
+@reported
+def predict(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[INPUT]",
+            help="A .npy, .npz, .parquet or .txt file, an image or a folder of images. Without it, the run's own "
+            "test set.",
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Which model; the server's own or the only one if not given.")] = (
+        None
+    ),
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Use the ensemble that the run has saved.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A .csv or .json file to write instead of printing.")
+    ] = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Classify new samples with what a run has trained: class and probability of each, normalised as the run did.
+
+    Example: [bold]solera predict runs/toy-feddf-s0 --model lenet5 -o predictions.csv[/bold]
+    """
+    from ..trained import open_run
+    from ..trained import predict as classify
+    from ..wire import ConfigError, RunError
+
+    if out is not None and out.suffix not in (".csv", ".json"):
+        raise ConfigError(f"--out {out}: a .csv or .json file is wanted")
+    found = classify(open_run(directory), source, model, ensemble)
+    as_json = json if out is None else out.suffix == ".json"
+    if out is None:
+        if as_json:
+            print_json(_facts(found, probabilities))
+        else:
+            typer.echo(_csv(found, probabilities), nl=False)
+    else:
+        try:
+            text = json_.dumps(_facts(found, probabilities), indent=2) if as_json else _csv(found, probabilities)
+            out.write_text(text, "utf-8")
+        except OSError as e:
+            raise RunError(f"{out} cannot be written: {e.strerror}") from None
+    if found.accuracy is not None and not (json and out is None):
+        typer.echo(f"{found.by}: {100 * found.accuracy:.1f}% of {len(found.names)} right", err=True)
+
+
+def _facts(found: "Predictions", every: bool) -> dict[str, object]:
+    return {"model": found.by, "accuracy": found.accuracy, "predictions": list(found.rows(every))}
+
+
+def _csv(found: "Predictions", every: bool) -> str:
+    out = io.StringIO()
+    rows = list(found.rows(every))
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    names = [key for key in ("input", "name") if key in rows[0]]  # of files and folders: no formulas, please
+    writer.writerows(row | {key: plain_cell(row[key]) for key in names} for row in rows)
+    return out.getvalue()

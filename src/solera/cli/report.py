@@ -1,0 +1,53 @@
+"""`solera report`: one HTML file from one or many run directories."""
+
+import datetime
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..version import __version__
+from .errors import Debug, reported
+
+Target = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="The accuracy for the table of rounds and bytes, such as 0.7.")
+]
+
+
+@reported
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders with run directories below.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+    target: Target = None,
+    debug: Debug = False,
+) -> None:
+    """Make a report of one run, or of many side by side: figures, tables and settings in one file.
+
+    Example: [bold]solera report runs/toy-feddf-s0 runs/toy-fedavg-s0 -o report.html[/bold]
+    """
+    from ..report.figures import report_data
+    from ..report.page import render
+    from ..report.read import read_all
+
+    records = read_all(directories)
+    data = report_data(records, target)
+    made = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    content = render(data, __version__, made).encode()
+    _write(out, content)
+    for note in data["notes"]:
+        typer.echo(f"note: {note}", err=True)
+    runs = f"{len(records)} runs" if len(records) > 1 else "1 run"
+    typer.echo(f"{shlex.quote(str(out))}: {runs}, {len(content) / 1e6:.1f} MB; open it in a browser")
+
+
+def _write(out: Path, content: bytes) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(content)
+    except OSError as e:
+        from ..wire import RunError  # imports torch: only where something is wrong
+
+        raise RunError(f"{out} cannot be written: {e.strerror}; choose another --out") from None

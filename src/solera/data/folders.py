@@ -1,0 +1,90 @@
+"""A folder of images, with a folder for each class: how people keep pictures of their own.
+
+photos/cat/*.png, photos/dog/*.jpg                   the test samples are taken out of these
+photos/train/cat/*.png, ..., photos/test/cat/*.png   the test samples are those
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..wire import ConfigError, DataError
+from .images import open_picture, stack_pictures
+from .readers import Split
+from .transforms import to_shape
+from .unlabelled import PICTURES
+
+SPLITS = {"train": ("train", "training"), "test": ("test", "testing", "val", "valid", "validation")}
+LAYOUT = "a folder for each class with images in it, such as cat/1.png and dog/1.png (or train/cat/1.png, test/cat/...)"
+
+
+def folder_splits(folder: Path, size: int | None) -> dict[str, Split]:
+    """The training and, if there is one, the test split of a folder of images; labels are the folders' names.
+
+    With `size` every image is brought to `size` x `size` pixels; without it all must have one size already. All are
+    gray if every image is, and colour otherwise.
+    """
+    if size is not None and size < 1:
+        raise ConfigError(f"data.image_size = {size}: at least 1 pixel is needed")
+    homes = _homes(folder)
+    files = {split: _pictures_by_class(home) for split, home in homes.items()}
+    every = [path for rows in files.values() for path, _ in rows]
+    height, width, channels = _common_shape(every, size)
+    return {
+        split: Split(
+            np.array([name for _, name in rows]),
+            lambda wanted, rows=rows: _decoded([rows[i][0] for i in wanted], (channels, height, width)),  # type: ignore[misc]
+        )
+        for split, rows in files.items()
+    }
+
+
+def _homes(folder: Path) -> dict[str, Path]:
+    """Where the class folders of each split are."""
+    inside = {path.name.lower(): path for path in _folders(folder)}
+    found = {split: next((inside[n] for n in names if n in inside), None) for split, names in SPLITS.items()}
+    train, test = found["train"], found["test"]
+    if train is None or not _folders(train):
+        return {"train": folder}
+    return {"train": train} if test is None else {"train": train, "test": test}
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def _pictures_by_class(home: Path) -> list[tuple[Path, str]]:
+    """Every image below the class folders of `home`, with the name of its class."""
+    classes = _folders(home)
+    if len(classes) < 2:
+        there = f"only the folder {classes[0].name}" if classes else "no folders"
+        raise DataError(f"{home}: holds {there}; wanted is {LAYOUT}")
+    rows = []
+    for home_of_class in classes:
+        pictures = sorted(p for p in home_of_class.rglob("*") if p.suffix.lower() in PICTURES and p.is_file())
+        if not pictures:
+            raise DataError(f"{home_of_class}: a class without an image ({', '.join(PICTURES)}); add some or remove it")
+        rows += [(path, home_of_class.name) for path in pictures]
+    return rows
+
+
+def _common_shape(paths: list[Path], size: int | None) -> tuple[int, int, int]:
+    """Height, width and channels of all images, from their headers."""
+    channels, first = 1, None
+    for path in paths:
+        picture = open_picture(path.read_bytes(), str(path), 0)
+        channels = channels if picture.mode in ("L", "1") else 3
+        first = first or picture.size
+        if size is None and picture.size != first:
+            raise DataError(
+                f"{path}: {picture.size[0]}x{picture.size[1]} pixels, {paths[0]} has {first[0]}x{first[1]}; "
+                "say to which size all are brought: image_size=64 (in a file: data.image_size = 64)"
+            )
+    assert first is not None  # there are two classes, none without an image
+    return (first[1], first[0], channels) if size is None else (size, size, channels)
+
+
+def _decoded(paths: list[Path], shape: tuple[int, ...]) -> Tensor:
+    return torch.cat([to_shape(stack_pictures([p.read_bytes()], str(p), shape[0]), shape) for p in paths])

@@ -1,0 +1,140 @@
+"""Samples without labels, to be classified by a trained model: arrays, folders of images, parquet, lines of text."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..wire import DataError
+from .images import channels_first, stack_pictures
+from .readers import files_in
+from .tables import IMAGE_COLUMNS, TEXT_COLUMNS
+from .text import tokenize
+from .transforms import to_shape
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+INPUT_NAMES = ("x", "inputs", "images", "samples", "data")
+FORMS = ".npy, .npz, .parquet, .txt (one text a line), an image, or a folder of images"
+
+
+def read_samples(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+    """The names (file names or row numbers) and the samples in `path`, brought to `shape`: uint8 or float images,
+    float vectors, or tokens."""
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder; give {FORMS}")
+    names, samples = _reader(path)(path, shape, text)
+    if not len(samples):
+        raise DataError(f"{path}: there are no samples in it")
+    if samples.dtype.is_complex or samples.dtype == torch.bool:
+        raise DataError(f"{path}: samples are {samples.dtype}; numbers are wanted")
+    if samples.ndim == len(shape) and tuple(samples.shape) == shape:  # a single sample, without the axis of samples
+        names, samples = names[:1], samples[None]
+    if len(shape) == 3 and samples.ndim in (3, 4):
+        samples = channels_first(samples)
+    if tuple(samples.shape[1:]) != shape:
+        raise DataError(f"{path}: samples have shape {tuple(samples.shape[1:])}; the models take {shape}")
+    return names, samples
+
+
+def _reader(path: Path) -> Callable[[Path, tuple[int, ...], bool], tuple[list[str], Tensor]]:
+    if path.is_dir():
+        return _parquet if any(f.suffix == ".parquet" for f in files_in(path)) else _folder
+    by_suffix = {".npy": _npy, ".npz": _npz, ".parquet": _parquet, ".txt": _lines} | dict.fromkeys(PICTURES, _folder)
+    if path.suffix.lower() not in by_suffix:
+        raise DataError(f"{path}: {path.suffix or 'a file without an ending'} cannot be read; give {FORMS}")
+    return by_suffix[path.suffix.lower()]
+
+
+def _numbered(samples: Tensor) -> tuple[list[str], Tensor]:
+    return [str(i) for i in range(len(samples))], samples
+
+
+def _npy(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+    with open(path, "rb") as file:
+        return _numbered(_array(file, path))
+
+
+def _npz(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inside = {name.removesuffix(".npy"): name for name in archive.namelist() if name.endswith(".npy")}
+            usual = [name for name in INPUT_NAMES if name in inside]
+            if len(inside) != 1 and not usual:
+                raise DataError(
+                    f"{path}: holds {', '.join(inside) or 'no array'}; name the samples one of {', '.join(INPUT_NAMES)}"
+                )
+            with archive.open(inside[usual[0] if usual else next(iter(inside))]) as file:
+                return _numbered(_array(file, path))
+    except zipfile.BadZipFile:
+        raise DataError(f"{path}: is no .npz file, or damaged") from None
+
+
+def _array(file: Any, path: Path) -> Tensor:
+    try:
+        array = np.lib.format.read_array(file)  # refuses arrays of objects: those could run code
+    except ValueError as e:
+        raise DataError(f"{path}: cannot be read as an array of numbers ({e})") from None
+    if array.dtype.kind not in "uif" or array.ndim == 0:
+        raise DataError(f"{path}: holds {array.dtype} of shape {array.shape}; an array of numbers is wanted")
+    return torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+
+
+def _folder(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+    found = [path] if path.is_file() else [f for f in files_in(path, depth=3) if f.suffix.lower() in PICTURES]
+    if not found:
+        raise DataError(f"{path}: there are no images in it ({', '.join(PICTURES)})")
+    if len(shape) != 3:
+        raise DataError(f"{path}: holds images; the models take samples of shape {shape}")
+    names = [str(f.relative_to(path)) if path.is_dir() else f.name for f in found]
+    return names, torch.cat([_fitted(f.read_bytes(), shape, str(f)) for f in found])
+
+
+def _fitted(content: Any, shape: tuple[int, ...], what: str) -> Tensor:
+    """One picture as the models take it: gray or colour, and of their size."""
+    return to_shape(stack_pictures([content], what, shape[0] if shape[0] in (1, 3) else None), shape)
+
+
+def _parquet(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise DataError(f"{path}: reading parquet needs pyarrow; install it: pip install 'solera[data]'") from None
+    paths = [path] if path.is_file() else [f for f in files_in(path) if f.suffix == ".parquet"]
+    usual = TEXT_COLUMNS if text else IMAGE_COLUMNS
+    values: list[Any] = []
+    try:
+        for file in paths:
+            there = pq.read_schema(file).names
+            column = next((c for c in usual if c in there), None)
+            if column is None:
+                raise DataError(f"{file}: has the columns {', '.join(there)}; one of {', '.join(usual)} is wanted")
+            values += pq.read_table(file, columns=[column])[column].to_pylist()
+    except (pa.ArrowException, OSError) as e:
+        raise DataError(f"{path}: cannot be read as parquet ({e})") from None
+    if None in values:
+        raise DataError(f"{path}: row {values.index(None)} is empty")
+    if text:
+        return _numbered(_tokens([str(v) for v in values], shape))
+    if not values or isinstance(values[0], list):
+        return _numbered(torch.tensor(np.asarray(values)))
+    pictures = [v["bytes"] if isinstance(v, dict) else v for v in values]
+    return _numbered(torch.cat([_fitted(p, shape, f"{path}, row {i}") for i, p in enumerate(pictures)]))
+
+
+def _lines(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+    if not text:
+        raise DataError(f"{path}: holds text; the models take samples of shape {shape}")
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        raise DataError(f"{path}: cannot be read as UTF-8 text") from None
+    return _numbered(_tokens(lines, shape))
+
+
+def _tokens(texts: list[str], shape: tuple[int, ...]) -> Tensor:
+    return tokenize(texts, shape[0]) if texts else torch.zeros((0, *shape), dtype=torch.int64)

@@ -1,0 +1,502 @@
+"""The numbers behind every figure of the report, as plain data that goes into the page as JSON.
+
+Rounds are counted from 1 here, as people do. A group is the runs of one case over its seeds; what is shown of a single
+run (a timeline, a matrix) is its first.
+"""
+
+import base64
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..track.runs import Group, Point, Run, cautions, group_runs, series, show
+from .order import similar_order
+from .read import Matrix, Record
+
+POINTS = 300  # of one line
+CLIENTS = 120  # in the coefficient matrix
+BUBBLES = 6000  # classes times clients
+CELLS = 1_500_000  # of coefficients in the whole report
+ROWS = 300  # of a table
+SPANS = 2000  # of a timeline
+TEACHERS = 60
+MEAN = "mean of the models"
+OWN = "own models"
+STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets one can choose from
+DRAWN = {"coefficients", "timeline", "distilled", "teachers"}  # events that have a figure; the others are listed
+
+
+def report_data(records: Sequence[Record], target: float | None = None) -> dict[str, Any]:
+    """Everything the page shows."""
+    groups = group_runs([r.run for r in records])
+    by_run = {id(r.run): r for r in records}
+    members = [[by_run[id(run)] for run in g.runs] for g in groups]
+    ordered = [r for own in members for r in own]
+    partitions = _Distinct()
+    labels = _labels(groups)
+    cells = CELLS // max(1, sum(bool(own[0].matrices) for own in members))
+    data = {
+        "title": _title(groups),
+        "subtitle": _subtitle(groups, ordered),
+        "notes": [*cautions(groups), *_missing(ordered)],
+        "groups": [
+            {"label": label, **_group(g, own, partitions, cells)}
+            for label, g, own in zip(labels, groups, members, strict=True)
+        ],
+        "runs": [_run(r, i) for i, own in enumerate(members) for r in own],
+        "targets": targets(groups, target),
+        "partitions": partitions.items,
+    }
+    return finite(data)
+
+
+def finite(value: Any) -> Any:
+    """The same with None for numbers that JSON cannot say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+# ---- words ------------------------------------------------------------------------------------------
+
+
+def _title(groups: Sequence[Group]) -> str:
+    if len(groups) == 1:
+        return f"{groups[0].runs[0].name}: {groups[0].method}"
+    methods = list(dict.fromkeys(g.method for g in groups))
+    return ", ".join(methods) + " compared" if len(methods) <= 5 else f"{len(methods)} methods compared"
+
+
+def _labels(groups: Sequence[Group]) -> list[str]:
+    """The method, the data set if they differ, and what tells a case from the others of its method."""
+
+    def label(g: Group, keys: Iterable[str]) -> str:
+        return Group(g.method, {k: g.settings[k] for k in keys}, g.runs).label
+
+    found = []
+    for g in groups:
+        same = [other for other in groups if other.method == g.method]
+        found.append(
+            label(g, [k for k in g.settings if k == "data.name" or any(o.settings[k] != g.settings[k] for o in same)])
+        )
+    return found if len(set(found)) == len(found) else [g.label for g in groups]
+
+
+def _subtitle(groups: Sequence[Group], records: Sequence[Record]) -> str:
+    run = groups[0].runs[0]
+    told = [f"{len(records)} runs" if len(records) > 1 else f"seed {show(run.seed)}"]
+    data = list(dict.fromkeys(str(g.runs[0].settings.get("data.name", "own data")) for g in groups))
+    told.append(", ".join(data))
+    if (clients := run.settings.get("partition.clients")) is not None and len(data) == 1:
+        kind, alpha = run.settings.get("partition.kind", ""), run.settings.get("partition.alpha")
+        skew = f", {kind}" + (f" alpha {show(alpha)}" if kind in ("dirichlet", "quantity") else "") if kind else ""
+        told.append(f"{clients} clients{skew}")
+    models = list(dict.fromkeys(m for m in run.settings.get("models.clients") or [] if isinstance(m, str)))
+    if models:
+        told.append(", ".join(models))
+    return " · ".join(told)
+
+
+def _missing(records: Sequence[Record]) -> list[str]:
+    """What is not there, each once, with the runs it is true of."""
+    of: dict[str, list[str]] = {}
+    for r in records:
+        for note in r.notes:
+            of.setdefault(note, []).append(str(r.run.path))
+    named = lambda paths: ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")  # noqa: E731
+    return [f"{note} ({named(paths)})" if len(records) > 1 else note for note, paths in of.items()]
+
+
+# ---- accuracy ---------------------------------------------------------------------------------------
+
+
+def lines(run: Run) -> dict[tuple[str, str], list[Point]]:
+    """Everything that was measured of a run, by (kind, name): models, their mean, ensembles, averages, own models."""
+    found: dict[tuple[str, str], list[Point]] = {}
+    for label, points in series(run).items():
+        if label == OWN:
+            found["own", OWN] = points
+        elif label.startswith("ensemble "):
+            found["ensemble", label.removeprefix("ensemble ")] = points
+        else:
+            found["model", label] = points
+    models = {name: points for (kind, name), points in found.items() if kind == "model"}
+    if len(models) > 1:
+        found["mean", MEAN] = [
+            Point(same[0].round, same[0].bytes_so_far, statistics.fmean(p.accuracy for p in same))
+            for same in _by_round(models.values())
+            if len(same) == len(models)
+        ]
+    sent = {p.round: p.bytes_so_far for points in found.values() for p in points}
+    for m in run.rounds:
+        averages = m.get("averages")
+        for name, score in averages.items() if isinstance(averages, dict) else ():
+            accuracy = score.get("accuracy") if isinstance(score, dict) else None
+            if isinstance(accuracy, int | float) and m["round"] in sent:
+                point = Point(m["round"], sent[m["round"]], float(accuracy))
+                found.setdefault(("average", str(name)), []).append(point)
+    return found
+
+
+def main_line(run: Run) -> tuple[str, str] | None:
+    """Which of its lines stands for a run: the server's own model, the mean of its models, or clients' own models."""
+    found = lines(run)
+    server = run.settings.get("models.server")
+    for kind, name in (("model", server), ("mean", MEAN)):
+        if (kind, name) in found:
+            return kind, str(name)
+    return next((key for kind in ("model", "own", "ensemble") for key in found if key[0] == kind), None)
+
+
+def _by_round(many: Iterable[Sequence[Point]]) -> list[list[Point]]:
+    """The points of several lines, together by their round."""
+    found: dict[int, list[Point]] = {}
+    for points in many:
+        for p in points:
+            found.setdefault(p.round, []).append(p)
+    return [found[t] for t in sorted(found)]
+
+
+def _bands(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Each line's mean over the seeds, and the lowest and highest seed."""
+    each = [lines(run) for run in runs]
+    keys = dict.fromkeys(key for found in each for key in found)
+    bands = []
+    for kind, name in keys:
+        rounds = thinned(_by_round(found[kind, name] for found in each if (kind, name) in found), POINTS)
+        values = [[p.accuracy for p in same] for same in rounds]
+        bands.append(
+            {
+                "kind": kind,
+                "name": name,
+                "round": [same[0].round + 1 for same in rounds],
+                "bytes": [round(statistics.fmean(p.bytes_so_far for p in same)) for same in rounds],
+                "mean": [_short(statistics.fmean(v)) for v in values],
+                "low": [_short(min(v)) for v in values],
+                "high": [_short(max(v)) for v in values],
+                "runs": [len(v) for v in values],
+                "last": mean_std([found[kind, name][-1].accuracy for found in each if found.get((kind, name))]),
+                "best": mean_std(
+                    [max(p.accuracy for p in found[kind, name]) for found in each if found.get((kind, name))]
+                ),
+            }
+        )
+    return bands
+
+
+def thinned(items: list[Any], most: int) -> list[Any]:
+    """At most `most` of the items, evenly spaced, the last one among them."""
+    if len(items) <= most:
+        return items
+    return [items[(i + 1) * len(items) // most - 1] for i in range(most)]
+
+
+def mean_std(values: Sequence[float]) -> list[float] | None:
+    """[mean, standard deviation over seeds]; a single value has no deviation."""
+    if not values:
+        return None
+    return [_short(statistics.fmean(values)), *([_short(statistics.stdev(values))] if len(values) > 1 else [])]
+
+
+def _short(x: float) -> float:
+    return round(x, 5)
+
+
+def targets(groups: Sequence[Group], wanted: float | None = None) -> dict[str, Any]:
+    """Rounds and bytes until a target accuracy was first reached, for the targets one can choose from.
+
+    The one shown first, unless it is given: the highest multiple of 5 % that at least half of the groups reach.
+    """
+    values = sorted({*STEPS, *([wanted] if wanted is not None else [])})
+    rows = []
+    peaks = []
+    for number, g in enumerate(groups):
+        measured = [lines(run) for run in g.runs]
+        keys = dict.fromkeys(key for found in measured for key in found if key[0] != "average")
+        for kind, name in keys:
+            each = [found.get((kind, name), []) for found in measured]
+            rows.append(
+                {"group": number, "kind": kind, "name": name, "at": [_reached(each, value) for value in values]}
+            )
+        if (key := main_line(g.runs[0])) is not None:
+            peaks.append(max(p.accuracy for p in measured[0][key]))
+    if wanted is None:
+        common = sorted(peaks)[(len(peaks) - 1) // 2] if peaks else 0.0
+        wanted = max((v for v in values if v <= common), default=values[0])
+    return {"values": values, "shown": values.index(wanted), "rows": rows}
+
+
+def _reached(each: Sequence[Sequence[Point]], target: float) -> list[Any]:
+    """[runs that reached it, of how many, rounds (mean, std), bytes (mean, std)]"""
+    first = [next((p for p in points if p.accuracy >= target), None) for points in each]
+    found = [p for p in first if p is not None]
+    rounds, sent = mean_std([p.round + 1 for p in found]), mean_std([p.bytes_so_far for p in found])
+    return [len(found), len(each), rounds, sent]
+
+
+# ---- one group --------------------------------------------------------------------------------------
+
+
+def _group(g: Group, records: Sequence[Record], partitions: "_Distinct", cells: int) -> dict[str, Any]:
+    first = records[0]
+    main = main_line(g.runs[0])
+    bands = _bands(g.runs)
+    if main is None and bands:
+        main = bands[0]["kind"], bands[0]["name"]
+    return {
+        "method": g.method,
+        "runs": len(g.runs),
+        "lines": bands,
+        "main": None if main is None else list(main),
+        "partition": partitions.place(partition(first)),
+        "personal": personal(g.runs),
+        "coefficients": coefficients(first.matrices, cells),
+        "timeline": timeline(first.run),
+        "teachers": teachers(first.run),
+        "confusion": confusion([r.confusion for r in records if r.confusion]),
+        "regions": regions(first.regions),
+        "seconds": seconds(g.runs),
+        "traffic": {way: mean_std([float(run.bytes(way)) for run in g.runs]) for way in ("down", "up")},
+        "time": mean_std([run.seconds for run in g.runs]),
+    }
+
+
+class _Distinct:
+    """Equal things once."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def place(self, item: Any) -> int | None:
+        if item is None:
+            return None
+        if item not in self.items:
+            self.items.append(item)
+        return self.items.index(item)
+
+
+def partition(record: Record) -> dict[str, Any] | None:
+    """Classes held by clients, as many clients as make a readable picture."""
+    found = record.partition
+    if found is None or not found["shown"]:
+        return None
+    shown = thinned(found["shown"], max(1, BUBBLES // max(1, found["classes"])))
+    return {**found, "shown": shown}
+
+
+def personal(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Accuracy of clients' own models: mean and worst tenth by round, and every client after the last evaluation."""
+    by_round: dict[int, list[dict[str, Any]]] = {}
+    latest: list[list[Any]] = []
+    for run in runs:
+        scored = [m for m in run.rounds if "mean" in m["personal"]]
+        for m in scored:
+            by_round.setdefault(m["round"], []).append(m["personal"])
+        each = scored[-1].get("personal_accuracies") if scored else None
+        if isinstance(each, dict):
+            seed = f" (seed {show(run.seed)})" if len(runs) > 1 else ""
+            latest += [[f"{k}{seed}", float(a)] for k, a in each.items() if isinstance(a, int | float)]
+    if not by_round:
+        return None
+    rounds = thinned(sorted(by_round), POINTS)
+    return {
+        "round": [t + 1 for t in rounds],
+        "mean": [_short(statistics.fmean(p["mean"] for p in by_round[t])) for t in rounds],
+        "worst": [_short(statistics.fmean(p.get("worst_decile", math.nan) for p in by_round[t])) for t in rounds],
+        "clients": sorted(latest, key=lambda pair: pair[1]),
+    }
+
+
+def coefficients(matrices: Sequence[Matrix], cells: int) -> dict[str, Any] | None:
+    """The matrix after each round in one byte a cell, clients in the order of their similarity in the last one."""
+    if not matrices:
+        return None
+    names = matrices[-1].clients
+    N = len(names)
+    kept = [i * N // min(N, CLIENTS) for i in range(min(N, CLIENTS))]
+    last = matrices[-1].values
+    order = similar_order([[last[i * N + j] + last[j * N + i] for j in kept] for i in kept])
+    kept = [kept[i] for i in order]
+    frames = thinned(list(matrices), max(1, cells // len(kept) ** 2))
+    top = max(max(m.values) for m in frames)
+    scale = 255 / top if top > 0 and math.isfinite(top) else 0.0
+    return {
+        "clients": [names[i] for i in kept],
+        "left_out": N - len(kept),
+        "round": [m.round + 1 for m in frames],
+        "frames": [_bytes(scale * m.values[i * N + j] for i in kept for j in kept) for m in frames],
+        "top": _short(top),
+        "givers": [_givers(m.values, N) for m in frames],
+    }
+
+
+def _givers(values: Sequence[float], N: int) -> list[float]:
+    """By how many givers the receivers are taught in effect: lowest, mean and highest exp(entropy of a column)."""
+    found = []
+    for j in range(N):
+        column = [max(0.0, values[i * N + j]) for i in range(N)]
+        total = sum(column)
+        shares = [c / total for c in column if c > 0] if math.isfinite(total) else []
+        found.append(math.exp(-sum(p * math.log(p) for p in shares)))
+    return [round(f(found), 3) for f in (min, statistics.fmean, max)]
+
+
+def _bytes(values: Iterable[float]) -> str:
+    """Numbers from 0 to 255 as text."""
+    whole = bytes(min(255, max(0, round(v))) if math.isfinite(v) else 0 for v in values)
+    return base64.b64encode(whole).decode()
+
+
+def timeline(run: Run) -> list[list[Any]] | None:
+    """[round, what, start, end] of every piece of work that was timed, in seconds since the run began."""
+    spans: list[list[Any]] = []
+    began = 0.0
+    for m in run.rounds:
+        for e in m["events"]:
+            start, end = e.get("start"), e.get("end")
+            if e.get("kind") == "timeline" and isinstance(start, int | float) and isinstance(end, int | float):
+                groups = e.get("groups")
+                where = f" {', '.join(map(str, groups))}" if isinstance(groups, list) else ""
+                spans.append(
+                    [m["round"] + 1, f"{e.get('what')}{where}", round(began + start, 3), round(began + end, 3)]
+                )
+        began += m["seconds"].get("total", 0.0)
+    return spans[-SPANS:] or None
+
+
+def teachers(run: Run) -> dict[str, Any] | None:
+    """How far a round's teachers agree, and how much each of them counts by its confidence."""
+    found: list[tuple[int, dict[str, Any], float | None]] = []
+    for m in run.rounds:
+        event = next((e for e in m["events"] if e.get("kind") == "teachers"), None)
+        if event is not None and _is_numbers(event.get("confidence")) and isinstance(event.get("clients"), list):
+            dissent = next((e.get("dissent") for e in m["events"] if e.get("kind") == "distilled"), None)
+            found.append((m["round"], event, dissent if isinstance(dissent, int | float) else None))
+    if not found:
+        return None
+    found = thinned(found, POINTS)
+    often: dict[str, int] = {}
+    for _, e, _ in found:
+        for k in e["clients"]:
+            often[str(k)] = often.get(str(k), 0) + 1
+    shown = sorted(sorted(often, key=lambda k: -often[k])[:TEACHERS])
+    weights = []
+    for _, e, _ in found:
+        of = dict(zip(map(str, e["clients"]), e["confidence"], strict=False))
+        equal = 1 / max(1, len(e["clients"]))
+        weights.append([round(of[k] / equal, 3) if k in of else None for k in shown])
+    return {
+        "round": [t + 1 for t, _, _ in found],
+        "dissenting": [_number(e.get("dissenting")) for _, e, _ in found],
+        "unanimous": [_number(e.get("unanimous")) for _, e, _ in found],
+        "dissent": [d for _, _, d in found],
+        "clients": shown,
+        "left_out": len(often) - len(shown),
+        "weights": weights,
+    }
+
+
+def confusion(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The seeds' confusions added up."""
+    same = [c for c in found if len(c["total"]) == len(found[0]["total"])]
+    if not same:
+        return None
+    items = []
+    for item in same[0]["items"]:
+        of = [i for c in same for i in c["items"] if (i["kind"], i["name"]) == (item["kind"], item["name"])]
+        matrices = [i["matrix"] for i in of]
+        whole = all(m is not None for m in matrices)
+        items.append(
+            {
+                **item,
+                "right": [sum(column) for column in zip(*(i["right"] for i in of), strict=True)],
+                "total": [len(of) * n for n in same[0]["total"]],
+                "matrix": [[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
+                if whole
+                else None,
+            }
+        )
+    return {"round": same[0]["round"] + 1, "items": items} if items else None
+
+
+def regions(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Decision regions, a byte for each class at each point of the grid."""
+    if found is None:
+        return None
+    panels = [{**p, "percent": _bytes(v for row in p["percent"] for v in row)} for p in found["panels"]]
+    return {**found, "round": found["round"] + 1, "panels": panels}
+
+
+def seconds(runs: Sequence[Run]) -> dict[str, float] | None:
+    """Seconds of a whole run by phase, the mean over seeds."""
+    phases = ("clients", "server", "evaluate", "commit")
+    if not any(run.rounds for run in runs):
+        return None
+    return {
+        p: round(statistics.fmean(sum(m["seconds"].get(p, 0.0) for m in run.rounds) for run in runs), 3) for p in phases
+    }
+
+
+# ---- one run ----------------------------------------------------------------------------------------
+
+
+def _run(r: Record, group: int) -> dict[str, Any]:
+    run = r.run
+    failures = [
+        [m["round"] + 1, *(str(f.get(k, "")) for k in ("client", "task", "reason"))]
+        for m in run.rounds
+        for f in m["failures"]
+    ]
+    events = [
+        [m["round"] + 1, str(e.get("kind", "")), _facts(e)]
+        for m in run.rounds
+        for e in m["events"]
+        if e.get("kind") not in DRAWN
+    ]
+    summary = run.summary or {}
+    environment = summary.get("environment")
+    return {
+        "group": group,
+        "path": str(run.path),
+        "name": run.name,
+        "seed": show(run.seed),
+        "status": r.status,
+        "done": len(run.rounds),
+        "wanted": run.rounds_wanted,
+        "down": run.bytes("down"),
+        "up": run.bytes("up"),
+        "seconds": round(run.seconds, 1),
+        "digest": str(summary.get("digest") or ""),
+        "command": r.command,
+        "again": f"solera run {_quoted(run.path / 'config.toml')}" if (run.path / "config.toml").is_file() else None,
+        "environment": [[str(k), str(v)] for k, v in environment.items()] if isinstance(environment, dict) else [],
+        "settings": [[k, show(v)] for k, v in run.settings.items()],
+        "failures": failures[:ROWS],
+        "failures_total": len(failures),
+        "events": events[:ROWS],
+        "events_total": len(events),
+    }
+
+
+def _facts(event: dict[str, Any]) -> str:
+    told = [f"{k} {show(v)}" if k != "reason" else show(v) for k, v in event.items() if k != "kind"]
+    text = ", ".join(told)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _quoted(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(path))
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _is_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(v, int | float) for v in values)

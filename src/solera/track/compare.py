@@ -1,0 +1,224 @@
+"""Groups of runs as rows of numbers, and those rows as CSV and LaTeX. Reading and grouping is in `runs`."""
+
+import csv
+import dataclasses
+import io
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .display import human_bytes, human_time
+from .runs import Group, Run, series, short, show, to_target
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (of a sample, n - 1) over runs."""
+
+    mean: float
+    std: float | None  # None: of one run there is none
+    runs: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Spread | None":
+        """Over the values that are there; None if there is none."""
+        there = [float(v) for v in values if v is not None]
+        if not there:
+            return None
+        return cls(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else None, len(there))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One thing that was measured in the runs of a group: a model, an ensemble, or the clients' own models."""
+
+    group: Group
+    measured: str  # the label of the series; "" if nothing was evaluated
+    last: Spread | None
+    best: Spread | None
+    worst_decile: Spread | None  # of the clients' own models
+    rounds_to_target: Spread | None
+    bytes_to_target: Spread | None
+    reached: int  # how many runs reached the target
+    down: Spread | None
+    up: Spread | None
+    seconds: Spread | None
+    failures: Spread | None
+
+    @property
+    def numbers(self) -> dict[str, Spread | None]:
+        """Every figure by its name in JSON and CSV."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in OTHER}
+
+
+OTHER = ("group", "measured", "reached")
+PERSONAL = "own models"
+
+
+def rows_of(groups: Sequence[Group], target: float | None = None) -> list[Row]:
+    """The rows of a comparison: for each group one for each series, the models first."""
+    return [row for group in groups for row in _rows(group, target)]
+
+
+def _rows(group: Group, target: float | None) -> list[Row]:
+    measured = [series(run) for run in group.runs]
+    labels = list(dict.fromkeys(label for found in measured for label in found)) or [""]
+    rows = []
+    for label in labels:
+        points = [found[label] for found in measured if label in found]
+        hits = [to_target(run, target, label) for run in group.runs] if target is not None else []
+        there = [hit for hit in hits if hit is not None]
+        rows.append(
+            Row(
+                group,
+                label,
+                last=Spread.of(p[-1].accuracy for p in points),
+                best=Spread.of(max(q.accuracy for q in p) for p in points),
+                worst_decile=Spread.of(map(_worst_decile, group.runs)) if label == PERSONAL else None,
+                rounds_to_target=Spread.of(hit.rounds for hit in there),
+                bytes_to_target=Spread.of(hit.bytes for hit in there),
+                reached=len(there),
+                down=Spread.of(run.bytes("down") for run in group.runs),
+                up=Spread.of(run.bytes("up") for run in group.runs),
+                seconds=Spread.of(run.seconds for run in group.runs),
+                failures=Spread.of(run.failures for run in group.runs),
+            )
+        )
+    return rows
+
+
+def _worst_decile(run: Run) -> float | None:
+    return next((m["personal"]["worst_decile"] for m in reversed(run.rounds) if "worst_decile" in m["personal"]), None)
+
+
+# ---- as text ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed:
+    """A comparison as cells of text; `first[i]` tells whether row i begins a group."""
+
+    heads: list[str]
+    cells: list[list[str]]
+    first: list[bool]
+    words: int  # how many columns hold words; the others hold numbers
+
+
+def printed(rows: Sequence[Row], target: float | None = None) -> Printed:
+    """The rows with numbers rounded for people; what belongs to a whole group stands in its first row only."""
+    settings = [k for k in (rows[0].group.settings if rows else {}) if k != "method.name"]
+    personal = any(row.worst_decile for row in rows)
+    lost = any(row.failures and row.failures.mean for row in rows)
+    heads = ["method", *map(short, settings), "runs", "measured", "last %", "best %"]
+    heads += ["worst tenth %"] if personal else []
+    heads += [f"rounds to {100 * target:g}%", f"bytes to {100 * target:g}%"] if target is not None else []
+    heads += ["down", "up", "time", *(["lost replies"] if lost else [])]
+    cells, first = [], []
+    for i, row in enumerate(rows):
+        begins = i == 0 or rows[i - 1].group is not row.group
+        group = [row.group.method, *(show(row.group.settings.get(k)) for k in settings), str(len(row.group.runs))]
+        text = [*(group if begins else [""] * len(group)), row.measured, percent(row.last), percent(row.best)]
+        text += [percent(row.worst_decile)] if personal else []
+        if target is not None:
+            text += _target_cells(row)
+        ends = [with_unit(row.down, human_bytes), with_unit(row.up, human_bytes), with_unit(row.seconds, human_time)]
+        ends += [f"{row.failures.mean:.3g}" if row.failures else ""] if lost else []
+        cells.append(text + (ends if begins else [""] * len(ends)))
+        first.append(begins)
+    return Printed(heads, cells, first, len(settings) + 3)
+
+
+def _target_cells(row: Row) -> list[str]:
+    if row.rounds_to_target is None:
+        return ["not reached" if row.measured else "", ""]
+    s, n = row.rounds_to_target, len(row.group.runs)
+    part = "" if row.reached == n else f" ({row.reached} of {n})"
+    std = f" ± {s.std:.1f}" if s.std is not None else ""
+    return [f"{s.mean:.3g}{std}{part}", with_unit(row.bytes_to_target, human_bytes)]
+
+
+def percent(value: Spread | None) -> str:
+    """An accuracy as 71.2 ± 0.3 (in percent)."""
+    if value is None:
+        return ""
+    return f"{100 * value.mean:.1f}" + (f" ± {100 * value.std:.1f}" if value.std is not None else "")
+
+
+def with_unit(value: Spread | None, unit: Any) -> str:
+    """The mean, as `unit` writes it."""
+    return "" if value is None else unit(value.mean)
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows as plain values, nothing rounded."""
+    return [
+        {
+            "method": row.group.method,
+            "settings": row.group.settings,
+            "runs": [str(r.path) for r in row.group.runs],
+            "seeds": [r.seed for r in row.group.runs],
+            "measured": row.measured or None,
+            "reached": row.reached,
+            **{name: None if s is None else dataclasses.asdict(s) for name, s in row.numbers.items()},
+        }
+        for row in rows
+    ]
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """One line a row, group columns repeated, nothing rounded: for spreadsheets and pandas."""
+    settings = [k for k in (rows[0].group.settings if rows else {}) if k != "method.name"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    numbers = list(rows[0].numbers) if rows else []
+    writer.writerow(
+        ["method", *settings, "runs", "measured", "reached", *(f"{n}{end}" for n in numbers for end in ("", "_std"))]
+    )
+    for row in rows:
+        told = [plain_cell(row.group.settings.get(k)) for k in settings]
+        values = [v for s in row.numbers.values() for v in ((s.mean, s.std) if s else (None, None))]
+        plain = ["" if v is None else repr(v) for v in values]
+        writer.writerow(
+            [plain_cell(row.group.method), *told, len(row.group.runs), plain_cell(row.measured), row.reached, *plain]
+        )
+    return out.getvalue()
+
+
+def plain_cell(value: Any) -> str:
+    """A cell that a spreadsheet does not take for a formula."""
+    text = "" if value is None else show(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
+
+
+def latex_text(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(LATEX.get(c, c if c.isprintable() else " ") for c in text)
+
+
+def as_latex(table: Printed) -> str:
+    """The table for a paper; it needs \\usepackage{booktabs}."""
+    columns = "l" * table.words + "r" * (len(table.heads) - table.words)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_row(table.heads), r"\midrule"]
+    for i, cells in enumerate(table.cells):
+        if i and table.first[i]:
+            lines.append(r"\addlinespace")
+        lines.append(_latex_row(cells))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(latex_text, cells)) + r" \\"

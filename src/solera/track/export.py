@@ -1,0 +1,306 @@
+"""A run's measurements for TensorBoard and MLflow: as it goes on, or after the fact.
+
+Both are behind extras and are told to the watcher's side of a run: whatever goes wrong there is a warning, never the
+end of a run. What was written before a stop is not written twice when the run is resumed.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from ..version import __version__
+from ..wire import ConfigError
+from .display import Watcher
+from .runs import Run, flat, read_run, show
+
+OURS = ".solera"  # how our event files end: no others are ever removed
+BATCH = 100  # parameters that MLflow takes at once
+LONGEST = 500  # characters of a parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackConfig:
+    """Where a run's measurements go besides its own directory."""
+
+    tensorboard: bool = False  # write event files into the run directory's folder tensorboard/
+    mlflow: str | None = None  # the tracking URI, such as "sqlite:///mlflow.db" or "http://localhost:5000"
+    mlflow_experiment: str = "solera"  # the experiment's name there
+
+    def check(self) -> None:
+        """Refuse what cannot be."""
+        if self.mlflow is not None:
+            _check_uri(self.mlflow)
+        if not self.mlflow_experiment.strip():
+            raise ConfigError("track.mlflow_experiment = '': a name is needed")
+
+    def require(self) -> None:
+        """Refuse, before any work, what is not installed."""
+        if self.tensorboard:
+            _need("tensorboard", "tensorboard", "track.tensorboard = true")
+        if self.mlflow is not None:
+            _need("mlflow", "mlflow", f"track.mlflow = {self.mlflow!r}")
+
+    def absolute(self) -> "TrackConfig":
+        """The same wherever the run is resumed: a data base file has its full path."""
+        if self.mlflow is None or not re.match(r"sqlite:///[^/]", self.mlflow):
+            return self
+        file = os.path.abspath(os.path.expanduser(self.mlflow.removeprefix("sqlite:///")))
+        return dataclasses.replace(self, mlflow=f"sqlite:///{file}")
+
+
+def _check_uri(uri: str) -> None:
+    parts = urlsplit(uri)
+    if uri != "databricks" and (not re.match(r"[a-z][a-z0-9+.-]*://", uri) or parts.scheme == "file"):
+        raise ConfigError(
+            f"track.mlflow = {uri!r}: MLflow no longer writes into plain folders; give a data base, such as "
+            "'sqlite:///mlflow.db', or a server, such as 'http://localhost:5000'"
+        )
+    if parts.password:
+        raise ConfigError(
+            "track.mlflow holds a password, which would be stored in config.toml; leave it out and set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+        )
+
+
+def _need(package: str, extra: str, what: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{what} needs the package {package}: pip install 'solera[{extra}]'")
+
+
+# ---- what is written --------------------------------------------------------------------------------
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """One round's numbers under the names they have in TensorBoard and MLflow."""
+    found: dict[str, float] = {}
+    for group, word in (("models", ""), ("ensembles", "ensemble "), ("averages", "average ")):
+        for name, score in (metrics.get(group) or {}).items():
+            found[f"accuracy/{word}{name}"] = score["accuracy"]
+            found[f"loss/{word}{name}"] = score["loss"]
+    personal = metrics.get("personal") or {}
+    found |= {f"own models/{k}": personal[k] for k in ("mean", "std", "worst_decile") if k in personal}
+    for way, sent in metrics["bytes"].items():
+        found[f"bytes/{way}"] = sum(sent.values())
+    found |= {f"seconds/{k}": s for k, s in metrics["seconds"].items()}
+    found["clients/answered"] = metrics.get("cohort", 0)
+    found["clients/lost replies"] = len(metrics["failures"])
+    return {re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII): float(value) for name, value in found.items()}
+
+
+class Tracker(Protocol):
+    """Somebody who keeps a run's measurements."""
+
+    title: str
+
+    def begin(self, run: Run) -> None:
+        """The run begins or goes on; `run` is what its directory holds so far."""
+
+    def round(self, metrics: Mapping[str, Any], when: float) -> None:
+        """A round was over at the time `when`."""
+
+    def end(self, finished: bool) -> None:
+        """Nothing more comes; the run is finished, or was stopped."""
+
+
+class TensorBoard:
+    """Event files. The file is begun anew when a run is resumed, so that no step is there twice."""
+
+    title = "TensorBoard"
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._file: Any = None
+
+    def begin(self, run: Run) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for old in self.folder.glob(f"*tfevents*{OURS}"):
+            old.unlink()
+        # Written record by record: TensorBoard's own writer has a thread, which a forking run must not have.
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}{OURS}"
+        self._file = open(self.folder / name, "wb")  # noqa: SIM115 (closed by end)
+        self._write(time.time(), file_version="brain.Event:2")
+
+    def round(self, metrics: Mapping[str, Any], when: float) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=v) for tag, v in scalars(metrics).items()]
+        self._write(when, step=metrics["round"], summary=Summary(value=values))
+        self._file.flush()
+
+    def end(self, finished: bool) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, when: float, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        RecordWriter(self._file).write(Event(wall_time=when, **content).SerializeToString())
+
+
+class Mlflow:
+    """A run of an MLflow experiment. `mlflow.json` in the run directory says which, so that it can be continued."""
+
+    title = "MLflow"
+
+    def __init__(self, uri: str, experiment: str):
+        self.uri, self.experiment = uri, experiment
+        self._client: Any = None
+        self._id = ""
+        self._known: set[int] = set()  # rounds that are there already
+
+    def begin(self, run: Run) -> None:
+        self._client = _mlflow_client(self.uri)
+        self._id = self._continued(run.path) or self._new(run)
+        self._client.update_run(self._id, status="RUNNING")
+        self._known = {m.step for m in self._client.get_metric_history(self._id, "seconds/total")}
+
+    def round(self, metrics: Mapping[str, Any], when: float) -> None:
+        if metrics["round"] in self._known:
+            return
+        from mlflow.entities import Metric
+
+        stamp = int(1000 * when)
+        values = [Metric(name, value, stamp, metrics["round"]) for name, value in scalars(metrics).items()]
+        for i in range(0, len(values), BATCH):  # "seconds/total", by which a round is known, comes with the others
+            self._client.log_batch(self._id, metrics=values[i : i + BATCH])
+        self._known.add(metrics["round"])
+
+    def end(self, finished: bool) -> None:
+        if self._id:
+            self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
+
+    def _continued(self, home: Path) -> str | None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            noted = json.loads((home / "mlflow.json").read_bytes())
+            if noted["uri"] != self.uri:
+                return None
+            return self._client.get_run(noted["run_id"]).info.run_id
+        except (OSError, ValueError, KeyError, TypeError, MlflowException):
+            return None  # never tracked, or not there any more
+
+    def _new(self, run: Run) -> str:
+        from mlflow.entities import Param
+
+        known = self._client.get_experiment_by_name(self.experiment)
+        experiment = known.experiment_id if known else self._client.create_experiment(self.experiment)
+        tags = {"solera.out": str(run.path.resolve()), "solera.version": __version__}
+        made = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        params = [Param(key, show(value)[:LONGEST]) for key, value in flat(run.config).items()]
+        for i in range(0, len(params), BATCH):
+            self._client.log_batch(made, params=params[i : i + BATCH])
+        draft = run.path / "mlflow.json.draft"
+        draft.write_text(json.dumps({"uri": self.uri, "experiment": self.experiment, "run_id": made}))
+        draft.replace(run.path / "mlflow.json")
+        return made
+
+
+def _mlflow_client(uri: str) -> Any:
+    # Before the import: nothing is sent to anybody but the server that was named, and a server that does not answer
+    # is given up soon, because the run waits for it.
+    for key, value in (
+        ("MLFLOW_DISABLE_TELEMETRY", "true"),
+        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"),
+        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
+    ):
+        os.environ.setdefault(key, value)
+    from mlflow.tracking import MlflowClient
+
+    for noisy in ("mlflow", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri=uri)
+
+
+# ---- as a run goes on -------------------------------------------------------------------------------
+
+
+class Tracking(Watcher):
+    """Passes on what a run tells its watcher, and tells the trackers too. Closing it closes these only."""
+
+    def __init__(self, config: TrackConfig, watcher: Watcher):
+        self.config, self.watcher = config, watcher
+        self._trackers: list[Tracker] = []
+        self._clock = 0.0
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        self.watcher.begin(facts)
+        home = Path(facts["out"])
+        if self.config.tensorboard:
+            self._trackers.append(TensorBoard(home / "tensorboard"))
+        if self.config.mlflow is not None:
+            self._trackers.append(Mlflow(self.config.mlflow, self.config.mlflow_experiment))
+        if not self._trackers:
+            return
+        run = read_run(home)
+        self._clock = time.time() - run.seconds
+        self._each("begin", run)
+        for metrics in run.rounds:
+            self._round(metrics)
+
+    def phase(self, round: int, name: str) -> None:
+        self.watcher.phase(round, name)
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        self.watcher.progress(what, done, of)
+
+    def warn(self, text: str) -> None:
+        self.watcher.warn(text)
+
+    def round_done(self, metrics: Mapping[str, Any]) -> None:
+        self.watcher.round_done(metrics)
+        self._round(metrics)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self._close(finished=True)
+        self.watcher.end(summary)
+
+    def close(self) -> None:
+        self._close(finished=False)
+
+    def _close(self, finished: bool) -> None:
+        self._each("end", finished)
+        self._trackers.clear()
+
+    def _round(self, metrics: Mapping[str, Any]) -> None:
+        self._clock += metrics["seconds"].get("total", 0.0)
+        self._each("round", metrics, self._clock)
+
+    def _each(self, what: str, *args: Any) -> None:
+        for tracker in list(self._trackers):
+            try:
+                getattr(tracker, what)(*args)
+            except Exception as e:  # whatever it is: the run is worth more than its copy elsewhere
+                self._trackers.remove(tracker)
+                text = " ".join(str(e).split())[:200]
+                self.watcher.warn(f"{tracker.title} gets no more of this run: {type(e).__name__}: {text}")
+
+
+# ---- after the fact ---------------------------------------------------------------------------------
+
+
+def export_to(tracker: Tracker, run: Run) -> None:
+    """Tell a tracker all rounds of a run; here what goes wrong is an error."""
+    clock = _ended(run) - run.seconds
+    tracker.begin(run)
+    for metrics in run.rounds:
+        clock += metrics["seconds"].get("total", 0.0)
+        tracker.round(metrics, clock)
+    tracker.end(run.finished)
+
+
+def _ended(run: Run) -> float:
+    try:
+        return (run.path / "metrics.jsonl").stat().st_mtime
+    except OSError:
+        return time.time()

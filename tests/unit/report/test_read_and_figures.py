@@ -1,0 +1,293 @@
+"""From run directories to the numbers of the figures: whole ones, half-written ones, and ones that lie."""
+
+import array
+import json
+
+import pytest
+
+from run_directories import write_run
+from solera.report import figures
+from solera.report.figures import coefficients, confusion, finite, main_line, report_data, thinned
+from solera.report.order import similar_order
+from solera.report.read import Matrix, read_all, read_record
+from solera.track.runs import group_runs
+from solera.wire import RunError
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run")
+
+
+def data_of(*paths, target=None):
+    data = report_data(read_all(paths), target)
+    json.dumps(data, allow_nan=False)  # whatever was read, a browser can parse it
+    return data
+
+
+# ---- a whole run ------------------------------------------------------------------------------------
+
+
+def test_every_figure_of_a_whole_run_has_its_numbers(run):
+    data = data_of(run)
+    (group,) = data["groups"]
+    empty = [k for k in ("personal", "coefficients", "timeline", "teachers", "confusion", "seconds") if not group[k]]
+    assert empty == []
+    assert data["partitions"][group["partition"]]["clients"] == 8
+    assert data["notes"] == []
+    kinds = {(line["kind"], line["name"]) for line in group["lines"]}
+    assert kinds == {
+        ("model", "lenet5"), ("model", "mlp"), ("mean", "mean of the models"), ("ensemble", "teachers"),
+        ("own", "own models"), ("average", "lenet5"), ("average", "mlp"),
+    }  # fmt: skip
+    (told,) = data["runs"]
+    assert told["command"] == "solera run toy --seed 0 --set method.name=feddf"
+    assert told["failures"] == [[4, "c000", "local_update", "no reply"], [9, "c000", "local_update", "no reply"]]
+    assert told["events"] == [
+        [3, "client_rejected", "client c007, drop_worst"], [10, "client_rejected", "client c007, drop_worst"]
+    ]  # fmt: skip
+    assert ["partition.alpha", "0.1"] in told["settings"]
+
+
+def test_seeds_are_one_line_with_a_band(tmp_path):
+    for seed, level in enumerate((0.6, 0.8, 0.7)):
+        write_run(tmp_path / f"s{seed}", seed=seed, level=level)
+    (group,) = data_of(tmp_path)["groups"]
+    line = next(line for line in group["lines"] if line["name"] == "lenet5" and line["kind"] == "model")
+    assert line["runs"] == [3] * 10
+    assert line["round"] == list(range(1, 11))
+    assert line["bytes"] == [490_000 * t for t in range(1, 11)]
+    assert all(low < mean < high for low, mean, high in zip(line["low"], line["mean"], line["high"], strict=True))
+    last = [json.loads(p.read_text().splitlines()[-1]) for p in sorted(tmp_path.glob("*/metrics.jsonl"))]
+    values = [m["models"]["lenet5"]["accuracy"] for m in last]
+    assert line["last"][0] == pytest.approx(sum(values) / 3, abs=1e-5)
+    assert line["low"][-1] == pytest.approx(min(values), abs=1e-5)
+
+
+def test_methods_are_cases_and_equal_partitions_are_told_once(tmp_path):
+    for method in ("fedavg", "feddf"):
+        write_run(tmp_path / method, method=method)
+    same = (tmp_path / "fedavg" / "partition.json").read_bytes()
+    (tmp_path / "feddf" / "partition.json").write_bytes(same)
+    data = data_of(tmp_path)
+    assert [g["label"] for g in data["groups"]] == ["fedavg", "feddf"]
+    assert [g["partition"] for g in data["groups"]] == [0, 0]
+    assert len(data["partitions"]) == 1
+    assert data["title"] == "fedavg, feddf compared"
+
+
+# ---- targets ----------------------------------------------------------------------------------------
+
+
+def hand_made(path, accuracies, seed):
+    """A run of one model with these accuracies, which sends 100 bytes a round."""
+    write_run(path, seed=seed, rounds=len(accuracies))
+    lines = [
+        {"round": t, "models": {"m": {"accuracy": a, "loss": 1.0}}, "bytes": {"down": {"x": 60}, "up": {"x": 40}}}
+        for t, a in enumerate(accuracies)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_rounds_and_bytes_to_a_target(tmp_path):
+    hand_made(tmp_path / "a", [0.1, 0.4, 0.3, 0.6], seed=0)
+    hand_made(tmp_path / "b", [0.1, 0.2, 0.4, 0.5], seed=1)
+    targets = data_of(tmp_path, target=0.4)["targets"]
+    assert targets["values"][targets["shown"]] == 0.4
+    (row,) = targets["rows"]
+    at = dict(zip(targets["values"], row["at"], strict=True))
+    assert at[0.4] == [2, 2, [2.5, 0.70711], [250, 70.71068]]  # rounds 2 and 3: the first time counts
+    assert at[0.6] == [1, 2, [4], [400]]
+    assert at[0.65] == [0, 2, None, None]
+
+
+def test_the_target_shown_is_one_that_half_of_the_cases_reach(tmp_path):
+    for method, level in (("a", 0.42), ("b", 0.58), ("c", 0.71)):
+        hand_made(tmp_path / method, [0.1, level], seed=0)
+        config = (tmp_path / method / "config.toml").read_text().replace('"feddf"', f'"{method}"')
+        (tmp_path / method / "config.toml").write_text(config)
+    targets = data_of(tmp_path)["targets"]
+    assert targets["values"][targets["shown"]] == 0.55
+
+
+def test_the_main_result_is_the_servers_own_model(tmp_path):
+    write_run(tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    (run,) = group_runs([r.run for r in read_all([tmp_path])])[0].runs
+    assert main_line(run) == ("mean", "mean of the models")
+    config.write_text(config.read_text().replace("[models]", '[models]\nserver = "mlp"'))
+    (run,) = group_runs([r.run for r in read_all([tmp_path])])[0].runs
+    assert main_line(run) == ("model", "mlp")
+
+
+# ---- what is missing --------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="empty holds no run"):
+        read_all([tmp_path / "empty"])
+    with pytest.raises(RunError, match="nowhere is no folder"):
+        read_all([tmp_path / "nowhere"])
+
+
+def test_a_run_that_has_only_begun_gives_a_report_that_says_so(tmp_path):
+    write_run(tmp_path / "run", finished=False)
+    for name in ("metrics.jsonl", "partition.json"):
+        (tmp_path / "run" / name).unlink()
+    data = data_of(tmp_path / "run")
+    assert any("no round is done" in note for note in data["notes"])
+    assert any("partition.json is not there" in note for note in data["notes"])
+    assert data["groups"][0]["lines"] == []
+
+
+def test_a_line_cut_short_costs_that_round_only(run):
+    with open(run / "metrics.jsonl", "a") as f:
+        f.write('{"round": 10, "mod')
+    data = data_of(run)
+    assert data["runs"][0]["done"] == 10
+    assert any("1 line that cannot be read" in note for note in data["notes"])
+
+
+def test_directories_of_older_versions_give_the_figures_they_can(run):
+    for name in ("partition.json", "confusion.json"):
+        (run / name).unlink()
+    old = []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        m = json.loads(line)
+        for key in ("averages", "personal_accuracies"):
+            del m[key]
+        m["events"] = [e for e in m["events"] if e["kind"] not in ("teachers", "timeline")]
+        old.append(json.dumps(m) + "\n")
+    (run / "metrics.jsonl").write_text("".join(old))
+    data = data_of(run)
+    (group,) = data["groups"]
+    assert group["partition"] is group["confusion"] is group["teachers"] is group["timeline"] is None
+    assert group["personal"]["clients"] == []
+    assert len(group["personal"]["worst"]) == 10
+    assert sum("an older version made the run" in note for note in data["notes"]) == 2
+
+
+@pytest.mark.parametrize("name", ["partition.json", "confusion.json", "regions.json"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"classes": -1}', '{"classes": "<b>"}', "null", '{"classes": 1e999}', "[" * 100_000]
+)
+def test_a_damaged_file_costs_its_figure_only(run, name, content):
+    (run / name).write_text(content)
+    data = data_of(run)
+    assert any(f"{name} is damaged" in note for note in data["notes"])
+    assert data["groups"][0]["lines"]
+
+
+def test_a_matrix_of_the_wrong_size_is_not_drawn(run):
+    facts = json.loads((run / "confusion.json").read_text())
+    facts["models"]["mlp"]["matrix"].pop()
+    (run / "confusion.json").write_text(json.dumps(facts))
+    assert data_of(run)["groups"][0]["confusion"] is None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "coefficients", "clients": ["a"], "matrix": [[1, 2]]},
+        {"kind": "coefficients", "clients": ["a"]},
+        {"kind": "teachers", "clients": "a", "confidence": None},
+        {"kind": "timeline", "start": "now", "end": None},
+        {"kind": None},
+        {},
+    ],
+)
+def test_events_that_are_not_what_they_seem_are_left_out(tmp_path, event):
+    write_run(tmp_path / "run", coefficients=False)
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for m in lines:
+        m["events"] = [event]
+    path.write_text("".join(json.dumps(m) + "\n" for m in lines))
+    (group,) = data_of(tmp_path / "run")["groups"]
+    assert group["coefficients"] is group["teachers"] is group["timeline"] is None
+
+
+def test_numbers_that_json_cannot_say_become_gaps(run):
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"loss": 1.0', '"loss": NaN').replace('"std": 0.12', '"std": Infinity'))
+    assert data_of(run)["groups"][0]["lines"]
+    assert finite({"a": [float("nan"), 1.0, (float("inf"),)]}) == {"a": [None, 1.0, [None]]}
+
+
+def test_mixed_data_sets_are_told_and_kept_apart(tmp_path):
+    write_run(tmp_path / "a", data="mnist")
+    write_run(tmp_path / "b", data="cifar10")
+    data = data_of(tmp_path)
+    assert any("different data sets: mnist (1 run), cifar10 (1 run)" in note for note in data["notes"])
+    assert [g["label"] for g in data["groups"]] == ["feddf data.name=mnist", "feddf data.name=cifar10"]
+
+
+def test_a_run_in_progress_is_not_called_unfinished(run, monkeypatch):
+    (run / "summary.json").unlink()
+    monkeypatch.setattr("solera.report.read.in_use", lambda path: True)
+    record = read_record(run)
+    assert record.status == "running"
+    assert not any("not finished" in note for note in record.notes)
+
+
+# ---- sizes ------------------------------------------------------------------------------------------
+
+
+def test_long_lines_are_thinned_and_keep_their_end():
+    assert thinned(list(range(10)), 20) == list(range(10))
+    kept = thinned(list(range(1000)), 300)
+    assert len(kept) == 300
+    assert kept[-1] == 999
+    assert kept == sorted(set(kept))
+
+
+def test_coefficients_take_a_byte_each_and_no_more_than_there_is_room_for():
+    names = [f"c{i}" for i in range(200)]
+    matrices = [Matrix(t, names, array.array("f", [1 / 200] * 40_000)) for t in range(30)]
+    found = coefficients(matrices, cells=100_000)
+    assert len(found["clients"]) == figures.CLIENTS
+    assert found["left_out"] == 80
+    assert len(found["frames"]) == 100_000 // figures.CLIENTS**2
+    assert found["round"][-1] == 30
+    assert found["givers"][-1] == pytest.approx([200, 200, 200], abs=0.01)
+    assert all(len(f) == -(-(figures.CLIENTS**2) // 3) * 4 for f in found["frames"])
+
+
+def test_how_many_givers_count():
+    matrix = array.array("f", [1.0, 0.5, 0.0, 0.5])  # the first receiver learns from one, the second from both
+    found = coefficients([Matrix(0, ["a", "b"], matrix)], 100)
+    assert found["givers"] == [[1.0, 1.5, 2.0]]
+
+
+def test_confusions_of_seeds_add_up():
+    item = {"kind": "model", "name": "m", "right": [2, 1], "matrix": [[2, 0], [1, 1]]}
+    one = {"round": 3, "total": [2, 2], "items": [item]}
+    found = confusion([one, one])
+    assert found["round"] == 4
+    assert found["items"][0]["matrix"] == [[4, 0], [2, 2]]
+    assert found["items"][0]["total"] == [4, 4]
+
+
+# ---- the order of the clients -----------------------------------------------------------------------
+
+
+def test_alike_clients_become_neighbours():
+    group = [0, 1, 2, 0, 1, 2, 0, 1, 2]
+    similarity = [[1.0 if a == b else 0.1 for b in group] for a in group]
+    order = similar_order(similarity)
+    assert sorted(order) == list(range(9))
+    assert [len({group[i] for i in order[k : k + 3]}) for k in (0, 3, 6)] == [1, 1, 1]
+
+
+def test_a_chain_is_laid_out_as_a_chain():
+    shuffled = [4, 0, 3, 1, 5, 2]
+    similarity = [[-abs(a - b) for b in shuffled] for a in shuffled]
+    places = [shuffled[i] for i in similar_order(similarity)]
+    assert places in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0])
+
+
+def test_the_order_of_few():
+    assert similar_order([]) == []
+    assert similar_order([[1.0]]) == [0]
+    assert similar_order([[1.0, 0.0], [0.0, 1.0]]) == [0, 1]
