@@ -348,7 +348,10 @@ def _mean_reply(task: Task, means: Mapping[str, RunningMean]) -> Any:
     for f, mean in means.items():
         result = mean.result()
         values[f] = result[""] if set(result) == {""} else result
-    return task.returns(**values)
+    try:
+        return task.returns(**values)
+    except ValueError as e:  # every reply was just within what it may be, and rounding took the mean beyond
+        raise QuorumNotMet(f"the mean of the replies to {task.name} is not usable: {e}") from None
 
 
 def _plain(reason: str) -> str:

@@ -37,6 +37,20 @@ def draw(client: Client) -> Shape:
     return Shape(torch.cat([torch.rand(1), torch.rand(1, generator=client.rng("mine"))]))
 
 
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    t: Tensor
+
+    def __post_init__(self) -> None:
+        if not torch.equal(self.t, self.t.round()):
+            raise ValueError("not a whole number")
+
+
+@task
+def whole(client: Client) -> Whole:
+    return Whole(torch.tensor([float(client.id[1:])]))
+
+
 @task
 def vandal(client: Client, weights: Weights) -> None:
     weights["w"].mul_(2)
@@ -92,6 +106,12 @@ def test_mean_equals_the_mean_of_map_to_the_bit(fed):
     replies = fed.map(add_id, everyone, weights=w, each=0.1)
     expected = weighted_mean([r.weights for r in replies.values()], [fed.num_examples(k) for k in replies])
     assert torch.equal(fed.mean(add_id, everyone, weights=w, each=0.1).weights["w"], expected["w"])
+
+
+def test_a_mean_that_is_no_reply_itself_makes_the_exchange_void(fed):
+    assert fed.mean(whole, ["c01", "c03"], uniform=True).t.item() == 2
+    with pytest.raises(QuorumNotMet, match=r"mean of the replies to .*whole is not usable: not a whole number"):
+        fed.mean(whole, ["c01", "c02"], uniform=True)
 
 
 def test_seeds_depend_on_run_round_exchange_and_client_only(tmp_path):

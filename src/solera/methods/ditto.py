@@ -8,10 +8,11 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch import Tensor
+
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.local import Local, fit, is_finite, weights_of
-from ..parts.objectives import proximal
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, Weights
@@ -27,8 +28,13 @@ def update_both(client: Client, weights: Weights, local: Local, lam: float) -> U
     """Train a copy of the received model and send it; train the client's own model and keep it."""
     update: Update = local_update(client, weights=weights, local=local, mu=0.0)
     v = client.model(client.state.get("model"))
-    pulled = proximal(lam, weights)  # v <- v - eta (grad f(v) + lambda (v - w))
-    done = fit(v, client.train.inputs, client.train.labels, local, client.seed, pulled)  # same seed: same minibatches
+    at = dict(v.named_parameters())
+
+    def pulled(name: str, gradient: Tensor) -> Tensor:  # v <- v - eta (grad f(v) + lambda (v - w))
+        return gradient + lam * (at[name].detach() - weights[name])
+
+    # Same seed: same minibatches. The pull is no part of the loss: far from w it would pass for a loss that blows up.
+    done = fit(v, client.train.inputs, client.train.labels, local, client.seed, correct=pulled)
     personal = weights_of(v)
     if not done.stopped and is_finite(personal):  # a model of its own that has blown up would never recover
         client.state["model"] = personal

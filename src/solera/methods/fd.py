@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.labels import LabelSums, label_loss, others
-from ..parts.local import Local, fit, logits_of
+from ..parts.local import Local, fit
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, sized
 from .baselines import score_own
-from .predictions import SUMS_TO_ONE, Done, answered, settled
+from .predictions import SUMS_TO_ONE, Done, answered, scores_of, settled
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def train_and_report(client: Client, local: Local, gamma: float, final_pass: boo
     client.state["model"] = settled(model, fit(model, data.inputs, data.labels, local, client.seed, objective))
     if final_pass:
         outputs = LabelSums(classes)
-        outputs.add(logits_of(model, data.inputs).softmax(-1), data.labels)
+        outputs.add(scores_of(model, data.inputs).softmax(-1), data.labels)
     rows = outputs.means()
     client.state["reported"] = {"rows": rows}
     return LabelTable(rows)

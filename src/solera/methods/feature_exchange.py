@@ -4,20 +4,22 @@ A sample is known by its position in the client's training data: row i of every 
 the order in which samples are trained on. The client's model stays with it, under "model" in its state.
 """
 
+import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..federation import Federation, QuorumNotMet, Replies
 from ..parts.feature_server import check_shape, extract, taught, tower_with
-from ..parts.local import Local, Score, evaluate, fit
+from ..parts.local import Local, Score, evaluate, fit, logits_of
+from ..parts.teachers import soft_targets
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, DataError, Weights
-from .predictions import settled
+from .predictions import finite, settled
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def _check_rows(rows: Tensor) -> None:
 @task
 def extract_features(client: Client, layer: str) -> Features:
     """The features of the model as the client kept it."""
-    return Features(extract(client.model(client.state.get("model")), client.train.inputs, layer)[0])
+    return Features(_extracted(client, client.model(client.state.get("model")), layer)[0])
 
 
 @task
@@ -70,9 +72,14 @@ def train_and_extract(
     model = client.model(client.state.get("model"))
     objective = taught(labels, teacher if len(teacher) else None, alpha, temperature)
     weights = settled(model, fit(model, inputs, torch.arange(len(labels)), local, client.seed, objective))
-    features, logits = extract(model, inputs, layer)
+    features, logits = _extracted(client, model, layer)
     client.state["model"] = weights
     return Extracted(features, logits, labels.int())
+
+
+def _extracted(client: Client, model: nn.Module, layer: str) -> tuple[Tensor, Tensor]:
+    features, logits = extract(model, client.train.inputs, layer)
+    return finite(features), finite(logits)
 
 
 @task
@@ -116,14 +123,18 @@ def feature_shape(name: str, layer: str, server: Server) -> tuple[int, ...]:
     return shapes[server.prototypes[0]]
 
 
-def usable(replies: Replies, shape: tuple[int, ...], fed: Federation, server: Server) -> dict[str, Any]:
+def usable(
+    replies: Replies, shape: tuple[int, ...], top: nn.Module, temperature: float, fed: Federation, server: Server
+) -> dict[str, Any]:
     """The replies with a row of features of this `shape` for each of the client's samples; the others are noted.
 
-    Where the logits and labels are sent too, there must be as many, and they must be of the task's classes.
+    Where the logits and labels are sent too, there must be as many, and they must be of the task's classes. Numbers may
+    be finite and still too large to compute with: then the loss of `top`, the server's tower, would not be.
     """
     fine = {}
     for k, reply in replies.items():
-        if reason := _wrong(reply, fed.num_examples(k), shape, server.num_classes):
+        reason = _wrong(reply, fed.num_examples(k), shape, server.num_classes) or _too_large(reply, top, temperature)
+        if reason:
             server.event("client_rejected", client=k, reason=reason)
         else:
             fine[k] = reply
@@ -141,4 +152,15 @@ def _wrong(reply: Features | Extracted, samples: int, shape: tuple[int, ...], cl
         return f"logits {tuple(reply.logits.shape)}, expected were {(samples, classes)}"
     if reply.labels.shape != (samples,) or not bool(((reply.labels >= 0) & (reply.labels < classes)).all()):
         return f"labels that are not {samples} of the classes 0 to {classes - 1}"
+    return None
+
+
+def _too_large(reply: Features | Extracted, top: nn.Module, temperature: float) -> str | None:
+    if not bool(torch.isfinite(logits_of(top, reply.features)).all()):
+        return "features to which the tower's answer is not finite"
+    if isinstance(reply, Extracted):
+        # Of C classes no entropy is above log C; where rounding makes it so, the softmax is not one either.
+        most = math.log(reply.logits.shape[1]) + 1
+        if not bool((soft_targets(reply.logits, temperature)[1].abs() <= most).all()):
+            return "logits too large for a softmax"
     return None

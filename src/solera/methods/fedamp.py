@@ -57,7 +57,9 @@ class FedAMP:
             raise ConfigError(f"fedamp: lam = {self.lam} must not be negative")
         step = self.local.lr * self.lam / self.alpha
         if self.local.optimiser == "sgd" and step >= 2:
-            raise ConfigError(f"fedamp: lam = {self.lam} overshoots: local.lr * lam / alpha = {step:.3g} >= 2")
+            raise ConfigError(
+                f"fedamp: lam = {self.lam} overshoots: lower it until local.lr * lam / alpha is below 2, not {step:.3g}"
+            )
         if not 0 <= self.self_weight < 1:
             raise ConfigError(f"fedamp: self_weight = {self.self_weight} must be in [0, 1)")
         if self.heuristic and self.sigma is None:
@@ -80,7 +82,7 @@ class FedAMP:
             S,
             weights=per_client(u.__getitem__),
             local=self.local,
-            mu=per_client(lambda k: self.lam / alpha[fed.prototype(k)]),
+            mu=per_client(lambda k: self.pull(alpha[fed.prototype(k)])),
         )
         return self.State(w | {k: reply.weights for k, reply in replies.items()})
 
@@ -99,7 +101,8 @@ class FedAMP:
         xi, sigma, alpha = self.weights(gram)
         if len(known) <= NOTED_CLIENTS:
             matrix = [[round(x, 6) for x in row] for row in xi.tolist()]
-            server.event("attention", architecture=P, clients=known, sigma=sigma, alpha=alpha, matrix=matrix)
+            used = {"sigma": sigma, "alpha": alpha, "pull": self.pull(alpha)}
+            server.event("attention", architecture=P, clients=known, **used, matrix=matrix)
         mixed = mixtures(xi[asked].T, [w[k] for k in known])
         return {known[i]: u_i for i, u_i in zip(asked, mixed, strict=True)}, alpha
 
@@ -111,6 +114,12 @@ class FedAMP:
         sigma = median_distance(distances) if self.sigma is None else self.sigma
         xi, alpha = attention(distances, sigma, self.alpha)
         return xi, sigma, alpha
+
+    def pull(self, alpha: float) -> float:
+        """lambda/alpha; halving alpha does not raise it above 1/lr, where a step of SGD lands on u_i, not beyond."""
+        if self.local.optimiser != "sgd" or self.local.lr == 0:
+            return self.lam / alpha
+        return min(self.lam / alpha, max(self.lam / self.alpha, 1 / self.local.lr))
 
     def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
         return {"weights": per_client(state.models.get)}

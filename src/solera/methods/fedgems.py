@@ -25,7 +25,7 @@ from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError
 from .baselines import score_own
-from .predictions import Drawn, ask, check_public, draw, public_inputs, settled
+from .predictions import Drawn, ask, check_labels, check_public, draw, public_inputs, settled
 from .shared import side_by_side
 
 
@@ -91,6 +91,7 @@ class FedGEMS:
         if server.large is None:
             raise ConfigError("fedgems trains a model of the server's own: set models.server, say to 'mcmahan-cnn'")
         check_public("fedgems", None, server)
+        check_labels("fedgems", server, "another public.source")
 
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)

@@ -95,7 +95,8 @@ class FedGKT:
         nothing = torch.empty(0, server.num_classes)
         how = {"alpha": self.alpha, "temperature": self.temperature, "layer": self.layer, "local": self.local}
         teacher = per_client(lambda k: taught_by.get(k, nothing))
-        x = usable(fed.map(train_and_extract, S, teacher=teacher, **how), shape, fed, server)
+        sent = fed.map(train_and_extract, S, teacher=teacher, **how)
+        x = usable(sent, shape, top, self.temperature, fed, server)
         if not self.trained(top, x, fed, server):
             return state
         kept = {}
@@ -117,7 +118,8 @@ class FedGKT:
         if not state.trained:
             return S, {}
         if self.mode(fed) == "on_the_fly":
-            now = usable(fed.map(extract_features, S, layer=self.layer), shape, fed, server)
+            sent = fed.map(extract_features, S, layer=self.layer)
+            now = usable(sent, shape, top, self.temperature, fed, server)
             return list(now), {k: logits_of(top, now[k].features) for k in now}
         known = {k: state.kept[k] for k in S if k in state.kept}
         return S, {k: logits_of(top, H) for k, H in known.items()} if self.mode(fed) == "cached" else known

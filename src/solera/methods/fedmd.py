@@ -21,7 +21,6 @@ from ..parts.objectives import towards
 from ..randomness import seed_from
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError
 from .baselines import score_own
 from .predictions import (
     Done,
@@ -29,6 +28,7 @@ from .predictions import (
     Scores,
     StudentNorm,
     answered,
+    check_labels,
     check_public,
     distil_own,
     draw,
@@ -132,12 +132,7 @@ class FedMD:
         """Refuse at the start what would fail in the middle."""
         check_public("fedmd", None, server)
         check_logits("fedmd", server)
-        labels = server.public.labels
-        if labels is not None and int(labels.max()) >= server.num_classes:
-            raise ConfigError(
-                f"fedmd: public labels go up to {int(labels.max())}, but the models have {server.num_classes} outputs, "
-                "which public and private labels share: choose public.classes, or set public.labels = false"
-            )
+        check_labels("fedmd", server, "set public.labels = false")
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

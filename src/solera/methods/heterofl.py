@@ -132,15 +132,17 @@ class HeteroFL:
             drawn = {k: torch.Generator().manual_seed(fed.seed("rate", k)) for k in S}
             return {k: self.rates[int(torch.randint(len(self.rates), (), generator=g))] for k, g in drawn.items()}
         of = fed.clients.prototype_of
-        place = torch.zeros_like(of)  # of each client among those of its architecture
+        place = torch.zeros_like(of)  # of each client among those of its architecture that can be drawn
         for p in of.unique():
-            place[of == p] = torch.arange(int((of == p).sum()))
+            mine = (of == p) & (fed.clients.sizes > 0)
+            place[mine] = torch.arange(int(mine.sum()))
         return {k: self.rates[int(place[fed.clients.index(k)]) % len(self.rates)] for k in S}
 
     def used(self, P: str, fed: Federation) -> list[float]:
         """The rates that clients of architecture P can have, largest first."""
-        mine = int((fed.clients.prototype_of == fed.clients.prototypes.index(P)).sum())
-        return sorted(set(self.rates if self.assignment == "dynamic" else self.rates[:mine]), reverse=True)
+        mine = (fed.clients.prototype_of == fed.clients.prototypes.index(P)) & (fed.clients.sizes > 0)
+        given = self.rates if self.assignment == "dynamic" else self.rates[: max(1, int(mine.sum()))]
+        return sorted(set(given), reverse=True)
 
     def models(self, state: State) -> dict[str, Model]:
         """The whole model under the name of its architecture, and its parts with their rate behind the name."""

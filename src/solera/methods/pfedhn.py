@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..federation import Federation, per_client
+from ..federation import Federation, QuorumNotMet, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.hypernet import Hypernet, generate, new_hypernet, pull_back, sgd_step
-from ..parts.local import Local
+from ..parts.local import Local, is_finite
 from ..parts.norms import parameter_names
 from ..server import Server
 from ..wire import ConfigError, Weights
@@ -62,11 +62,13 @@ class PFedHN:
         theta = {k: self.made(state, k, fed) for k in fed.sample()}  # theta_i = h(v_i; phi)
         sent = per_client(theta.__getitem__)
         replies = fed.map(train_received, list(theta), weights=sent, local=self.local, mu=0.0)
+        changes = usable_changes(theta, replies, server)
+        if len(changes) < fed.config.min_replies:
+            raise QuorumNotMet(f"round {fed.round}: {len(changes)} clients sent a model that can be learned from")
         x = state.phi | {EMBEDDINGS: state.v}
         gradient = {n: torch.zeros_like(t) for n, t in x.items()}
-        for k, reply in replies.items():
-            i, share = fed.clients.index(k), fed.copies[k] / sum(fed.copies[m] for m in replies)
-            delta = {n: t - reply.weights[n] for n, t in theta[k].items()}  # Delta theta_i = theta_i - theta~_i
+        for k, delta in changes.items():
+            i, share = fed.clients.index(k), fed.copies[k] / sum(fed.copies[m] for m in changes)
             by_phi, by_v = pull_back(state.phi, state.v[i], fed.prototype(k), delta)
             for n, g in by_phi.items():  # (d theta / d phi)^T Delta theta, the mean over clients
                 gradient[n] += share * g
@@ -91,3 +93,18 @@ class PFedHN:
 
     def models(self, state: State) -> dict[str, Model]:
         return {}
+
+
+def usable_changes(theta: dict[str, Weights], replies: Replies, server: Server) -> dict[str, Weights]:
+    """What each client changed in its model. Changes so large that their square overflows are noted and left out.
+
+    The products with them would overflow as well, and one infinity in the gradient spoils the whole hypernetwork.
+    """
+    changes = {}
+    for k, reply in replies.items():
+        delta = {n: t - reply.weights[n] for n, t in theta[k].items()}  # Delta theta_i = theta_i - theta~_i
+        if is_finite({n: d.square().sum() for n, d in delta.items()}):
+            changes[k] = delta
+        else:
+            server.event("client_rejected", client=k, reason="a change of its model too large to be a gradient")
+    return changes

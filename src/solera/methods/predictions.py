@@ -156,9 +156,16 @@ def settled(model: nn.Module, done: Fitted) -> Weights:
     return weights
 
 
+def finite(answers: Tensor) -> Tensor:
+    """A trained model's answers; an error if these are not finite, so that the client keeps the model it had."""
+    if not bool(torch.isfinite(answers).all()):
+        raise SoleraError("training ended in a model whose predictions are not finite; the one before it is kept")
+    return answers
+
+
 def scores_of(model: nn.Module, inputs: Tensor) -> Tensor:
     """The logits of the samples, as they may leave the client."""
-    return _finite(logits_of(model, inputs).float())
+    return finite(logits_of(model, inputs).float())
 
 
 def remember(client: Client, model: nn.Module, drawn: Drawn) -> None:
@@ -209,13 +216,7 @@ def _train(client: Client, local: Local, drawn: Drawn) -> tuple[nn.Module, Tenso
 
 
 def _predict(model: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
-    return _finite((logits_of(model, inputs) / temperature).softmax(-1).float())
-
-
-def _finite(answers: Tensor) -> Tensor:
-    if not bool(torch.isfinite(answers).all()):
-        raise SoleraError("training ended in a model whose predictions are not finite; the one before it is kept")
-    return answers
+    return finite((logits_of(model, inputs) / temperature).softmax(-1).float())
 
 
 # ---- the server's half ------------------------------------------------------------------------------
@@ -286,6 +287,16 @@ def check_public(name: str, size: int | None, server: Server) -> None:
     if size is not None and not 0 <= size <= len(server.public):
         raise ConfigError(f"{name}: public_size = {size}, but there are {len(server.public)} public samples")
     _ = server.public.digest  # computed once and kept: before workers are forked, not by each of them
+
+
+def check_labels(name: str, server: Server, way_out: str) -> None:
+    """Refuse public labels for which the models have no output."""
+    labels = server.public.labels
+    if labels is not None and int(labels.max()) >= server.num_classes:
+        raise ConfigError(
+            f"{name}: public labels go up to {int(labels.max())}, but the models have {server.num_classes} outputs, "
+            f"which public and private labels share: choose public.classes, or {way_out}"
+        )
 
 
 def check_temperature(name: str, temperature: float) -> None:

@@ -72,6 +72,17 @@ def test_a_strong_pull_ends_at_the_common_model(tmp_path):
         assert all(torch.allclose(v[n], w[n], atol=0.02) for n in v if "running" not in n and "num_" not in n)
 
 
+def test_a_model_far_from_the_common_one_is_pulled_in(tmp_path):
+    """lambda/2 ||v - w||^2 = 5,000 is no loss that blows up: the client would keep this v for ever."""
+    world = World(tmp_path, {"q": lambda: Quadratic(0.0)}, [("q", Data(*quadratic_data(0, 1)))], classes=2)
+    method = Ditto(Local(steps=1, lr=0.1), lam=1.0)
+    state = method.init(world.fed, world.server)
+    world.fed.engine.states.save("c0", 0, {"model": {"x": torch.tensor([100.0], dtype=torch.float64)}})
+    world.fed.begin(1)
+    method.round(state, world.fed, world.server)
+    assert own(world, "c0")["x"].item() == pytest.approx(90.0, abs=1e-9)
+
+
 def test_both_models_see_the_same_minibatches(tmp_path):
     world = mixed(tmp_path)
     _, one, _ = world.run(Ditto(LOCAL, lam=0.5), 2)

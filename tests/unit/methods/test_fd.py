@@ -8,12 +8,12 @@ import torch
 from public_toys import CLIENTS, mixed, spoil
 from solera.federation import FederationConfig
 from solera.methods.baselines import LocalOnly
-from solera.methods.fd import FD, LabelTable
+from solera.methods.fd import FD, LabelTable, train_and_report
 from solera.parts.labels import label_loss
 from solera.parts.local import Local, fit, logits_of, weights_of
 from solera.task import Data
 from solera.testing import check_method, run_toy
-from solera.wire import ConfigError, WireError, decode, encode
+from solera.wire import ConfigError, SoleraError, WireError, decode, encode
 from toys import same_bits
 
 LOCAL = Local(steps=6, batch=8, lr=0.05)
@@ -177,6 +177,14 @@ def test_a_client_whose_training_blows_up_keeps_its_model(tmp_path):
     assert [f["client"] for f in world.fed.failures] == ["c1"]
     assert "blew up" in world.fed.failures[0]["reason"]
     assert same_bits(world.model("c1"), before)
+
+
+def test_a_model_whose_outputs_are_not_finite_is_not_kept(tmp_path):
+    world = mixed(tmp_path)
+    huge = {n: t * 3e38 for n, t in world.server.init("m").items()}
+    how = {"local": Local(epochs=0), "gamma": 0.5, "classes": C}
+    with pytest.raises(SoleraError, match="predictions are not finite"):
+        train_and_report(world.client("c1", 0, {"model": huge}), final_pass=True, **how)
 
 
 def test_it_learns(tmp_path):

@@ -45,7 +45,7 @@ def test_a_client_that_was_never_asked_starts_from_the_initial_weights(tmp_path)
 @pytest.mark.parametrize("sigma", [None, 2.0])
 def test_the_second_round_is_message_passing_and_a_proximal_training(tmp_path, sigma):
     world = mixed(tmp_path)
-    _, first, second = world.run(FedAMP(LOCAL, lam=0.3, alpha=50.0, sigma=sigma), 2)
+    _, first, second = world.run(FedAMP(LOCAL, lam=0.03, alpha=50.0, sigma=sigma), 2)
     for P in "cm":
         clients = [k for k in world.fed.clients if world.fed.prototype(k) == P]
         names = [n for n, _ in world.server.template(P).named_parameters()]  # statistics are no distance
@@ -63,7 +63,7 @@ def test_the_second_round_is_message_passing_and_a_proximal_training(tmp_path, s
             xi[i] = 1 - alpha * others[i]
             u = weighted_mean([first.models[j] for j in clients], xi)  # BatchNorm statistics too
             seed = world.seeds[5 + list(world.fed.clients).index(k)]
-            wanted = trained(world, k, seed, u, 0.3 / alpha)
+            wanted = trained(world, k, seed, u, 0.03 / alpha)
             for n, t in second.models[k].items():
                 assert torch.allclose(t.double(), wanted[n].double(), atol=1e-5), (P, k, n)
     said = {e["architecture"]: e for e in world.events("attention")}
@@ -78,6 +78,20 @@ def test_the_pull_is_the_square_of_the_distance_not_the_distance(tmp_path):
     end = world.run(FedAMP(Local(steps=300, batch=4, lr=0.1), lam=1.5, alpha=0.5))[-1]
     # argmin (x - 1)^2 + 1.5/(2 0.5) x^2 = 0.4; with |x| instead of x^2 it would be 0.25
     assert end.models["c0"]["x"].item() == pytest.approx(0.4, abs=1e-9)
+
+
+def test_halving_alpha_does_not_make_the_pull_overshoot(tmp_path):
+    """Models close together: alpha = 2^-14, and local.lr lambda / alpha = 1638 would throw every client out."""
+    world = World(tmp_path, {"q": Quadratic}, [("q", Data(*quadratic_data(1.0, 1.0, 4)))] * 2, classes=2)
+    local = Local(steps=30, batch=4, lr=0.1)
+    _, first, second = world.run(FedAMP(local, lam=1.0, sigma=1e-4), 2)
+    assert world.fed.failures == []
+    (said,) = world.events("attention")
+    assert (said["alpha"], said["pull"]) == (2**-14, 10.0)  # 1/lr
+    u = first.models["c0"]["x"].item()  # of both
+    assert second.models["c0"]["x"].item() == pytest.approx((1 + 10 * u) / 11, abs=1e-9)  # argmin (x-1)^2/2 + 5 (x-u)^2
+    assert FedAMP(local, lam=15.0).pull(1.0) == 15.0  # what was asked for is not touched
+    assert FedAMP(Local(optimiser="adam"), lam=1.0).pull(1e-4) == 1e4
 
 
 def test_absent_clients_stay_in_the_sums_with_their_last_model(tmp_path):

@@ -279,6 +279,10 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"public\.labels = true"):
         run_toy(FedGEMS(), tmp_path / "b", public=PublicConfig(size=60))
     site = Site(tmp_path / "c")
+    site.server.public.labels = Y + 3
+    with pytest.raises(ConfigError, match=r"public labels go up to 6, but the models have 4 outputs.*another public"):
+        FedGEMS().init(site.fed, site.server)
+    site = Site(tmp_path / "d")
     site.server.public.fresh = True
     with pytest.raises(ConfigError, match=r"public\.augment"):
         FedGEMS().init(site.fed, site.server)

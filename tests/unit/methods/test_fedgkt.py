@@ -16,7 +16,7 @@ from solera.parts.feature_server import extract, taught, tower
 from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
 from solera.task import TASKS, Data
 from solera.testing import check_method, run_toy, wide
-from solera.wire import ConfigError, digest
+from solera.wire import ConfigError, SoleraError, digest
 from toys import Conv, World, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=4, lr=0.05)
@@ -252,6 +252,9 @@ def test_feature_maps_are_a_layer_s_output(tmp_path):
         (lambda r: dataclasses.replace(r, labels=r.labels + 2), "labels that are not 12 of the classes 0 to 3"),
         (lambda r: dataclasses.replace(r, labels=r.labels - 1), "labels"),
         (lambda r: dataclasses.replace(r, labels=r.labels[:3]), "labels"),
+        (lambda r: dataclasses.replace(r, features=r.features * 1e38), "the tower's answer is not finite"),
+        (lambda r: dataclasses.replace(r, logits=torch.full_like(r.logits, 1e30)), "too large for a softmax"),
+        (lambda r: dataclasses.replace(r, logits=torch.full_like(r.logits, -1e30)), "too large for a softmax"),
     ],
 )
 def test_a_reply_that_does_not_fit_loses_its_seat(tmp_path, monkeypatch, change, reason):
@@ -312,6 +315,14 @@ def test_a_client_whose_training_blows_up_keeps_its_model(tmp_path):
     with pytest.raises(QuorumNotMet, match=r"blew up|not finite"):
         wild.round(state, site.fed, site.server)
     assert all(same_bits(before[k], site.model(k)) for k in CLIENTS)
+
+
+def test_a_model_whose_features_are_not_finite_is_not_kept(tmp_path):
+    site = Site(tmp_path)
+    huge = {n: t.sign() * 3e38 if n.startswith("adapter") else t for n, t in site.server.init("m").items()}
+    how = {"alpha": 1.0, "temperature": 3.0, "layer": "adapter", "teacher": torch.empty(0, C)}
+    with pytest.raises(SoleraError, match="predictions are not finite"):
+        train_and_extract(site.client("c1", 0, {"model": huge}), local=Local(epochs=0), **how)
 
 
 def test_a_tower_that_blows_up_is_dropped(tmp_path):

@@ -194,6 +194,17 @@ def test_rates_are_given_in_turn_within_each_architecture(tmp_path):
     assert HeteroFL().used("a", w.fed) == [1.0, 0.5, 0.25]
 
 
+def test_rates_are_not_spent_on_clients_that_are_never_drawn(tmp_path):
+    """The first client has no examples: with the only rate of 1, the whole model would stay untrained."""
+    w = world(tmp_path, n=(0, 20, 30))
+    method = HeteroFL(ONE, [1.0, 0.5, 0.25])
+    assert method.rates_of(["c1", "c2"], w.fed) == {"c1": 1.0, "c2": 0.5}
+    start, end = w.run(method)
+    assert set(start.shapes["net"]) == {"1", "0.5"}
+    assert not torch.equal(start.weights["net"]["0.weight"][4:], end.weights["net"]["0.weight"][4:])
+    assert HeteroFL().used("net", world(tmp_path / "none", n=(0, 0)).fed) == [1.0]
+
+
 def test_dynamic_rates_change_from_round_to_round_but_not_between_runs(tmp_path):
     w = world(tmp_path, n=(5,) * 9)
     method = HeteroFL(assignment="dynamic")

@@ -90,7 +90,7 @@ def test_clients_find_their_camp_and_do_what_one_model_cannot(tmp_path):
     world = seeded(tmp_path / "two", seed=1)
     state = world.run(IFCA(local, k=2), 8)[-1]
     chosen = world.events("clusters")[0]["chosen"]
-    assert sorted({chosen[k] for k in camp} == {j} for camp in CAMPS for j in (0, 1)) == [False, False, True, True]
+    assert [{chosen[k] for k in camp} for camp in CAMPS] in ([{0}, {1}], [{1}, {0}])
     theirs = [accuracy(world, k, state.clusters["m"][j]) for k, j in chosen.items()]
     one = seeded(tmp_path / "one", seed=1).run(IFCA(local, k=1), 8)[-1].clusters["m"][0]
     assert min(theirs) > 0.85

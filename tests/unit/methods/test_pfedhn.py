@@ -1,5 +1,6 @@
 """pFedHN: a round by hand, momentum that lasts, architectures that share a trunk, and clients that it suits."""
 
+import dataclasses
 import statistics
 
 import pytest
@@ -8,12 +9,15 @@ from torch import nn
 
 from camps import accuracy, camps, numbers
 from solera.engines.faulty import Faulty
+from solera.federation import QuorumNotMet
 from solera.methods.fedavg import FedAvg
+from solera.methods.local_update import Update
 from solera.methods.pfedhn import PFedHN
+from solera.methods.served import train_received
 from solera.parts.hypernet import Hypernet, generate, pull_back
 from solera.parts.local import Local, fit, weights_of
 from solera.run import check_fit
-from solera.task import Data
+from solera.task import TASKS, Data
 from solera.testing import toy
 from solera.wire import ConfigError, digest
 from toys import Conv, World, images, mlp
@@ -124,6 +128,27 @@ def test_a_client_whose_training_blows_up_leaves_no_trace(tmp_path):
         ends.append(world.run(PFedHN(LOCAL, SMALL))[-1])
         assert [f["client"] for f in world.fed.failures] == ["c1"]
     assert digest(ends[0]) == digest(ends[1])
+
+
+@pytest.mark.parametrize("huge", [3e38, -1e30])
+def test_a_reply_too_large_to_be_a_gradient_costs_the_seat_not_the_hypernetwork(tmp_path, monkeypatch, huge):
+    def lying(client, **inbox):
+        honest = train_received.fn(client, **inbox)
+        lie = {n: torch.full_like(t, huge) for n, t in honest.weights.items()}
+        return Update(lie) if client.id in liars else honest
+
+    monkeypatch.setitem(TASKS, train_received.name, dataclasses.replace(train_received, fn=lying))
+    liars = {"c1"}
+    lied = mixed(tmp_path / "lied")
+    end = lied.run(PFedHN(LOCAL, SMALL))[-1]
+    assert [e["client"] for e in lied.events("client_rejected")] == ["c1"]
+    liars = set()
+    without = mixed(tmp_path / "without")
+    without.fed.engine = Faulty(without.fed.engine, lambda call: "drop" if call.client == "c1" else None)
+    assert digest(end) == digest(without.run(PFedHN(LOCAL, SMALL))[-1])
+    liars = set(lied.fed.clients)
+    with pytest.raises(QuorumNotMet, match="0 clients sent a model that can be learned from"):
+        mixed(tmp_path / "all").run(PFedHN(LOCAL, SMALL))
 
 
 class Buffered(nn.Module):
