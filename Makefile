@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help run test lint unit faults clean
+.PHONY: help run test lint docs unit faults bench bench-quick bench-record clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml requirements.lock
 run: $(STAMP)    ## the quickstart: three architectures, averaging against FedDF, on embedded data
 	$(BIN)/solera quickstart
 
-test: $(STAMP) lint unit   ## style, layers, types, then every test
+test: $(STAMP) lint unit   ## style, layers, types, then every test (one of them builds the site)
 
 lint: $(STAMP)   ## ruff, import-linter, mypy
 	$(BIN)/ruff check src tests examples scripts benchmarks
@@ -25,11 +25,24 @@ lint: $(STAMP)   ## ruff, import-linter, mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
+docs: $(STAMP)   ## the site, into site/; what is wrong with it is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 unit: $(STAMP)   ## all fast tests, on all cores
 	$(BIN)/pytest -n auto --dist loadfile -m "not slow"
 
 faults: $(STAMP) ## the slow ones: many kills, long fuzzing
 	$(BIN)/pytest -m slow
 
+bench: $(STAMP)  ## every workload, with other frameworks beside us (hours); the tables go into docs/performance.md
+	mkdir -p build
+	$(BIN)/solera bench --peers all --peers-dir build/peers --out build/bench.json --write docs/performance.md
+
+bench-quick: $(STAMP) ## the regression guard: about two minutes; fails when a ratio fell by more than a fifth
+	$(BIN)/solera bench --quick --against benchmarks/recorded.json
+
+bench-record: $(STAMP) ## measure this machine for the guard
+	$(BIN)/solera bench --quick --record benchmarks/recorded.json
+
 clean:           ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build site src/*.egg-info

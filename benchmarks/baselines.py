@@ -91,7 +91,10 @@ PERSONAL: dict[str, tuple[str, Tables]] = {
     "mnflparam": ("MNFL for one architecture", method("mnflparam")),
     "fedavgft": ("FedAvg + fine-tuning", method("fedavgft")),
     "perfedavg": ("Per-FedAvg", method("perfedavg", local=STEPS, alpha=0.05)),
-    "perfedavg-hf": ("Per-FedAvg (HF)", method("perfedavg", local=STEPS, alpha=0.05, mode="hf")),
+    "perfedavg-hf": (
+        "Per-FedAvg (HF, gradients clipped to 1)",
+        method("perfedavg", local={**STEPS, "clip": 1.0}, alpha=0.05, mode="hf"),
+    ),
     "pfedme": ("pFedMe", method("pfedme", local=STEPS)),
     "ditto": ("Ditto", method("ditto")),
     "fedamp": ("FedAMP", method("fedamp")),

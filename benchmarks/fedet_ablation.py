@@ -75,8 +75,8 @@ CASES = MAIN | FURTHER
 def report(homes: dict[str, list[pathlib.Path]]) -> str:
     """The table, in Markdown."""
     lines = [
-        "| what | server model | its teachers together | gap | small models | minutes |",
-        "|---|---|---|---|---|---|",
+        "| what | server model | its teachers together | gap | small models |",
+        "|---|---|---|---|---|",
     ]
     for name, runs in homes.items():
         large = name not in ("feddf", "fedavg")
@@ -84,9 +84,8 @@ def report(homes: dict[str, list[pathlib.Path]]) -> str:
         teachers = [ensemble_accuracy(home) for home in runs] if name != "fedavg" else []
         gap = [t - s for t, s in zip(teachers, server, strict=True)] if large else []
         small = [statistics.fmean(last_accuracy(home, P) for P in SMALL) for home in runs]
-        seconds = [json.loads((home / "summary.json").read_text())["seconds"] for home in runs]
         cells = [spread(v) if v else "" for v in (server, teachers, gap, small)]
-        lines.append(f"| {CASES[name][0]} | {' | '.join(cells)} | {statistics.fmean(seconds) / 60:.1f} |")
+        lines.append(f"| {CASES[name][0]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -426,8 +426,8 @@ def choose_table() -> str:
     found: dict[tuple[str, ...], list[str]] = {}
     for name, cls in our_methods().items():
         info = info_of(cls())
-        sees = "means" if info.privacy.startswith("means only") else info.privacy.split(":")[0].split(",")[0]
-        key = (architectures_of(info), public_of(info), result_of(cls), sees)
+        sees = {"means": "means", "individual": "single replies", "nothing": "nothing", "none:": "all data"}
+        key = (architectures_of(info), public_of(info), result_of(cls), sees[info.privacy.split()[0]])
         found.setdefault(key, []).append(f"[{name}](../methods/{name}.md)")
     order = ["teach each other", "predict together", "side by side", "one only"]
     rows = sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0]))

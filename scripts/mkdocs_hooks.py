@@ -1,10 +1,11 @@
 """What the site needs beyond mkdocs: links from the pages to files of the repository, and diagrams without scripts.
 
 The pages are also read in the repository, where a link to `../../src/solera/methods/feddf.py` leads to the file. In the
-site such a link leads to a page made here, which shows the file. Diagrams stay as the text they are written in: the
-theme would fetch a program from the network to draw them.
+site such a link leads to a page made here, which shows the file. Diagrams (mermaid), which code hosts draw, become
+tables here: to draw them, the theme would fetch a program from the network.
 """
 
+import itertools
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,9 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+NODE = re.compile(r'(\w+)\["<b>(.+?)</b><br/>(.+?)"\]')
+PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
+MESSAGE = re.compile(r"(\w+)--?>>(\w+): (.+)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".yml": "yaml", ".json": "json"}
 
 
@@ -44,6 +48,26 @@ def links(text: str) -> set[str]:
     return {target for _, target, _ in LINK.findall(FENCE.sub("", text))}
 
 
+def as_table(diagram: str) -> str:
+    """A flowchart of boxes and arrows, or a sequence of messages, as a table."""
+    if diagram.lstrip().startswith("flowchart"):
+        boxes = {key: (name, text) for key, name, text in NODE.findall(diagram)}
+        arrows: dict[str, list[str]] = {key: [] for key in boxes}
+        for line in (line for line in diagram.splitlines() if "-->" in line):
+            steps = [[key.strip() for key in side.split("&")] for side in line.split("-->")]
+            for begin, end in itertools.pairwise(steps):
+                for key in begin:
+                    arrows[key] += [boxes[other][0] for other in end]
+        rows = [(f"**{name}**", text, ", ".join(arrows[key]) or "-") for key, (name, text) in boxes.items()]
+        head = ("box", "what it is", "arrows to")
+    else:
+        names = dict(PARTICIPANT.findall(diagram))
+        rows = [(names[a], names[b], what) for a, b, what in MESSAGE.findall(diagram)]
+        head = ("from", "to", "what")
+    cells = [head, ("---",) * 3, *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in cells)
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Make a page for every file outside of docs/ that some page links to."""
     wanted = set()
@@ -56,7 +80,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Lead links out of docs/ to the pages made for them, and show diagrams as text."""
+    """Lead links out of docs/ to the pages made for them, and write diagrams as tables."""
     here = page.file.src_uri
     if here.startswith("code/"):
         return markdown
@@ -69,6 +93,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     kept, at = [], 0
     for fence in FENCE.finditer(markdown):
-        kept += [LINK.sub(led, markdown[at : fence.start()]), fence[0].replace("```mermaid", "```text")]
+        drawn = fence[0].startswith("```mermaid")
+        shown_as = as_table(fence[0].strip().removeprefix("```mermaid").removesuffix("```")) if drawn else fence[0]
+        kept += [LINK.sub(led, markdown[at : fence.start()]), shown_as]
         at = fence.end()
     return "".join([*kept, LINK.sub(led, markdown[at:])])

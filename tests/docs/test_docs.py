@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 import tokenize
+import tomllib
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +30,7 @@ from solera.method import METHODS, name_of
 from solera.models import registry
 from solera.run import check_fit, execute
 from solera.scenario import build_scenario
+from solera.sweep import plan
 from solera.task import TASKS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -264,6 +266,15 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         for table, content in zip(tables, before, strict=True):
             table.clear()
             table.update(content)
+
+
+SWEEPS = [(page, code) for page in PAGES for code in blocks(page, "toml") if "[sweep]" in code]
+
+
+@pytest.mark.parametrize(("page", "code"), SWEEPS, ids=[p.stem for p, _ in SWEEPS])
+def test_every_sweep_can_be_planned(page, code):
+    """Each of its runs has a configuration that loads."""
+    assert len(plan(tomllib.loads(code), page.parent, page.stem)) > 1
 
 
 def test_fragments_are_few():

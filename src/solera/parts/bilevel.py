@@ -53,7 +53,8 @@ def after_a_step(alpha: float, inner: Batches, curvature: Batches | None = None,
         with _without_dropout(model):  # two masks would differ by far more than delta
             ahead = _loss_at(model, {n: p + delta * h[n] for n, p in w.items()}, batch)
             behind = _loss_at(model, {n: p - delta * h[n] for n, p in w.items()}, batch)
-        return loss - alpha / (2 * delta) * (ahead - behind)
+        term = alpha / (2 * delta) * (ahead - behind)
+        return loss - (term - term.detach())  # for its gradient alone: the value stays the loss, by which `fit` stops
 
     return objective
 

@@ -135,7 +135,7 @@ def test_noise_for_vectors_fills_the_box_of_the_training_samples():
     assert values.amin(0).tolist() == pytest.approx([0, -3], abs=0.02)
     assert values.amax(0).tolist() == pytest.approx([1, 3], abs=0.02)
     assert values.mean(0).tolist() == pytest.approx([0.5, 0], abs=0.1)
-    with pytest.raises(ConfigError, match="for vectors there is public.noise = 'uniform'"):
+    with pytest.raises(ConfigError, match=r"for vectors there is public\.noise = 'uniform'"):
         public_from_noise(task, PublicConfig(source="noise", size=5, noise="gauss"), seed=1)
 
 

@@ -191,3 +191,16 @@ def test_fit_can_use_the_objective_where_minibatches_end_in_single_samples():
     done = fit(model, x, y, Local(epochs=2, batch=4, lr=0.05), 0, after_a_step(0.05, inner, curvature))
     assert done.steps == 4
     assert not done.stopped
+
+
+def test_the_second_order_term_has_a_gradient_but_no_value():
+    """Otherwise a step that blows up would lower the "loss" without end, and nothing would stop the training."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(6, 3) * 30, torch.tensor([0, 1, 0, 1, 1, 0])
+    again = lambda: iter([(x, y)] * 2)  # noqa: E731
+    first, second = after_a_step(0.1, again()), after_a_step(0.1, again(), again(), 1e-3)
+    losses = [objective(model, x, y) for objective in (first, second)]
+    gradients = [torch.autograd.grad(loss, list(model.parameters()))[0] for loss in losses]
+    assert losses[1].item() == losses[0].item()
+    assert not torch.allclose(*gradients)

@@ -1,0 +1,74 @@
+"""The site is built without a warning, and its pages ask nobody for anything."""
+
+import html.parser
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+pytest.importorskip("mkdocs", reason="the site needs mkdocs-material: pip install 'solera[docs]'")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> pathlib.Path:
+    """The site as `make docs` makes it: what mkdocs would warn of is an error."""
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+class Requests(html.parser.HTMLParser):
+    """What a browser fetches by itself when it shows a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe", "source", "video", "object"):
+            self.found.append(given.get("src") or given.get("data") or "")
+        if tag == "link" and given.get("rel") not in ("canonical", "prev", "next"):
+            self.found.append(given.get("href") or "")
+
+
+def pages(site: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(site.rglob("*.html"))
+
+
+def test_every_page_is_there(site):
+    wanted = {p.relative_to(ROOT / "docs").with_suffix(".html") for p in (ROOT / "docs").rglob("*.md")}
+    assert wanted <= {p.relative_to(site) for p in pages(site)}
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    for page in pages(site):
+        reader = Requests()
+        text = page.read_text("utf-8")
+        reader.feed(text)
+        outside = [url for url in reader.found if url.startswith(("http:", "https:", "//"))]
+        assert not outside, f"{page.relative_to(site)}: {outside}"
+        assert 'class="mermaid"' not in text, "the theme fetches a program to draw these"
+
+
+def test_diagrams_are_tables(site):
+    text = (site / "architecture.html").read_text("utf-8")
+    assert "flowchart" not in text
+    assert "sequenceDiagram" not in text
+    assert "<td><strong>federation</strong></td>" in text
+    assert "<td>sample()</td>" in text
+
+
+def test_links_to_code_lead_to_a_page_that_shows_it(site):
+    method = (site / "methods" / "feddf.html").read_text("utf-8")
+    assert 'href="../code/src/solera/methods/feddf.py.html"' in method
+    shown = (site / "code/src/solera/methods/feddf.py.html").read_text("utf-8")
+    assert "FedDF" in shown
+    assert "own_method.py" in (site / "code/examples.html").read_text("utf-8")
