@@ -159,6 +159,40 @@ def test_a_comparison_groups_seeds_and_shows_the_best(visit, many):
     assert v.complaints == []
 
 
+def test_no_two_of_twenty_cases_look_the_same_and_the_best_is_chosen_among_those_judged_alike(visit, tmp_path):
+    for i in range(20):
+        run = write_run(tmp_path / f"r{i}", method=f"m{i:02d}", level=0.5 + i / 100, rounds=3)
+        if i >= 10:  # methods that leave only clients' own models
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            lines = [m | {"models": {}, "ensembles": {}, "averages": {}} for m in lines]
+            (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
+    report = tmp_path / "report.html"
+    report.write_text(render(report_data(read_all([tmp_path]), target=0.425), "0.1.0"))
+    v = visit(report)
+    looks = v.js(
+        "[...document.querySelectorAll('#figure-accuracy path.line')]"
+        ".map(p => [p.getAttribute('stroke'), p.getAttribute('stroke-dasharray')].join())"
+    )
+    assert len(looks) == len(set(looks)) == 20
+    starred = v.page.locator("#overview tr", has_text="★").all_text_contents()
+    assert sorted("own models" in row for row in starred) == [False, True]
+    assert v.page.locator("#figure-target output").inner_text() == "42.5%"
+    assert v.js("document.querySelector('#figure-accuracy .legend').clientHeight") <= 210
+
+
+def test_an_axis_never_says_the_same_twice(visit, tmp_path):
+    run = write_run(tmp_path / "run", rounds=10, clients=10)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for m in lines:  # almost equal coefficients: the givers that count differ in the second digit
+        nearly = [[0.1 + (0.002 * m["round"] if i == j else 0) for j in range(10)] for i in range(10)]
+        m["events"] = [e | {"matrix": nearly} if e["kind"] == "coefficients" else e for e in m["events"]]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
+    v = visit(write_report(tmp_path / "report.html", run))
+    levels = "#figure-coefficients .pair > div:nth-child(2) svg[role=img] text[text-anchor=end]"
+    texts = v.page.locator(levels).all_text_contents()
+    assert len(texts) == len(set(texts)) > 2
+
+
 def test_the_focus_chooses_whose_details_are_shown(visit, many):
     v = visit(many)
     v.page.select_option("#focus", "fedavg")

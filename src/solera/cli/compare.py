@@ -1,6 +1,6 @@
 """`solera compare`: runs side by side, over seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..track.compare import Printed, as_csv, as_json, as_latex, printed, rows_of
-from ..track.runs import Group, Run, between_methods, cautions, distinguishing, group_runs, read_runs, show
+from ..track.runs import Group, Run, between_methods, cautions, companions, distinguishing, group_runs, read_runs, show
 from .errors import Debug, Json, reported
 from .output import console, print_json
 
@@ -55,10 +55,13 @@ def compare(
         typer.echo(f"warning: {text}", err=True)
     if csv:
         typer.echo(as_csv(rows), nl=False)
-    elif latex:
-        typer.echo(as_latex(printed(rows, target)), nl=False)
+        return
+    together = companions(groups) if wanted is None else dict.fromkeys(wanted, ())
+    table = printed(rows, target, together)
+    if latex:
+        typer.echo(as_latex(table), nl=False)
     else:
-        print_comparison(console(), printed(rows, target), runs, warnings)
+        print_comparison(console(), table, runs, warnings, together)
 
 
 def _keys(by: list[str] | None, runs: Sequence[Run]) -> list[str] | None:
@@ -84,9 +87,18 @@ def warnings_of(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:
     return missing + cautions(groups)
 
 
-def print_comparison(out: Console, found: Printed, runs: Sequence[Run], warnings: Sequence[str]) -> None:
+def print_comparison(
+    out: Console,
+    found: Printed,
+    runs: Sequence[Run],
+    warnings: Sequence[str],
+    together: Mapping[str, Sequence[str]],
+) -> None:
     """The table, then what differs besides, then what to be careful about."""
     out.print(table_of(found))
+    for key, others in together.items():
+        if others:
+            out.print(f"{key} stands for {', '.join(others)}, too", markup=False, highlight=False, soft_wrap=True)
     apart = between_methods(runs)
     if apart:
         out.print("\nbetween methods these differ, too:", highlight=False)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..track.compare import as_json, printed, rows_of
 from ..track.display import human_time
-from ..track.runs import group_runs, read_runs
+from ..track.runs import companions, group_runs, read_runs
 from .compare import print_comparison, warnings_of
 from .errors import Debug, Json, fail, reported
 from .output import console, print_json
@@ -71,7 +71,7 @@ def sweep(
             failed = run_all(runs, home, workers or default_workers(), tell).failed
         except KeyboardInterrupt as e:
             display.close()
-            fail(f"{e or 'interrupted'}; the same command goes on with the sweep", getattr(e, "exit_code", 130))
+            fail(f"{str(e) or 'interrupted'}; the same command goes on with the sweep", getattr(e, "exit_code", 130))
     index = write_index(planned, home, failed)
     _report(planned, home, index, target, json)
     if failed:
@@ -108,7 +108,8 @@ def _report(planned: "list[Planned]", home: Path, index: dict[str, Any], target:
     if json:
         print_json(index | {"out": str(home), "rows": as_json(rows), "warnings": warnings_of(runs, groups)})
     elif runs:
-        print_comparison(console(), printed(rows, target), runs, warnings_of(runs, groups))
+        together = companions(groups)
+        print_comparison(console(), printed(rows, target, together), runs, warnings_of(runs, groups), together)
 
 
 class SweepDisplay:

@@ -68,11 +68,13 @@ def open_picture(item: Any, what: str, position: int) -> Any:
     if _is_picture(item):
         return item
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise DataError(f"{what}: reading images needs Pillow; install it with: pip install 'solera[data]'") from error
     try:
         return Image.open(io.BytesIO(item))
+    except UnidentifiedImageError as error:  # its own words name an object in memory
+        raise DataError(f"{what}: image {position} cannot be decoded: it is no image of a known format") from error
     except (*UNREADABLE, TypeError, Image.DecompressionBombError) as error:
         raise DataError(f"{what}: image {position} cannot be decoded: {error}") from error
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..track.runs import Group, Point, Run, cautions, group_runs, series, show
+from ..track.runs import Group, Point, Run, cautions, companions, group_runs, series, show
 from .order import similar_order
 from .read import Matrix, Record
 
@@ -20,11 +20,13 @@ CLIENTS = 120  # in the coefficient matrix
 BUBBLES = 6000  # classes times clients
 CELLS = 1_500_000  # of coefficients in the whole report
 ROWS = 300  # of a table
+LISTED = 12  # entries of a list among the facts of an event
 SPANS = 2000  # of a timeline
 TEACHERS = 60
 MEAN = "mean of the models"
 OWN = "own models"
 STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets one can choose from
+NAMING = ("case", "data.name")  # say what a case is, even where its method alone would tell it from the others
 DRAWN = {"coefficients", "timeline", "distilled", "teachers"}  # events that have a figure; the others are listed
 
 
@@ -40,7 +42,7 @@ def report_data(records: Sequence[Record], target: float | None = None) -> dict[
     data = {
         "title": _title(groups),
         "subtitle": _subtitle(groups, ordered),
-        "notes": [*cautions(groups), *_missing(ordered)],
+        "notes": [*_cautions(groups, ordered), *_missing(ordered)],
         "groups": [
             {"label": label, **_group(g, own, partitions, cells)}
             for label, g, own in zip(labels, groups, members, strict=True)
@@ -74,31 +76,44 @@ def _title(groups: Sequence[Group]) -> str:
 def _labels(groups: Sequence[Group]) -> list[str]:
     """The method, the data set if they differ, and what tells a case from the others of its method."""
 
-    def label(g: Group, keys: Iterable[str]) -> str:
-        return Group(g.method, {k: g.settings[k] for k in keys}, g.runs).label
+    def of(g: Group, keys: Iterable[str]) -> Group:
+        return Group(g.method, {k: g.settings[k] for k in keys}, g.runs)
 
     found = []
     for g in groups:
         same = [other for other in groups if other.method == g.method]
-        found.append(
-            label(g, [k for k in g.settings if k == "data.name" or any(o.settings[k] != g.settings[k] for o in same)])
-        )
+        keys = [k for k in g.settings if k in NAMING or any(o.settings[k] != g.settings[k] for o in same)]
+        found.append(of(g, companions([of(o, keys) for o in same])).label)
     return found if len(set(found)) == len(found) else [g.label for g in groups]
 
 
 def _subtitle(groups: Sequence[Group], records: Sequence[Record]) -> str:
-    run = groups[0].runs[0]
-    told = [f"{len(records)} runs" if len(records) > 1 else f"seed {show(run.seed)}"]
-    data = list(dict.fromkeys(str(g.runs[0].settings.get("data.name", "own data")) for g in groups))
-    told.append(", ".join(data))
-    if (clients := run.settings.get("partition.clients")) is not None and len(data) == 1:
-        kind, alpha = run.settings.get("partition.kind", ""), run.settings.get("partition.alpha")
-        skew = f", {kind}" + (f" alpha {show(alpha)}" if kind in ("dirichlet", "quantity") else "") if kind else ""
-        told.append(f"{clients} clients{skew}")
-    models = list(dict.fromkeys(m for m in run.settings.get("models.clients") or [] if isinstance(m, str)))
+    """What all cases share: data, clients, models. Where they differ, their labels say it."""
+    every = [g.runs[0].settings for g in groups]
+    agreed = {k: v for k, v in every[0].items() if all(k in s and s[k] == v for s in every)}
+    told = [f"{len(records)} runs" if len(records) > 1 else f"seed {show(groups[0].runs[0].seed)}"]
+    told.append(", ".join(dict.fromkeys(str(s.get("data.name", "own data")) for s in every)))
+    if (clients := agreed.get("partition.clients")) is not None:
+        kind, alpha = agreed.get("partition.kind", ""), agreed.get("partition.alpha")
+        skewed = alpha is not None and kind in ("dirichlet", "quantity")
+        told.append(f"{clients} clients" + (f", {kind}" if kind else "") + (f" alpha {show(alpha)}" if skewed else ""))
+    models = list(dict.fromkeys(m for m in agreed.get("models.clients") or [] if isinstance(m, str)))
     if models:
         told.append(", ".join(models))
     return " · ".join(told)
+
+
+def _cautions(groups: Sequence[Group], records: Sequence[Record]) -> list[str]:
+    """Why the cases may not be comparable. That a single run which goes on is not finished needs no warning."""
+    alone = len(records) == 1 and records[0].status == "running"
+    found = [c for c in cautions(groups) if not (alone and c.startswith("not finished"))]
+    judged = {key[0] == "own" for g in groups if (key := main_line(g.runs[0])) is not None}
+    if len(judged) > 1:
+        found.append(
+            "some cases have a model for everybody, judged on the whole test set, others only clients' own models, "
+            "judged on the few classes that a client has: these accuracies are not comparable"
+        )
+    return found
 
 
 def _missing(records: Sequence[Record]) -> list[str]:
@@ -322,13 +337,16 @@ def coefficients(matrices: Sequence[Matrix], cells: int) -> dict[str, Any] | Non
     order = similar_order([[last[i * N + j] + last[j * N + i] for j in kept] for i in kept])
     kept = [kept[i] for i in order]
     frames = thinned(list(matrices), max(1, cells // len(kept) ** 2))
-    top = max(max(m.values) for m in frames)
-    scale = 255 / top if top > 0 and math.isfinite(top) else 0.0
+    shown = [[m.values[i * N + j] for i in kept for j in kept] for m in frames]
+    known = [v for values in shown for v in values if math.isfinite(v)] or [0.0]
+    low, top = min(known), max(known)
+    scale = 255 / (top - low) if top > low else 0.0
     return {
         "clients": [names[i] for i in kept],
         "left_out": N - len(kept),
         "round": [m.round + 1 for m in frames],
-        "frames": [_bytes(scale * m.values[i * N + j] for i in kept for j in kept) for m in frames],
+        "frames": [_bytes(scale * (v - low) for v in values) for values in shown],
+        "low": _short(low),
         "top": _short(top),
         "givers": [_givers(m.values, N) for m in frames],
     }
@@ -472,7 +490,7 @@ def _run(r: Record, group: int) -> dict[str, Any]:
         "seconds": round(run.seconds, 1),
         "digest": str(summary.get("digest") or ""),
         "command": r.command,
-        "again": f"solera run {_quoted(run.path / 'config.toml')}" if (run.path / "config.toml").is_file() else None,
+        "again": f"solera run {_quoted(run.path / 'config.toml')}" if _configured(run) else None,
         "environment": [[str(k), str(v)] for k, v in environment.items()] if isinstance(environment, dict) else [],
         "settings": [[k, show(v)] for k, v in run.settings.items()],
         "failures": failures[:ROWS],
@@ -482,10 +500,27 @@ def _run(r: Record, group: int) -> dict[str, Any]:
     }
 
 
+def _configured(run: Run) -> bool:
+    """Whether there is a configuration that can be read."""
+    return (run.path / "config.toml").is_file() and not any(what.startswith("config.toml") for what in run.missing)
+
+
 def _facts(event: dict[str, Any]) -> str:
-    told = [f"{k} {show(v)}" if k != "reason" else show(v) for k, v in event.items() if k != "kind"]
+    told = [f"{k} {_brief(v)}" if k != "reason" else show(v) for k, v in event.items() if k != "kind"]
     text = ", ".join(told)
     return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _brief(value: Any) -> str:
+    """A fact in a few words: of a long list its length, of a table which keys have the same value."""
+    if isinstance(value, list) and len(value) > LISTED:
+        return f"({len(value)} entries)"
+    if not isinstance(value, dict):
+        return show(value)
+    same: dict[str, list[str]] = {}
+    for k, v in value.items():
+        same.setdefault(_brief(v), []).append(str(k))
+    return "; ".join(f"{v}: {' '.join(keys)}" for v, keys in sorted(same.items()))
 
 
 def _quoted(path: Path) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..track.runs import Run, find_runs, read_run
+from ..track.runs import Run, each_run
 
 MOST_BYTES = 100_000_000  # of a file beside metrics.jsonl; none of ours comes near it
 
@@ -46,14 +46,14 @@ class _Damaged(Exception):
 
 def read_all(paths: Iterable[str | os.PathLike[str]]) -> list[Record]:
     """The runs in these directories and below them; a directory that holds none is refused."""
-    return [read_record(path) for path in find_runs(paths)]
+    return [read_record(run) for run in each_run(list(paths))]
 
 
-def read_record(path: Path) -> Record:
-    """One run directory, whatever state it is in."""
-    run = read_run(path)
+def read_record(run: Run) -> Record:
+    """What else is in a run's directory, whatever state it is in."""
+    path = run.path
     status = "finished" if run.finished else "running" if in_use(path) else "stopped"
-    notes = [n for n in run.missing if not (status == "running" and n.startswith("not finished"))]
+    notes = [n for n in run.missing if not n.startswith("not finished")]  # `cautions` tells it, once for all runs
     matrices = _matrices(run)
     found: dict[str, dict[str, Any] | None] = {}
     for name, check in (("partition", _partition), ("confusion", _confusion), ("regions", _regions)):
@@ -65,7 +65,8 @@ def read_record(path: Path) -> Record:
                 notes.append(f"{name}.json is not there (an older version made the run): its figure is left out")
         except (_Damaged, OSError, ValueError, KeyError, TypeError, RecursionError) as e:
             found[name] = None
-            notes.append(f"{name}.json is damaged ({e or type(e).__name__}): its figure is left out")
+            why = e if isinstance(e, _Damaged) else e.strerror if isinstance(e, OSError) else "not what a run writes"
+            notes.append(f"{name}.json is damaged ({why}): its figure is left out")
     return Record(run, status, _command(path), **found, matrices=matrices, notes=notes)
 
 

@@ -104,9 +104,13 @@ class Printed:
     words: int  # how many columns hold words; the others hold numbers
 
 
-def printed(rows: Sequence[Row], target: float | None = None) -> Printed:
-    """The rows with numbers rounded for people; what belongs to a whole group stands in its first row only."""
-    settings = [k for k in (rows[0].group.settings if rows else {}) if k != "method.name"]
+def printed(rows: Sequence[Row], target: float | None = None, columns: Iterable[str] | None = None) -> Printed:
+    """The rows with numbers rounded for people; what belongs to a whole group stands in its first row only.
+
+    `columns` are the settings shown, all that tell groups apart if not given.
+    """
+    told = columns if columns is not None else rows[0].group.settings if rows else ()
+    settings = [k for k in told if k != "method.name"]
     personal = any(row.worst_decile for row in rows)
     lost = any(row.failures and row.failures.mean for row in rows)
     heads = ["method", *map(short, settings), "runs", "measured", "last %", "best %"]

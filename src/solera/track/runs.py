@@ -10,7 +10,7 @@ import json
 import os
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,6 +114,11 @@ def find_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     """The runs in and below `paths`. Those of a sweep carry the name of their case as the setting "case"."""
+    return list(each_run(paths))
+
+
+def each_run(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Run]:
+    """The same one by one, for a reader that does not keep all of them."""
     cases: dict[Path, str] = {}
     for given in map(Path, paths):
         index = _read_json(given / "sweep.json", []) or {}
@@ -121,11 +126,9 @@ def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and entry.get("case") and isinstance(entry.get("out"), str):
                 cases[given / entry["out"]] = str(entry["case"])
-    runs = map(read_run, find_runs(paths))
-    return [
-        dataclasses.replace(run, config={"case": cases[run.path], **run.config}) if run.path in cases else run
-        for run in runs
-    ]
+    for run in map(read_run, find_runs(paths)):
+        case = {"case": cases[run.path]} if run.path in cases else {}
+        yield dataclasses.replace(run, config=case | run.config)
 
 
 def is_run(path: Path) -> bool:
@@ -329,6 +332,22 @@ def distinguishing(runs: Sequence[Run]) -> list[str]:
     return [k for k in everything if k != "method.name" and differs(k)]
 
 
+def companions(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The settings of the groups, each with the later ones that change only together with it and so tell nothing more:
+    a data set's name with its path. What names a group, the case of a sweep, comes first."""
+    found: dict[str, list[str]] = {}
+    leads: dict[tuple[int, ...], str] = {}
+    for key in groups[0].settings if groups else ():
+        values = [_canonical(g.settings.get(key)) for g in groups]
+        pattern = tuple(values.index(v) for v in values)
+        if any(pattern) and pattern in leads:
+            found[leads[pattern]].append(key)
+        else:
+            leads[pattern] = key
+            found[key] = []
+    return found
+
+
 def between_methods(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Settings that several methods have, with values that differ only between methods: key -> method -> value."""
     apart, found = set(distinguishing(runs)), {}
@@ -348,7 +367,8 @@ def compared(key: str) -> bool:
 
 def cautions(groups: Sequence[Group]) -> list[str]:
     """Why the runs may not be comparable, each in one line."""
-    runs = [r for g in groups for r in g.runs]
+    every = [r for g in groups for r in g.runs]
+    runs = [r for r in every if r.config]  # without its settings nothing is known of a run; `missing` says so
     found = []
     for key, words in (("data.name", "data sets"), ("data.test_size", "test sets (data.test_size)")):
         if len(seen := _counted(runs, key)) > 1:
@@ -358,7 +378,7 @@ def cautions(groups: Sequence[Group]) -> list[str]:
             found.append(f"different {key}: {_listed(seen)}; compare rows that agree in it")
     if len(seen := _counted(runs, "run.rounds")) > 1:
         found.append(f"different run.rounds: {_listed(seen)}; bytes, seconds and last accuracies depend on it")
-    if unfinished := [r for r in runs if not r.finished]:
+    if unfinished := [r for r in every if not r.finished]:
         named = ", ".join(f"{r.path} ({len(r.rounds)} of {r.rounds_wanted or '?'})" for r in unfinished[:3])
         more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
         found.append(f"not finished, counted as far as they are: {named}{more}")

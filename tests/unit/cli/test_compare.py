@@ -65,6 +65,19 @@ def test_settings_that_differ_are_columns(tmp_path):
     assert "warning: different partition.alpha" in out
 
 
+def test_settings_that_go_together_are_one_column(tmp_path):
+    for name in ("mnist", "cifar10"):
+        for a in (0.1, 1.0):
+            data = {"data__name": name, "data__path": f"files/{name}"}
+            make_run(tmp_path / f"{name}{a}", partition__alpha=a, **data)
+    out = solera("compare", tmp_path).stdout
+    assert out.split()[:4] == ["method", "data.name", "alpha", "runs"]
+    assert "data.name stands for data.path, too" in out
+    by_both = solera("compare", tmp_path, "--by", "data.name,data.path").stdout
+    assert by_both.split()[:4] == ["method", "data.name", "data.path", "runs"]
+    assert "data.path" in solera("compare", tmp_path, "--csv").stdout
+
+
 def test_what_differs_between_methods_is_told_below(tmp_path):
     make_run(tmp_path / "a", method__name="fedavg", method__local={"lr": 0.05})
     make_run(tmp_path / "b", method__name="feddf", method__local={"lr": 0.1})

@@ -278,7 +278,7 @@ BAD = {
     "none.npy": (array(np.zeros((0, 1, 28, 28))), "there are no samples"),
     "nan.npy": (array(np.full((2, 1, 28, 28), np.nan)), "not finite"),
     "scale.npy": (array(np.full((2, 1, 28, 28), 200.0)), "give bytes 0..255, or floats from 0 to 1"),
-    "broken.png": (b"junk", "cannot be decoded"),
+    "broken.png": (b"junk", "cannot be decoded: it is no image of a known format"),
     "broken.parquet": (b"junk", "cannot be read as parquet"),
     "words.txt": (b"hello", "holds text"),
     "table.xlsx": (b"junk", ".xlsx cannot be read"),

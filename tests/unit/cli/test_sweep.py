@@ -280,7 +280,8 @@ def test_a_stopped_sweep_goes_on_to_the_same_result(tmp_path, number, code, neve
     child.send_signal(number)
     _, said = child.communicate(timeout=60)
     assert child.returncode == code, said
-    assert "the same command goes on" in said
+    why = "interrupted" if number == signal.SIGINT else "stopped by SIGTERM"
+    assert f"solera: {why}; the same command goes on" in said
     assert not (tmp_path / "out/feddf/s0/summary.json").exists()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert json.loads((tmp_path / "out/feddf/s0/summary.json").read_text())["digest"] == never_stopped

@@ -1,6 +1,7 @@
 """From run directories to the numbers of the figures: whole ones, half-written ones, and ones that lie."""
 
 import array
+import base64
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from run_directories import write_run
 from solera.report import figures
 from solera.report.figures import coefficients, confusion, finite, main_line, report_data, thinned
 from solera.report.order import similar_order
-from solera.report.read import Matrix, read_all, read_record
+from solera.report.read import Matrix, read_all
 from solera.track.runs import group_runs
 from solera.wire import RunError
 
@@ -226,9 +227,77 @@ def test_mixed_data_sets_are_told_and_kept_apart(tmp_path):
 def test_a_run_in_progress_is_not_called_unfinished(run, monkeypatch):
     (run / "summary.json").unlink()
     monkeypatch.setattr("solera.report.read.in_use", lambda path: True)
-    record = read_record(run)
-    assert record.status == "running"
-    assert not any("not finished" in note for note in record.notes)
+    data = data_of(run)
+    assert data["runs"][0]["status"] == "running"
+    assert data["notes"] == []
+
+
+def test_that_a_run_is_not_finished_is_told_once(run):
+    (run / "summary.json").unlink()
+    assert len([note for note in data_of(run)["notes"] if "not finished" in note]) == 1
+
+
+def test_of_damaged_settings_only_the_damage_is_told(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+    (tmp_path / "b" / "config.toml").write_bytes(bytes(range(256)))
+    (tmp_path / "b" / "partition.json").write_bytes(bytes(range(256)))
+    data = data_of(tmp_path)
+    assert not any(note.startswith("different") for note in data["notes"])
+    assert any(note.startswith("config.toml cannot be read") for note in data["notes"])
+    assert any("partition.json is damaged (not what a run writes)" in note for note in data["notes"])
+    assert [r["again"] is None for r in data["runs"]] == [False, True]
+
+
+def test_settings_that_go_together_are_told_once(tmp_path):
+    for name in ("mnist", "cifar10"):
+        for alpha in (0.1, 1.0):
+            config = write_run(tmp_path / f"{name}-{alpha}", data=name) / "config.toml"
+            text = config.read_text().replace("alpha = 0.1", f"alpha = {alpha}")
+            config.write_text(text.replace(f'name = "{name}"', f'name = "{name}"\npath = "files/{name}"'))
+    labels = [g["label"] for g in data_of(tmp_path)["groups"]]
+    assert labels == [f"feddf data.name={n} alpha={a}" for n in ("cifar10", "mnist") for a in ("0.1", "1")]
+
+
+def test_the_runs_of_a_sweep_have_the_names_of_their_cases(tmp_path):
+    for case, method in (("averaging", "fedavg"), ("distilling", "feddf")):
+        write_run(tmp_path / case / "s0", method=method)
+    runs = [{"case": case, "out": f"{case}/s0"} for case in ("averaging", "distilling")]
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": runs}))
+    assert [g["label"] for g in data_of(tmp_path)["groups"]] == ["fedavg case=averaging", "feddf case=distilling"]
+
+
+def test_the_subtitle_tells_only_what_all_cases_share(tmp_path):
+    write_run(tmp_path / "a", model="lenet5")
+    write_run(tmp_path / "b", model="tiny-cnn")
+    assert data_of(tmp_path)["subtitle"] == "2 runs · fashion-mnist · 8 clients, dirichlet alpha 0.1"
+    assert data_of(tmp_path / "a")["subtitle"].endswith("alpha 0.1 · lenet5, mlp")
+
+
+def test_a_model_for_all_and_clients_own_models_are_not_compared_silently(tmp_path):
+    only_own(write_run(tmp_path / "own", method="mnfl"))
+    write_run(tmp_path / "all", method="fedavg")
+    assert any("judged on the whole test set, others only clients' own" in note for note in data_of(tmp_path)["notes"])
+    assert data_of(tmp_path / "own")["notes"] == data_of(tmp_path / "all")["notes"] == []
+
+
+def only_own(run):
+    """Take from a run everything that was measured but the clients' own models."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for m in lines:
+        m |= {"models": {}, "ensembles": {}, "averages": {}}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
+
+
+def test_facts_of_events_are_short(run):
+    chosen = {"kind": "clusters", "chosen": {"a": 1, "b": 0, "c": 1}}
+    attention = {"kind": "attention", "sigma": 10.0, "matrix": [[0.5] * 20] * 20}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["events"] = [chosen, attention]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
+    clusters, matrix, *_ = data_of(run)["runs"][0]["events"]
+    assert clusters == [1, "clusters", "chosen 0: b; 1: a c"]
+    assert matrix == [1, "attention", "sigma 10, matrix (20 entries)"]
 
 
 # ---- sizes ------------------------------------------------------------------------------------------
@@ -252,6 +321,13 @@ def test_coefficients_take_a_byte_each_and_no_more_than_there_is_room_for():
     assert found["round"][-1] == 30
     assert found["givers"][-1] == pytest.approx([200, 200, 200], abs=0.01)
     assert all(len(f) == -(-(figures.CLIENTS**2) // 3) * 4 for f in found["frames"])
+
+
+def test_coefficients_use_the_whole_scale():
+    matrix = array.array("f", [0.25, 0.75, 0.5, 0.5])  # none is near zero: their differences are what matters
+    found = coefficients([Matrix(0, ["a", "b"], matrix)], 100)
+    assert (found["low"], found["top"]) == (0.25, 0.75)
+    assert sorted(base64.b64decode(found["frames"][0])) == [0, 128, 128, 255]
 
 
 def test_how_many_givers_count():

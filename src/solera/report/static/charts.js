@@ -19,7 +19,8 @@ const draw = (tag, attributes, ...children) => fill(document.createElementNS(SVG
 
 // ---- words and numbers ----
 
-const level = (x, step) => percent(x, Math.abs(100 * step - Math.round(100 * step)) > 1e-6 ? 1 : 0);
+const digits = (step) => (String(Number(step.toPrecision(6))).split(".")[1] || "").length; // that tell two steps apart
+const level = (x, step) => percent(x, digits(100 * step));
 const percent = (x, digits = 1) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(digits)}%`);
 function human(n, units, base) {
   let i = 0;
@@ -52,6 +53,7 @@ const extent = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.ma
 // ---- colours ----
 
 const isDark = () => document.documentElement.dataset.theme === "dark";
+const dashOf = (i) => DASHES[(i + Math.floor(i / COLOURS)) % DASHES.length]; // with the colour, 64 that differ
 const colour = (i) => `var(--c${i % COLOURS})`;
 function rgb(name) {
   const value = getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -6,6 +6,8 @@ const nameOf = (line) => `${KINDS[line.kind]}${line.name}`;
 const toggler = (s, redraw) => (id) => { if (!s.hidden.delete(id)) s.hidden.add(id); redraw(); };
 const several = (data) => data.groups.length > 1;
 const isMain = (g, line) => g.main && line.kind === g.main[0] && line.name === g.main[1];
+const coefficient = (c, byte) => c.low + ((c.top - c.low) * byte) / 255;
+const judged = (line) => (line.kind === "own" ? "own" : "all"); // on clients' own test splits, or on the whole test set
 const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 
 function chosenLines(data, s) {
@@ -16,7 +18,7 @@ function chosenLines(data, s) {
     const tone = many ? number : found.length;
     const style = many && s.what === "all" ? at : tone;
     const name = many ? (s.what === "all" ? `${g.label}: ${nameOf(line)}` : g.label) : nameOf(line);
-    found.push({ id: `${number}/${line.kind}/${line.name}`, name, colour: colour(tone), dash: DASHES[style % DASHES.length], shape: style, line, group: g });
+    found.push({ id: `${number}/${line.kind}/${line.name}`, name, colour: colour(tone), dash: dashOf(style), shape: style, line, group: g });
   }));
   return found;
 }
@@ -59,7 +61,7 @@ const FIGURES = [
     has: (data) => data.targets.rows.length > 0,
     how: () => "When each line first reached the target, and what had been sent by then: the mean over the seeds that reached it, ± standard deviation. “–”: none did. Evaluations between rounds are not there, so a target is reached at an evaluated round.",
     controls: [
-      { type: "slider", key: "at", label: "target", range: (data) => [0, data.targets.values.length - 1], initial: (data) => data.targets.shown, text: (data, i) => percent(data.targets.values[i], 0) },
+      { type: "slider", key: "at", label: "target", range: (data) => [0, data.targets.values.length - 1], initial: (data) => data.targets.shown, text: (data, i) => level(data.targets.values[i], data.targets.values[i]) },
       whatControl,
     ],
     body(data, s) {
@@ -71,14 +73,17 @@ const FIGURES = [
     },
     draw(body, data, g, s) {
       const found = this.body(data, s);
-      const whole = found.filter((f) => f.found[0] === f.found[1]).map((f) => f.found[3][0]).sort((a, b) => a - b);
-      const least = whole.length > 1 && whole[0] === whole[1] ? null : whole[0];
+      const least = (kind) => { // of those that were judged alike and sent anything; nobody's if two share it
+        const [first, second] = found.filter(({ r, found: [n, of, , sent] }) => judged(r) === kind && n === of && sent[0] > 0).map((f) => f.found[3][0]).sort((a, b) => a - b);
+        return second === undefined || first === second ? null : first;
+      };
+      const fewest = { own: least("own"), all: least("all") };
       const widest = Math.max(1, ...found.map((f) => (f.found[3] ? f.found[3][0] : 0)));
       const rows = found.map(({ r, found: [reached, of, rounds, sent] }) => {
         const bar = draw("svg", { viewBox: "0 0 100 8", "aria-hidden": "true", preserveAspectRatio: "none" });
         bar.style.width = "100px"; bar.style.height = "8px";
         if (sent) bar.append(draw("rect", { width: Math.max(1, (100 * sent[0]) / widest), height: 8, rx: 2, fill: colour(several(data) ? r.group : 0), opacity: 0.85 }));
-        const cheapest = sent && sent[0] === least && found.length > 1 ? " ◂ fewest bytes" : "";
+        const cheapest = sent && sent[0] === fewest[judged(r)] && reached === of ? " ◂ fewest bytes" : "";
         return [...(several(data) ? [data.groups[r.group].label] : []), nameOf(r), `${reached} of ${of}`, plus(rounds, (v) => String(Math.round(v * 10) / 10)), plus(sent, bytes) + cheapest, bar];
       });
       const many = several(data) ? 0 : 1;
@@ -189,16 +194,16 @@ const FIGURES = [
       const [left, right] = sideBySide(body, 2);
       const c = g.coefficients, n = c.clients.length, frame = c.frames[Math.min(s.frame, c.frames.length - 1)];
       let cells = decode(frame);
-      const value = (r, k) => Math.sqrt(cells[r * n + k] / 255), true_ = (r, k) => (c.top * cells[r * n + k]) / 255;
+      const value = (r, k) => Math.sqrt(cells[r * n + k] / 255), true_ = (r, k) => coefficient(c, cells[r * n + k]);
       const update = heatMap(left, { rows: c.clients, columns: c.clients, value, text: n <= 12 ? (r, k) => true_(r, k).toFixed(2) : null, tip: (r, k) => [`round ${c.round[s.frame]}`, [["giver", c.clients[r]], ["receiver", c.clients[k]], ["coefficient", true_(r, k).toFixed(3)]]], xLabel: "receiver", yLabel: "giver", label: this.title, most: Math.max(42, Math.min(80, 420 / n)) });
-      scaleBar(left, ramp, "0", `${c.top.toFixed(3)} (square-root scale)`);
+      scaleBar(left, ramp, c.low.toFixed(3), `${c.top.toFixed(3)} (square-root scale)`);
       const line = { id: "givers", name: "mean of the clients, and from the lowest to the highest", colour: colour(0), dash: "", shape: 0, x: c.round, y: c.givers.map((v) => v[1]), low: c.givers.map((v) => v[0]), high: c.givers.map((v) => v[2]) };
-      lineChart(right, { lines: [line], always: true, label: "givers that count, by round", xLabel: "round", xText: String, yText: (v) => String(Math.round(10 * v) / 10), tipHead: (v) => `round ${v}`, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: true, exact: true, height: 300 });
+      lineChart(right, { lines: [line], always: true, label: "givers that count, by round", xLabel: "round", xText: String, yText: (v, step) => v.toFixed(digits(step)), tipText: (v) => v.toFixed(2), tipHead: (v) => `round ${v}`, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: true, exact: true, height: 300 });
       s.live = () => { cells = decode(c.frames[Math.min(s.frame, c.frames.length - 1)]); update(); };
     },
     rows(data, g, s) {
       const c = g.coefficients, cells = decode(c.frames[Math.min(s.frame ?? 0, c.frames.length - 1)]), n = c.clients.length;
-      return { head: ["giver", ...c.clients], rows: c.clients.map((k, r) => [k, ...c.clients.map((_, i) => ((c.top * cells[r * n + i]) / 255).toFixed(3))]) };
+      return { head: ["giver", ...c.clients], rows: c.clients.map((k, r) => [k, ...c.clients.map((_, i) => coefficient(c, cells[r * n + i]).toFixed(3))]) };
     },
   },
   {
@@ -298,7 +303,7 @@ const FIGURES = [
     draw(body, data) {
       const lost = data.runs.flatMap((r) => r.failures.map((f) => [r, ...f])), noted = data.runs.flatMap((r) => r.events.map((e) => [r, ...e]));
       const totals = (key) => data.runs.reduce((a, r) => a + r[key], 0);
-      if (!lost.length && !noted.length) { body.append(make("p", { class: "of", text: "None: every reply came and was used." })); return; }
+      if (!lost.length) body.append(make("p", { class: "of", text: noted.length ? "No reply was lost." : "None: every reply came and was used." }));
       const where = (r) => (data.runs.length > 1 ? [`${data.groups[r.group].label}, seed ${r.seed}`] : []);
       const head = data.runs.length > 1 ? ["run"] : [];
       const part = (title, count, columns, rows) => {

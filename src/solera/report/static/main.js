@@ -113,18 +113,19 @@ function overview() {
     host.append(box);
     return;
   }
-  const best = Math.max(...data.groups.map((g) => main(g)?.last?.[0] ?? 0));
+  const best = {};
+  for (const line of data.groups.map(main)) if (line) best[judged(line)] = Math.max(best[judged(line)] ?? 0, line.last[0]);
   const rows = data.groups.map((g, i) => {
     const line = main(g), own = data.runs.filter((r) => r.group === i);
     const name = make("span", {}, make("span", { class: `swatch c${i % COLOURS}` }), g.label);
     const status = own.every((r) => r.status === "finished") ? "" : own.map((r) => `${r.done}${r.wanted ? `/${r.wanted}` : ""} ${r.status}`).join(", ");
     const accuracy = line ? plus(line.last, (v) => percent(v)) : "–";
-    return [name, line ? nameOf(line) : "–", line && line.last[0] === best ? make("b", { text: `${accuracy} ★` }) : accuracy, line ? plus(line.best, (v) => percent(v)) : "–", g.personal ? percent(g.personal.worst.at(-1)) : "–", g.traffic.down ? bytes(g.traffic.down[0] + g.traffic.up[0]) : "–", g.time ? seconds(g.time[0]) : "–", g.runs, status];
+    return [name, line ? nameOf(line) : "–", line && line.last[0] === best[judged(line)] ? make("b", { text: `${accuracy} ★` }) : accuracy, line ? plus(line.best, (v) => percent(v)) : "–", g.personal ? percent(g.personal.worst.at(-1)) : "–", g.traffic.down ? bytes(g.traffic.down[0] + g.traffic.up[0]) : "–", g.time ? seconds(g.time[0]) : "–", g.runs, status];
   });
   const head = ["case", "main result", "accuracy", "best", "worst tenth", "sent", "time", "runs", ""], classes = ["", "", "n", "n", "n", "n", "n", "n", ""];
   const kept = head.map((_, i) => i).filter((i) => (i !== 4 || data.groups.some((g) => g.personal)) && (i !== 8 || rows.some((r) => r[8])));
   const pick = (cells) => kept.map((i) => cells[i]);
-  host.append(make("div", { class: "card wide" }, table(pick(head), rows.map(pick), pick(classes)), make("p", { class: "of", text: "Accuracy after the last round, ± standard deviation over seeds; ★ marks the highest. “Best” is the best round on the test set: for orientation, not for selection." })));
+  host.append(make("div", { class: "card wide" }, table(pick(head), rows.map(pick), pick(classes)), make("p", { class: "of", text: `Accuracy after the last round, ± standard deviation over seeds; ★ marks the highest${Object.keys(best).length > 1 ? " on the whole test set and the highest of clients' own models on their own splits" : ""}. “Best” is the best round on the test set: for orientation, not for selection.` })));
 }
 
 function header() {
