@@ -62,7 +62,7 @@ GLOBAL: dict[str, tuple[str, Tables]] = {
     "fedbe": ("FedBE", method("fedbe", fusion={**ADAM, "momentum": 0.0})),
     "feddistill": ("FedDistill (SWAG)", method("feddistill", **adam())),
     "fedensemble": ("Fed-ensemble", method("fedensemble")),
-    "codistillation": ("codistillation", method("codistillation", **adam())),
+    "codistillation": ("codistillation (from round 3 on)", method("codistillation", W=3, **adam())),
     "fedeed": ("FedEED (K 4, R 2)", method("fedeed", K=4, R=2, **adam())),
     "fedavg-mix": ("FedAvg, per architecture", method("fedavg", MIX)),
     "feddf": ("FedDF", method("feddf", MIX, **adam())),
