@@ -28,6 +28,7 @@ from .method import info_of, name_of, needs_of, personal_task
 from .models import require_split
 from .parts.chain import chain
 from .parts.norms import has_batchnorm
+from .profiling import Profile
 from .scenario import Scenario, build_scenario
 from .server import Server
 from .task import Data
@@ -65,6 +66,7 @@ def execute(
     resume: bool = False,
     watcher: Watcher | None = None,
     command: str | None = None,
+    profile: bool = False,
 ) -> dict:
     """Run what a configuration describes and return the summary. `command` is noted, for the report."""
     config.track.require()
@@ -84,6 +86,7 @@ def execute(
         track=config.track,
         config_text=to_toml(config),
         command=command,
+        profile=profile,
     ).summary
 
 
@@ -112,11 +115,12 @@ def simulate(
     track: TrackConfig | None = None,
     config_text: str | None = None,
     command: str | None = None,
+    profile: bool = False,
 ) -> Result:
     """Run `method` on `scenario` into the directory `out`.
 
     With `resume=True` the run in `out` is continued (or begun, if there is none); the scenario and the method must
-    be the same.
+    be the same. With `profile=True` one round is looked at more closely; that changes no bit.
     """
     config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine or EngineConfig()
     track = track or TrackConfig()
@@ -140,6 +144,8 @@ def simulate(
         home.rewind(start)
         states.rewind(start * STEPS)
         with contextlib.closing(_open_engine(engine, scenario, states)) as moving:
+            if profile:
+                watcher = Profile(watcher, moving, scenario, states, home, scenario.server.parallel)
 
             def progress(what: str, done: int, of: int) -> None:
                 check_stop()

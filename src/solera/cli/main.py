@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..version import __version__
+from .bench import bench
 from .compare import compare
 from .doctor import doctor
 from .errors import EXIT_CODES
@@ -28,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (quickstart, run, resume, show, report, watch, compare, sweep, predict, export, ls, doctor):
+for command in (quickstart, run, resume, show, report, watch, compare, sweep, predict, export, ls, doctor, bench):
     app.command(epilog=EXIT_CODES)(command)
 
 

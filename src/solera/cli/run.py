@@ -36,6 +36,9 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="The same as --set run.rounds=...")] = None,
     seed: Annotated[int | None, typer.Option(help="The same as --set run.seed=...")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Also show the run in a browser on this machine.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write where the time of one round goes into profile/ of the run.")
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -54,7 +57,8 @@ def run(
     words = [w for text in set_ or [] for w in ("--set", text)]
     words += [w for option, value in short.items() if value is not None for w in (option, str(value))]
     with live_view(home) if watch else contextlib.nullcontext():
-        summary = perform(config, home, json, quiet, command=shlex.join(["solera", "run", recipe, *words]))
+        command = shlex.join(["solera", "run", recipe, *words])
+        summary = perform(config, home, json, quiet, command, profile)
     if json:
         print_json(summary)
 
@@ -79,13 +83,18 @@ def resume(
 
 
 def perform(
-    config: "Config", out: Path, json: bool = False, quiet: bool = False, command: str | None = None
+    config: "Config",
+    out: Path,
+    json: bool = False,
+    quiet: bool = False,
+    command: str | None = None,
+    profile: bool = False,
 ) -> dict[str, Any]:
     """Run a configuration under a suitable display; the summary. `command` is noted in the run directory."""
     from ..run import execute
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
-        return execute(config, out, watcher=watcher, command=command)
+        return execute(config, out, watcher=watcher, command=command, profile=profile)
 
 
 def named(config: "Config", recipe: str) -> "Config":

@@ -1,0 +1,1 @@
+"""`solera bench`: named workloads, each a ratio against a reference that runs in turn with it."""

@@ -1,0 +1,68 @@
+"""`solera bench`: what it prints and when it fails; measuring itself is replaced."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import solera.bench.programme
+from solera.cli.main import app
+
+SPREAD = {"median": 2.0, "q1": 1.9, "q3": 2.1}
+SIDE = {"seconds": SPREAD, "first_lap_s": 2.0, "startup_s": 3.0, "memory_mb": 400.0, "server_memory_mb": 300.0}
+
+
+def bench(*args):
+    return CliRunner().invoke(app, ["bench", *args], prog_name="solera")
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """What the next measurement will find."""
+    monkeypatch.chdir(tmp_path)
+    facts = {
+        "format": 1, "solera": "0", "scale": "quick", "date": "2026-01-01",
+        "machine": {"torch": "2", "python": "3", "cores": 2, "cpu": "x", "memory_gb": 8},
+        "cases": [{"case": "fedavg-cnn", "growth": False, "sides": {"ours": SIDE}, "ratios": {"plain": dict(SPREAD)},
+                   "checks": {"equal steps": "ok"}}],
+    }  # fmt: skip
+    monkeypatch.setattr(solera.bench.programme, "measure", lambda *args: facts)
+    return facts
+
+
+def test_the_list():
+    lines = bench("--list").stdout.splitlines()
+    assert any(line.startswith("fedavg-cnn: ") for line in lines)
+    assert len(bench("--list", "--quick").stdout.splitlines()) == 5
+    assert json.loads(bench("distil-30", "--list", "--json").stdout)[0]["case"].startswith("distil-30")
+
+
+def test_unknown_names():
+    result = bench("fedavg-huge")
+    assert result.exit_code == 2
+    assert "'fedavg-huge'" in result.stderr
+    assert bench("--peers", "flwr").exit_code == 2
+
+
+def test_the_table_and_the_json(measured, tmp_path):
+    result = bench("--quick", "--out", "bench.json")
+    assert result.exit_code == 0
+    assert "2.00 (1.90–2.10)" in result.stdout
+    assert json.loads((tmp_path / "bench.json").read_text()) == measured
+
+
+def test_the_guard(measured):
+    assert bench("--quick", "--against", "recorded.json").exit_code == 2  # nothing is recorded
+    assert bench("--quick", "--record", "recorded.json").exit_code == 0
+    assert bench("--quick", "--against", "recorded.json").exit_code == 0
+    measured["cases"][0]["ratios"]["plain"]["median"] = 1.5
+    result = bench("--quick", "--against", "recorded.json")
+    assert result.exit_code == 1
+    assert "fell by more than a fifth: fedavg-cnn against plain: 1.5, recorded 2 (-25 %)" in result.stderr
+
+
+def test_a_check_that_fails_fails_the_benchmark(measured):
+    measured["cases"][0]["checks"]["equal steps"] = "differ: 1, 2"
+    result = bench("--quick")
+    assert result.exit_code == 1
+    assert "equal steps: differ" in result.stderr
