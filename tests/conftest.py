@@ -1,9 +1,15 @@
 """One torch thread in every test: their number changes the bits, and tests run beside each other."""
 
 import pathlib
+import signal
 
 import pytest
 import torch
+
+# A shell starts what it puts in the background with SIGINT ignored, and programs started by the tests would inherit
+# that: those that are to be interrupted would go on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
