@@ -80,23 +80,6 @@ PERSONAL: dict[str, tuple[str, Tables]] = {
     "mnfl": ("MNFL", personal("mnfl")),
 }
 
-# What was tried where an ordering of the papers does not hold: on Fashion-MNIST at alpha 0.1, one change each.
-LONG: Tables = {"method": {"local": {"epochs": 20}}}
-STEPS: Tables = {"method": {"fusion": {"steps": 500}}}
-TRIED: dict[str, tuple[str, str | None, Tables]] = {
-    "fedavg-long": ("FedAvg, 20 local epochs instead of 4", "lenet5", merged(GLOBAL["fedavg"][2], LONG)),
-    "feddf-long": ("FedDF, 20 local epochs instead of 4", "lenet5", merged(GLOBAL["feddf"][2], LONG)),
-    "feddf-steps": ("FedDF, 500 steps of distillation instead of 100", "lenet5", merged(GLOBAL["feddf"][2], STEPS)),
-    "fedeed-steps": ("FedEED (R 2), 500 steps instead of 100", "lenet5", merged(GLOBAL["fedeed-r2"][2], STEPS)),
-    "p-uniform-t10": ("uniform averaging, temperature 10", None, personal("mnfl", rule="uniform", temperature=10.0)),
-    "p-mnfl-t10": ("MNFL, temperature 10 (the authors' code)", None, personal("mnfl", temperature=10.0)),
-    "p-mnfl-bold": (
-        "MNFL, coefficients that move a hundred times faster (eta_3 1, rho 0.1)",
-        None,
-        personal("mnfl", coefficients={"lr": 1.0, "rho": 0.1}),
-    ),
-}
-
 
 def data_sets(cifar10: str | None, cifar100: str | None) -> dict[str, Tables]:
     found: dict[str, Tables] = {
@@ -126,8 +109,6 @@ def cases(sets: dict[str, Tables]) -> dict[str, Tables]:
         for alpha in ALPHAS:
             for name, settings in methods:
                 found |= seeds(data, alpha, name, settings)
-    for name, (_, _, settings) in TRIED.items():
-        found |= seeds("fashion-mnist", 0.1, name, settings)
     return found
 
 
@@ -178,15 +159,6 @@ def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathl
             names = runs(data, 0.1, f"p-{name}")
             lines.append("| " + " | ".join([*row, megabytes(names) if done(names) else "not run"]) + " |")
         lines.append("")
-    lines += ["### fashion-mnist, alpha 0.1: what was tried", "", "| what | accuracy |", "|---|---|"]
-    for name, (title, model, _) in TRIED.items():
-        names = runs("fashion-mnist", 0.1, name)
-        if not done(names):
-            lines.append(f"| {title} | not run |")
-        else:
-            values = [last_accuracy(out / n, model) if model else found[n]["personal"]["mean"] for n in names]
-            lines.append(f"| {title} | {spread(values)} |")
-    lines.append("")
     return "\n".join(lines)
 
 

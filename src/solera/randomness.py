@@ -78,8 +78,10 @@ class Parallel:
                 )
                 try:
                     results = list(pool.map(lambda f: f(), functions))
-                finally:
+                except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)  # whoever is interrupted need not wait for the rest
+                    raise
+                pool.shutdown(wait=True)  # all is done; threads that are still ending would disturb a fork
                 if fingerprint() == before:
                     return results
             self.alone = True

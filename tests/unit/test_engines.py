@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from helpers import Site
 from solera.engines import Call, ClientStates, InProcess, Processes, Threads, default_engine
+from solera.engines.processes import _let_threads_end
 from solera.federation import Federation, FederationConfig
+from solera.randomness import Parallel
 from solera.task import Client, task
 from solera.wire import ConfigError, Packed, SoleraError, Weights, WireError, encode
 
@@ -395,3 +397,23 @@ def test_a_worker_that_sends_nonsense_costs_one_client(processes, frame):
     fed = Federation(processes, 0)
     assert list(fed.map(talk_nonsense, everyone(fed), frame=frame).failures) == ["c01"]
     assert len(fed.map(dropped, everyone(fed))) == 6
+
+
+def test_a_fork_right_after_threads_have_worked_does_not_hang():
+    """A thread that is just ending holds a lock of the matrix library; a process forked then would spin for ever."""
+    side_by_side, square = Parallel(4), torch.ones(64, 64)
+    work = [lambda: (square @ square).sum()] * 4
+    for _ in range(300):
+        side_by_side(work, range(4))
+        _let_threads_end()
+        pid = os.fork()
+        if pid == 0:
+            _ = square @ square
+            os._exit(0)
+        end = time.monotonic() + 20
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > end:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                pytest.fail("the forked process hangs")
+            time.sleep(0.0005)

@@ -186,6 +186,18 @@ class _Worker:
         self.socket.close()
 
 
+def _let_threads_end(most_s: float = 1.0) -> None:
+    """Wait until the number of threads stands still.
+
+    A thread whose work is over still gives its buffers back, under a lock of the matrix library. A process forked in
+    that moment would find the lock taken for ever, by a thread that it does not have.
+    """
+    end, seen = time.monotonic() + most_s, [0]
+    while seen[-1] != 1 and seen[-3:] != [seen[-1]] * 3 and time.monotonic() < end:
+        time.sleep(0.005 if seen[-1] else 0)
+        seen.append(len(os.listdir("/proc/self/task")))
+
+
 class _Nursery:
     """A process forked early, while this one is still quiet; it forks the workers.
 
@@ -197,6 +209,7 @@ class _Nursery:
         # The first optimiser makes torch import some 800 modules: a second here, or a second in every worker.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
         self.control, far = socket.socketpair()
+        _let_threads_end()
         self.pid = os.fork()
         if self.pid == 0:
             try:
