@@ -17,7 +17,7 @@ from .engines import ClientStates
 from .federation import Federation
 from .method import Model, name_of, personal_task
 from .parts.local import Score, evaluate, logits_of
-from .parts.teachers import Ensemble
+from .parts.teachers import Ensemble, frozen
 from .server import EnsembleReport, Server
 from .task import Data, Task
 from .track.store import FORMAT, RunDirectory
@@ -93,7 +93,7 @@ def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Ten
     """The probabilities that a model, or several together, give to each class. [samples, classes]"""
     if isinstance(what, Model):
         return logits_of(server.model(what.prototype, what.weights), inputs).softmax(-1)
-    ensemble = Ensemble([server.model(P, w) for P, w in what.members], what.rule, what.weights)  # type: ignore[arg-type]
+    ensemble = Ensemble(frozen(what.members, server.model), what.rule, what.weights)  # type: ignore[arg-type]
     return torch.cat([ensemble(x)[0] for x in inputs.split(512)])
 
 

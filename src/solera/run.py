@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from . import detail
+from .allocator import keep_freed_memory
 from .config import Config, EngineConfig, RunConfig, load_config, to_toml
 from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
 from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
@@ -131,6 +132,7 @@ def simulate(
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     check_fit(method, scenario)
+    keep_freed_memory()  # workers that are forked inherit it
     _check_quorum(federation, len(scenario.roster))
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
     home = RunDirectory(out, __version__, resume, config_text, _experiment(scenario, method, federation), command)

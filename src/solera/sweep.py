@@ -281,8 +281,6 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
     todo = [name for name in runs if not is_done(out / name)]
     state = Progress(len(runs), len(runs) - len(todo))
     context, waiting = _context(), list(todo)
-    # The first optimiser imports more of torch than a small run takes: once here, not in every forked run.
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
     running: dict[str, Any] = {}  # name -> its process
     began, before = time.monotonic(), {name: _rounds_done(out / name) for name in todo}
     with _stoppable():

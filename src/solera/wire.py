@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 Weights = dict[str, Tensor]
+Place = tuple[str, int]  # a file, and the number of a tensor in it
 
 
 class SoleraError(Exception):
@@ -117,8 +118,9 @@ class Packed:
     """A value ready to travel: counted exactly at once, turned into bytes only if it has to leave the process."""
 
     def __init__(self, value: Any):
-        self.tensors: list[Tensor] = []
-        self.tree = _flatten(value, self.tensors, 0)
+        found: list[Tensor] = []
+        self.tree = _flatten(value, found, 0)
+        self.tensors = [_portable(t) for t in found]
         self.memo: dict[str, Any] = {}  # the receiver's decoded copy, when many clients get the same message
 
     @functools.cached_property
@@ -128,9 +130,12 @@ class Packed:
 
     @functools.cached_property
     def _header(self) -> bytes:
-        header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(self.tree, separators=(",", ":"))}}
+        return self._header_of(self._order, {})
+
+    def _header_of(self, order: list[int], notes: dict[str, str]) -> bytes:
+        header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(self.tree, separators=(",", ":")), **notes}}
         at = 0
-        for i in self._order:
+        for i in order:
             t = self.tensors[i]
             end = at + t.numel() * t.element_size()
             header[str(i)] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
@@ -147,11 +152,20 @@ class Packed:
     def blob(self) -> bytes:
         """The safetensors encoding. Written here rather than by the library so that `size` is exact and no
         tensor is copied twice; reading is left to the library."""
-        parts: list[Any] = [struct.pack("<Q", len(self._header)), self._header]
+        return self._joined(self._header, self._order)
+
+    def without(self, elsewhere: Mapping[int, Place]) -> bytes:
+        """The encoding less the tensors that other files hold already; it says of each in which, under which number."""
+        files: dict[str, dict[int, int]] = {}
+        for i, (file, number) in elsewhere.items():
+            files.setdefault(file, {})[i] = number
+        order = [i for i in self._order if i not in elsewhere]
+        return self._joined(self._header_of(order, {"elsewhere": json.dumps(files, separators=(",", ":"))}), order)
+
+    def _joined(self, header: bytes, order: list[int]) -> bytes:
+        parts: list[Any] = [struct.pack("<Q", len(header)), header]
         parts += [
-            t.cpu().reshape(-1).view(torch.uint8).numpy().data
-            for t in (self.tensors[i] for i in self._order)
-            if t.numel()
+            t.cpu().reshape(-1).view(torch.uint8).numpy().data for t in (self.tensors[i] for i in order) if t.numel()
         ]
         return b"".join(parts)
 
@@ -176,6 +190,13 @@ def encode(value: Any) -> bytes:
     return Packed(value).blob
 
 
+def leaves(value: Any) -> list[Tensor]:
+    """The very tensors of a value, in the order in which its encoding numbers them."""
+    found: list[Tensor] = []
+    _flatten(value, found, 0)
+    return found
+
+
 def digest(value: Any) -> str:
     """sha256 of the encoding: equal if and only if every name, shape, dtype and bit is equal."""
     return hashlib.sha256(encode(value)).hexdigest()
@@ -187,9 +208,7 @@ def _flatten(v: Any, tensors: list[Tensor], depth: int) -> Any:
     if isinstance(v, Tensor):
         if v.dtype not in DTYPES or v.layout != torch.strided:
             raise WireError(f"a tensor of {v.dtype}, {v.layout} may not cross the wire")
-        # One layout on every engine; an inference-mode tensor carries no modification counter.
-        t = v.detach()
-        tensors.append(t.clone() if t.is_inference() else t.contiguous())
+        tensors.append(v)
         return {"$": len(tensors) - 1}
     if dataclasses.is_dataclass(v) and not isinstance(v, type):
         return {f.name: _flatten(getattr(v, f.name), tensors, depth + 1) for f in dataclasses.fields(v)}
@@ -209,6 +228,12 @@ def _flatten(v: Any, tensors: list[Tensor], depth: int) -> Any:
     raise WireError(f"{type(v).__name__} may not cross the wire")
 
 
+def _portable(t: Tensor) -> Tensor:
+    """One layout on every engine; an inference-mode tensor carries no modification counter."""
+    t = t.detach()
+    return t.clone() if t.is_inference() else t.contiguous()
+
+
 def _fits(v: int) -> bool:
     return -(1 << 63) <= v < 1 << 63
 
@@ -217,10 +242,15 @@ def _fits(v: int) -> bool:
 
 
 def decode(
-    message: "bytes | Packed", into: Any, sent: Mapping[str, Any] | None = None, limits: Limits | None = None
+    message: "bytes | Packed",
+    into: Any,
+    sent: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+    pieces: Mapping[int, Tensor] | None = None,
 ) -> Any:
     """Rebuild a message as the type `into`; `sent` are the arguments that `like` fields refer to.
 
+    `pieces` are the tensors that `Packed.without` left out, by their numbers; whoever reads the file brings them.
     Raises WireError for whatever is wrong with the message, and nothing else.
     """
     limits = limits or Limits()
@@ -230,6 +260,9 @@ def decode(
             tree, tensors = message.tree, dict(enumerate(message.tensors))
         else:
             tree, tensors = _parse(message, limits)
+        if twice := tensors.keys() & (pieces or {}).keys():
+            raise WireError(f"tensor {min(twice)} is here and elsewhere")
+        tensors |= pieces or {}
         used: set[int] = set()
         built = _build(tree, into, tensors, used, sent or {}, "", 0, limits)
         if len(used) != len(tensors):
@@ -250,7 +283,21 @@ def _check_size(size: int, header: int, tensors: int, limits: Limits) -> None:
         raise WireError(f"{tensors} tensors is over the limit of {limits.tensors}")
 
 
-def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, Tensor]]:
+def elsewhere_of(blob: bytes, limits: Limits) -> dict[int, Place]:
+    """The tensors that `Packed.without` left out, and where they are said to be; nothing is opened."""
+    try:
+        files = json.loads(_header_in(blob, limits)["__metadata__"].get("elsewhere", "{}"))
+        found = {int(i): (str(file), int(n)) for file, numbers in files.items() for i, n in numbers.items()}
+    except WireError:
+        raise
+    except (Exception, RecursionError) as e:
+        raise WireError(f"{type(e).__name__}: {e}") from None
+    if len(found) != sum(map(len, files.values())):
+        raise WireError("a tensor in two places")
+    return found
+
+
+def _header_in(blob: bytes, limits: Limits) -> dict[str, Any]:
     if len(blob) < 8:
         raise WireError(f"{len(blob)} bytes is no message")
     (n,) = struct.unpack("<Q", blob[:8])
@@ -259,6 +306,11 @@ def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, Tensor]]:
         raise WireError(f"a header of {n} bytes in a message of {len(blob)}")
     header = json.loads(blob[8 : 8 + n])
     _check_size(len(blob), n, len(header) - 1, limits)
+    return header
+
+
+def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, Tensor]]:
+    header = _header_in(blob, limits)
     tree = json.loads(header["__metadata__"]["tree"], parse_constant=_refuse_constant)
     return tree, {int(k): t for k, t in safetensors.torch.load(blob).items()}
 

@@ -32,11 +32,33 @@ def make(name: str):
     return small(find_method(name)())
 
 
-@pytest.mark.parametrize("name", [STATEFUL, "local", "feddf"])
-def test_death_at_every_file_operation(name, tmp_path, monkeypatch):
+def run_few(name: str, out: pathlib.Path, rounds: int):
+    """A toy run in which a quarter of the clients takes part: what the server keeps of the others does not change."""
+    method, few = make(name), FederationConfig(fraction=0.25)
+    return simulate(
+        toy_for(method), method, out, RunConfig(rounds=rounds), few, EngineConfig(name="inprocess"), resume=True
+    )  # fmt: skip
+
+
+def shared_files(out: pathlib.Path) -> list[pathlib.Path]:
+    """Files that are no checkpoints any more, but hold tensors of one; oldest first."""
+    return sorted((out / "checkpoints" / "older").glob("*.safetensors"))
+
+
+# FedAMP's and FedFomo's servers keep a model of every client, so their checkpoints refer to older files.
+@pytest.mark.parametrize(
+    ("name", "run", "rounds", "least"),
+    [(STATEFUL, "toy", 2, 10), ("local", "toy", 2, 10), ("feddf", "toy", 2, 10), ("fedamp", "few", 5, 25),
+     ("fedfomo", "few", 5, 35)],
+)  # fmt: skip
+def test_death_at_every_file_operation(name, run, rounds, least, tmp_path, monkeypatch):
     """Before and after each rename, for every rename of the run: all of them end in the same digest."""
-    method = make(name)
-    expected = run_toy(method, tmp_path / "whole", rounds=2).digest
+
+    def go(out):
+        return run_toy(make(name), out, rounds=rounds) if run == "toy" else run_few(name, out, rounds)
+
+    expected = go(tmp_path / "whole").digest
+    assert bool(shared_files(tmp_path / "whole")) == (run == "few")
     replace, seen = pathlib.Path.replace, 0
 
     def dying(self, target):
@@ -57,30 +79,77 @@ def test_death_at_every_file_operation(name, tmp_path, monkeypatch):
             point, seen = point + 1, 0
             out = tmp_path / f"{before}{point}"
             try:
-                run_toy(method, out, rounds=2)
+                go(out)
                 break  # fewer renames than `point`: every one has been tried
             except Death:
                 points += 1
             seen = -(10**9)
-            assert run_toy(method, out, rounds=2).digest == expected, f"died at rename {point}"
-            assert [m["round"] for m in read_metrics(out)] == [0, 1], f"died at rename {point}"
-    assert points >= 10
+            assert go(out).digest == expected, f"died at rename {point}"
+            assert [m["round"] for m in read_metrics(out)] == list(range(rounds)), f"died at rename {point}"
+    assert points >= least
+
+
+def test_death_at_every_removal_of_a_file_that_was_shared(tmp_path, monkeypatch):
+    """Files are removed when no kept checkpoint needs them, not before: whoever dies in between loses nothing."""
+    name, rounds = "fedamp", 14
+    expected = run_few(name, tmp_path / "whole", rounds).digest
+    unlink, seen = pathlib.Path.unlink, 0
+
+    def dying(self, missing_ok=False):
+        nonlocal seen
+        if self.parent.name not in ("checkpoints", "older"):
+            return unlink(self, missing_ok=missing_ok)
+        seen += 1
+        if seen == point and before:
+            raise Death
+        unlink(self, missing_ok=missing_ok)
+        if seen == point:
+            raise Death
+        return None
+
+    monkeypatch.setattr(pathlib.Path, "unlink", dying)
+    points = 0
+    for before in (True, False):
+        point = 0
+        while True:
+            point, seen = point + 1, 0
+            out = tmp_path / f"{before}{point}"
+            try:
+                run_few(name, out, rounds)
+                break
+            except Death:
+                points += 1
+            seen = -(10**9)
+            home = RunDirectory(out, solera.__version__, resume=True)
+            _, _, damaged = home.latest(find_method(name).State)
+            home.close()
+            assert damaged == [], f"died at removal {point}"
+            assert run_few(name, out, rounds).digest == expected, f"died at removal {point}"
+    assert points >= 8
 
 
 SCRIPT = """
 import logging, pathlib, sys
+from solera.config import EngineConfig, RunConfig
+from solera.federation import FederationConfig
 from solera.method import find_method
-from solera.testing import run_toy, small
+from solera.run import simulate
+from solera.testing import small, toy_for
 logging.disable(logging.CRITICAL)
-name, out, engine, rounds = sys.argv[1:]
+name, out, engine, rounds, fraction = sys.argv[1:]
 method = small(find_method(name)())
 print("go", flush=True)
-print(run_toy(method, pathlib.Path(out), engine, int(rounds)).digest, flush=True)
+done = simulate(
+    toy_for(method), method, pathlib.Path(out), RunConfig(rounds=int(rounds)),
+    FederationConfig(fraction=float(fraction)), EngineConfig(name=engine, workers=2), resume=True,
+)
+print(done.digest, flush=True)
 """
 
 
 def start(name, out, engine, rounds=8) -> subprocess.Popen:
-    args = [sys.executable, "-c", SCRIPT, name, str(out), engine, str(rounds)]
+    fraction = 0.25 if name in ("fedamp", "fedfomo") else 0.75  # a few: checkpoints that refer to older files
+    args = [sys.executable, "-c", SCRIPT, name, str(out), engine, str(rounds), str(fraction)]
     process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "go\n", process.stderr.read() if process.stderr else ""
@@ -94,6 +163,9 @@ def start(name, out, engine, rounds=8) -> subprocess.Popen:
         ("scaffold", "processes", 5),
         ("local", "processes", 5),
         ("feddf", "processes", 5),
+        ("fedfomo", "inprocess", 5),
+        pytest.param("fedamp", "inprocess", 50, marks=pytest.mark.slow),
+        pytest.param("fedfomo", "processes", 50, marks=pytest.mark.slow),
         pytest.param("scaffold", "inprocess", 50, marks=pytest.mark.slow),
         pytest.param("local", "processes", 50, marks=pytest.mark.slow),
         pytest.param("feddf", "processes", 50, marks=pytest.mark.slow),
@@ -154,6 +226,37 @@ def test_truncation_at_any_offset_is_noticed(tmp_path):
         home.close()
         assert rounds == 2, f"cut at {cut}"
         assert "checkpoint of round 2 is damaged" in damaged[0]
+
+
+@pytest.mark.parametrize("name", ["fedamp", "fedfomo"])
+def test_a_shared_file_cut_anywhere_is_noticed_and_named(name, tmp_path):
+    """Both checkpoints need it, so neither is usable; the run starts again and ends in the same bits."""
+    expected = run_few(name, tmp_path / "whole", 6).digest
+    run_few(name, tmp_path / "hurt", 5)
+    needed = shared_files(tmp_path / "hurt")[0]
+    content = needed.read_bytes()
+    for cut in torch.linspace(0, len(content) - 1, 100).int().tolist():
+        needed.write_bytes(content[:cut])
+        home = RunDirectory(tmp_path / "hurt", solera.__version__, resume=True)
+        rounds, _, damaged = home.latest(find_method(name).State)
+        home.close()
+        assert rounds == 0, f"cut at {cut}"
+        assert len(damaged) == 2
+        assert all(f"{needed} is damaged" in text for text in damaged), damaged
+    assert run_few(name, tmp_path / "hurt", 6).digest == expected
+
+
+@pytest.mark.parametrize("name", ["fedamp", "fedfomo"])
+def test_a_damaged_newest_checkpoint_falls_back_to_one_with_shared_files(name, tmp_path):
+    expected = run_few(name, tmp_path / "whole", 6).digest
+    run_few(name, tmp_path / "hurt", 5)
+    newest = sorted((tmp_path / "hurt" / "checkpoints").glob("*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    home = RunDirectory(tmp_path / "hurt", solera.__version__, resume=True)
+    rounds, _, damaged = home.latest(find_method(name).State)
+    home.close()
+    assert (rounds, len(damaged)) == (4, 1)
+    assert run_few(name, tmp_path / "hurt", 6).digest == expected
 
 
 def test_all_checkpoints_damaged_means_from_the_start_and_the_same_end(tmp_path):

@@ -25,7 +25,9 @@ from solera.wire import (
     check_type,
     decode,
     digest,
+    elsewhere_of,
     encode,
+    leaves,
     like,
     likes,
     sized,
@@ -299,3 +301,37 @@ def test_likes_finds_every_tie():
     assert likes(list[Nested]) == {"weights", "probs"}
     assert likes(int) == set()
     assert likes(Answers | None) == {"indices", "classes"}
+
+
+def test_leaves_are_the_very_tensors_in_the_order_of_their_numbers():
+    value = outer()
+    found, packed = leaves(value), Packed(value)
+    assert found[0] is value.weights["a.weight"]
+    assert found[3] is value.inner.maybe
+    assert len(found) == len(packed.tensors)
+    assert all(torch.equal(a, b) for a, b in zip(found, packed.tensors, strict=True))
+
+
+def test_tensors_that_are_elsewhere_are_named_and_come_back_with_their_pieces():
+    value = {"a": torch.arange(4), "b": torch.ones(300, dtype=torch.float64), "c": torch.zeros(2)}
+    packed, places = Packed(value), {1: ("file", 7), 2: ("other", 0)}
+    blob = packed.without(places)
+    assert set(safetensors.torch.load(blob)) == {"0"}
+    assert len(blob) < packed.size - 2400 + 100
+    assert elsewhere_of(blob, OWN_FILES) == places
+    assert elsewhere_of(packed.blob, OWN_FILES) == {}
+    back = decode(blob, dict[str, torch.Tensor], pieces={1: value["b"], 2: value["c"]})
+    assert digest(back) == digest(value)
+
+
+def test_a_message_cannot_refer_to_anything():
+    """Whoever decodes it without pieces finds tensors missing, wherever they are said to be."""
+    blob = Packed({"a": torch.ones(2)}).without({0: ("/etc/passwd", 0)})
+    with pytest.raises(WireError, match="expected a tensor"):
+        decode(blob, dict[str, torch.Tensor])
+
+
+@pytest.mark.parametrize("blob", [b"", b"x" * 40, struct.pack("<Q", 2) + b"{}", struct.pack("<Q", 4) + b"null"])
+def test_references_of_a_damaged_file_raise_nothing_but_wire_errors(blob):
+    with pytest.raises(WireError):
+        elsewhere_of(blob, OWN_FILES)

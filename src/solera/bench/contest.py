@@ -21,7 +21,7 @@ from .machine import MARK, family, memory
 from .side import PEAK
 from .workloads import Case, Scale
 
-SAMPLE_S = 0.05  # between two looks at the memory
+SAMPLE_S = 0.25  # between two looks at the memory: each costs the kernel milliseconds for every process
 PATIENCE_S = 7200.0  # for one lap
 FAREWELL_S = 30.0  # for a program that was told to end
 ROUNDS_IN_ALL = 10  # of which the total with start-up is told

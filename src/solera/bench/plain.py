@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ..parts.optimisers import Sgd
 from .machine import Crew, Job
 
 Client = tuple[Tensor, Tensor]  # prepared inputs and labels
@@ -77,7 +78,7 @@ def _job(
     def job(limit: int | None) -> None:
         done = 0
         for batches in laid_out:
-            optimiser = torch.optim.SGD(parameters, lr, fused=True)
+            optimiser = Sgd(parameters, lr)
             for x, y in batches:
                 loss = F.cross_entropy(model(x), y)
                 optimiser.zero_grad()

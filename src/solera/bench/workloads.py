@@ -154,10 +154,11 @@ def _fedavg(fleet: Fleet) -> Setting:
 
 
 def _plain_fedavg(fleet: Fleet, pace: Pace, laps: int) -> None:
-    """With torch's threads: the only way such a loop has of using a second core."""
+    """With torch's threads, the only way such a loop has of using a second core, and torch's usual memory layout."""
     torch.set_num_threads(fleet.threads)
     scenario = fleet.scenario()
     model = scenario.server.model(fleet.model, scenario.server.init(fleet.model))
+    model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     parts, chance = _client_data(fleet, scenario), torch.Generator().manual_seed(0)
     pace.ready()
     steps = 0
@@ -318,13 +319,43 @@ def _lesson_cases(scale: Scale) -> list[Case]:
     for teachers in (10, 30):
         for model in ("lenet5", "resnet8"):
             for students in (1, 3):
-                lesson = Lesson(model, 3 if scale == "tiny" else teachers, students, public, steps)
+                part = 5 if model == "resnet8" and scale == "full" else 1  # its reference would take an hour
+                count = 3 if scale == "tiny" else teachers
+                lesson = Lesson(model, count, students, public // part, steps // part)
                 name = f"distil-{teachers}/{model}-{students}"
                 title = f"{teachers} {model} teachers into {students} student{'s' * (students > 1)}"
                 add(name, title, lesson, 1)
-                if students == 1:  # several students could be taught side by side anyway
+                if students == 1 and model == "lenet5":  # several students could be taught side by side anyway
                     add(f"{name}-threads", f"{title}; the reference with {cores} torch threads", lesson, cores)
     return cases
+
+
+# ---- where clients run ------------------------------------------------------------------------------
+
+
+def _run_in(engine: Literal["processes", "threads", "inprocess"], fleet: Fleet) -> Setting:
+    workers = 1 if engine == "inprocess" else default_workers()
+    return dataclasses.replace(_fedavg(fleet), engine=EngineConfig(name=engine, workers=workers))
+
+
+def _engine_cases(scale: Scale) -> list[Case]:
+    clients, samples, cohort = {"full": (20, 600, 10), "quick": (20, 150, 10), "tiny": (4, 40, 2)}[scale]
+    engines: dict[str, Literal["processes", "threads", "inprocess"]] = {
+        "ours": "processes",
+        "threads": "threads",
+        "one process": "inprocess",
+    }
+    return [
+        Case(
+            f"engines/{model}",
+            f"FedAvg, {model}: clients in worker processes, against other places",
+            {side: partial(run_side, partial(_run_in, engine, Fleet(model, MNIST, clients, samples, cohort)), 0)
+             for side, engine in engines.items()},
+            6 if scale == "full" else 3,
+            same_digest=True,
+        )
+        for model in ("mlp", "lenet5", "mcmahan-cnn")
+    ]  # fmt: skip
 
 
 # ---- whole rounds of other methods ------------------------------------------------------------------
@@ -520,5 +551,5 @@ QUICK = ("fedavg-cnn", "fedavg-small/lenet5", "fedavg-small/mlp", "resnet8-cifar
 
 def every_case(scale: Scale) -> list[Case]:
     """All cases of a scale, in the order of the page."""
-    kinds = (_fedavg_cases, _lesson_cases, _round_cases, _growth_cases, _start_cases)
+    kinds = (_fedavg_cases, _engine_cases, _lesson_cases, _round_cases, _growth_cases, _start_cases)
     return [case for kind in kinds for case in kind(scale)]

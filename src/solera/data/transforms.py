@@ -16,7 +16,7 @@ CHUNK = 1024  # images converted at a time, to keep the float copies small
 
 def to_unit(images: Tensor) -> Tensor:
     """Pixels as float32 in [0, 1]; float images are taken to be in that range already."""
-    return images.to(torch.float32) / 255 if images.dtype == torch.uint8 else images.to(torch.float32)
+    return images.to(torch.float32).div_(255) if images.dtype == torch.uint8 else images.to(torch.float32)
 
 
 def to_bytes(images: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def normalise(inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     if not mean:
         return values
     shape = (1, len(mean)) + (1,) * (inputs.ndim - 2)
-    return (values - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
+    return (values - torch.tensor(mean).reshape(shape)).div_(torch.tensor(std).reshape(shape))
 
 
 def resize(images: Tensor, height: int, width: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 The data is shared, not copied: workers are forked from a small process that holds the site (client data and model
 templates) and nothing else, so its pages are common to all and a user's own objects need not be pickled. Messages
-are the bytes of `wire`, each sent once to a worker however many clients need it. A worker that dies or overstays
-its deadline is replaced.
+are the bytes of `wire`, each sent once to a worker however many clients need it, through memory both can see. A
+worker that dies or overstays its deadline is replaced.
 """
 
 import contextlib
@@ -14,13 +14,12 @@ import selectors
 import signal
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import torch
 
 from ..randomness import one_thread
 from ..task import TASKS
@@ -30,6 +29,7 @@ from .serve import ClientStates, serve
 
 Exchange = queue.SimpleQueue  # of Reply
 HEADER_LIMIT = 1 << 20
+PIECE = 1 << 30  # bytes read at a time: the system gives no more than two of these at once
 
 
 class Processes:
@@ -86,7 +86,7 @@ class Processes:
             for worker in busy.values():
                 worker.kill()
             for worker in idle:
-                worker.socket.close()
+                worker.close()
 
     def _serve(self, idle: "list[_Worker]", busy: "dict[socket.socket, _Worker]") -> None:
         with selectors.DefaultSelector() as ready:
@@ -119,8 +119,8 @@ class Processes:
 class _Worker:
     """The server's end of one worker process."""
 
-    def __init__(self, sock: socket.socket, pid: int):
-        self.socket, self.pid = sock, pid
+    def __init__(self, sock: socket.socket, shelf: int, pid: int):
+        self.socket, self.shelf, self.pid = sock, shelf, pid
         self.known: list[Packed] = []  # messages this worker still holds, all of one exchange
         self.call: Call | None = None
         self.replies: Exchange | None = None
@@ -150,17 +150,17 @@ class _Worker:
             "known": known,
         }
         with contextlib.suppress(OSError):  # a dead worker shows when its reply is read
-            _send(self.socket, facts, blob)
+            _send(self.socket, self.shelf, facts, blob)
 
     def take(self, limits: Limits) -> bool:
         """Read the reply and pass it on; False if the worker is no longer usable."""
         assert self.call is not None
         assert self.replies is not None
         try:
-            facts, blob = _receive(self.socket, limits.bytes)
+            facts, blob = _receive(self.socket, self.shelf, limits.bytes)
             reply = Reply(self.call.client, blob, facts["error"], float(facts["seconds"]), bool(facts["fatal"]))
         except (EOFError, ConnectionError):
-            self.socket.close()  # there is nothing to kill, and its number may be another process's by now
+            self.close()  # there is nothing to kill, and its number may be another process's by now
             self.replies.put(Reply(self.call.client, error="its process died"))
             return False
         except Exception as e:  # whatever it sent, it is this client's loss
@@ -183,7 +183,11 @@ class _Worker:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
         self.socket.close()
+        os.close(self.shelf)
 
 
 def _let_threads_end(most_s: float = 1.0) -> None:
@@ -206,8 +210,6 @@ class _Nursery:
     """
 
     def __init__(self, site: Site, states: ClientStates):
-        # The first optimiser makes torch import some 800 modules: a second here, or a second in every worker.
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
         self.control, far = socket.socketpair()
         _let_threads_end()
         self.pid = os.fork()
@@ -221,10 +223,11 @@ class _Nursery:
 
     def worker(self) -> _Worker:
         near, far = socket.socketpair()
-        socket.send_fds(self.control, [b"w"], [far.fileno()])
+        shelf = _shelf()
+        socket.send_fds(self.control, [b"w"], [far.fileno(), shelf])
         far.close()
         (pid,) = struct.unpack("<q", _exactly(self.control, 8))
-        return _Worker(near, pid)
+        return _Worker(near, shelf, pid)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -246,17 +249,18 @@ def _rear(control: socket.socket, site: Site, states: ClientStates) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps dead workers
     one_thread()
     try:
-        while fds := socket.recv_fds(control, 1, 1)[1]:
-            sock = socket.socket(fileno=fds[0])
+        while fds := socket.recv_fds(control, 1, 2)[1]:
+            sock, shelf = socket.socket(fileno=fds[0]), fds[1]
             pid = os.fork()
             if pid == 0:
                 try:
                     control.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a task may wait for processes of its own
-                    _work(sock, site, states)
+                    _work(sock, shelf, site, states)
                 finally:
                     os._exit(0)
             sock.close()
+            os.close(shelf)
             control.sendall(struct.pack("<q", pid))
     finally:
         os.killpg(0, signal.SIGKILL)
@@ -278,13 +282,13 @@ class _Received(Packed):
                 self.memo = {task: inbox}
 
 
-def _work(sock: socket.socket, site: Site, states: ClientStates) -> None:
+def _work(sock: socket.socket, shelf: int, site: Site, states: ClientStates) -> None:
     """A worker's life: one call after another, until the server closes its end."""
     held: dict[int, Packed] = {}
     step = -1
     with contextlib.suppress(EOFError, OSError):
         while True:
-            facts, blob = _receive(sock, Limits().bytes)
+            facts, blob = _receive(sock, shelf, Limits().bytes)
             if facts["step"] != step:
                 held, step = {}, facts["step"]
             if not facts["known"]:
@@ -299,24 +303,44 @@ def _work(sock: socket.socket, site: Site, states: ClientStates) -> None:
             )  # fmt: skip
             reply = serve(call, site, states)
             body = reply.message.blob if isinstance(reply.message, Packed) else b""
-            _send(sock, {"error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}, body)
+            _send(sock, shelf, {"error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}, body)
 
 
-# ---- framing: two lengths, JSON facts, then the bytes of the message --------------------------------
+# ---- framing: two lengths and JSON facts through the socket, the bytes of the message on the shelf --------
 
 
-def _send(sock: socket.socket, facts: dict[str, Any], blob: bytes) -> None:
+def _shelf() -> int:
+    """A file in memory that a worker and the server share: who has something for the other puts it there and says so.
+
+    Their turns alternate, so one place serves both ways. A message of megabytes would go through a socket in small
+    pieces, with the two waiting for each other.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("solera")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _send(sock: socket.socket, shelf: int, facts: dict[str, Any], blob: bytes) -> None:
     head = json.dumps(facts).encode()
+    done = 0
+    while done < len(blob):
+        done += os.pwrite(shelf, memoryview(blob)[done:], done)
     sock.sendall(struct.pack("<QQ", len(head), len(blob)) + head)
-    if blob:
-        sock.sendall(blob)
 
 
-def _receive(sock: socket.socket, limit: int) -> tuple[dict[str, Any], bytes]:
+def _receive(sock: socket.socket, shelf: int, limit: int) -> tuple[dict[str, Any], bytes]:
     head, body = struct.unpack("<QQ", _exactly(sock, 16))
     if head > HEADER_LIMIT or body > limit:
         raise ValueError(f"a message of {body} bytes with {head} bytes of facts is over the limit")
-    return json.loads(_exactly(sock, head)), _exactly(sock, body)
+    facts = json.loads(_exactly(sock, head))
+    pieces, got = [], 0
+    while got < body:
+        pieces.append(os.pread(shelf, min(body - got, PIECE), got))
+        if not pieces[-1]:
+            raise ValueError(f"{body} bytes were announced, {got} are there")
+        got += len(pieces[-1])
+    return facts, b"".join(pieces)
 
 
 def _exactly(sock: socket.socket, n: int) -> bytes:

@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..parts.local import weights_of
-from ..parts.norms import has_batchnorm, parameter_names, reestimate
+from ..parts.norms import has_batchnorm, parameter_names
 from ..parts.posterior import Kind, dirichlet, gaussian, normalised_gaussian, sharpened, swag
-from ..parts.teachers import Ensemble, Rule
+from ..parts.teachers import Ensemble, Rule, frozen
 from ..server import Server
 from ..wire import ConfigError, Weights
+from .shared import with_statistics
 from .trainers import Group, Models, Seeds
 
 NORM_SAMPLES = 1024  # public samples that give drawn models their BatchNorm statistics
@@ -96,7 +96,7 @@ class EnsembleTrainer:
             if self.posterior != "dirichlet" and len(d) > 1 and has_batchnorm(server.template(P)):
                 some = torch.Generator().manual_seed(seeds("norm"))
                 inputs = server.public[d[torch.randperm(len(d), generator=some)[:NORM_SAMPLES]]]
-                samples = [_with_statistics(server, P, s, inputs) for s in samples]
+                samples = [with_statistics(P, s, inputs, server) for s in samples]
             drawn += [Member(P, k, s, 1.0) for s in [*average, *samples]]
         if self.weighted:  # one client as heavy as one sample, on average
             mean = sum(m.share for m in clients) / len(clients)
@@ -116,13 +116,6 @@ class EnsembleTrainer:
 
     def teacher(self, members: Sequence[Member], temperature: float, server: Server) -> Any:
         """The members as one teacher of batches."""
-        models = [server.model(m.prototype, m.weights) for m in members]
+        models = frozen([(m.prototype, m.weights) for m in members], server.model)
         teacher = Ensemble(models, self.rule, [m.share for m in members], temperature)
         return teacher if self.sharpen is None else sharpened(teacher, self.sharpen)
-
-
-def _with_statistics(server: Server, P: str, weights: Weights, inputs: Tensor) -> Weights:
-    """A drawn model with BatchNorm statistics of its own."""
-    model = server.model(P, weights)
-    reestimate(model, inputs)
-    return weights_of(model)

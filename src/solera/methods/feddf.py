@@ -12,6 +12,7 @@ such clients), teachers drawn around the clients' models (`swag`, Table 7), only
 sure of (`low_entropy_top`), and defences against single clients (`ensemble`, `average`, `update_clip`, `drop_worst`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -21,10 +22,10 @@ from torch import Tensor, nn
 
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
-from ..parts.distill import Distill, Distilled, distill, visits
+from ..parts.distill import Distill, Distilled, Memo, cached, distill, visits
 from ..parts.local import Local, weights_of
 from ..parts.lowbit import OFF, LowBit
-from ..parts.teachers import Cache, Ensemble, Rule, drop_worst, lowest_entropy
+from ..parts.teachers import Ensemble, Frozen, Rule, drop_worst, lowest_entropy
 from ..server import Server
 from ..wire import Weights
 from .feddf_options import Swag, check_feddf, clipped, drawn_around
@@ -104,20 +105,23 @@ class FedDF:
         return x if self.update_clip is None else clipped(x, M, self.update_clip, fed, server)
 
     def fuse(
-        self, x_0: dict[str, Weights], teachers: dict[str, nn.Module], d: Tensor, fed: Federation, server: Server
+        self, x_0: dict[str, Weights], teachers: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server
     ) -> dict[str, Weights]:
         """Lines 12-14 for every prototype, side by side: given the teachers they are independent.
 
-        All students see the same mini-batches, so the teachers are asked once about each public sample in them.
+        All students see the same mini-batches, so the teachers are asked once about each public sample in them, or
+        once about each mini-batch where samples change with every draw.
         """
         if self.fusion.steps == 0 or not teachers:
             return x_0
         seed, top = fed.seed("fusion"), self.low_entropy_top
         copies = [float(fed.copies.get(k, 1)) for k in teachers]
         teacher: Any = Ensemble(list(teachers.values()), self.ensemble, copies, self.fusion.temperature)
-        if not server.public.fresh:
+        if server.public.fresh:
+            teacher = Memo(teacher, d, self.fusion, seed) if len(x_0) > 1 else teacher
+        else:
             seen = d if top else d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
-            teacher = Cache.of(teacher, server.public, seen, partial(side_by_side, fed, server))
+            teacher = cached(teacher, server.public, seen, self.fusion, partial(side_by_side, fed, server))
             d = lowest_entropy(teacher, d, top) if top else d
         validate = accuracy_on(server.validation)
 
@@ -133,7 +137,7 @@ class FedDF:
             server.event(kind, prototype=P, **facts)
         return {P: weights for P, (weights, _) in zip(x_0, results, strict=True)}
 
-    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, nn.Module]:
+    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
         """The clients' models that are averaged and teach: finite on public samples, and not the worst."""
         models = finite_models(x, server.public[d[: self.fusion.batch]] if len(d) else d, fed, server)
         accuracy = accuracy_on(server.validation)

@@ -4,17 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..federation import Federation, Replies
-from ..parts.local import weights_of
-from ..parts.norms import parameter_names, reestimate
+from ..parts.norms import parameter_names
 from ..parts.posterior import swag
 from ..parts.robust import clip_updates
+from ..parts.teachers import Frozen, frozen
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .local_update import Update
-from .shared import check_logits
+from .shared import check_logits, with_statistics
 
 NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm statistics
 
@@ -37,8 +37,8 @@ class Swag:
 
 
 def drawn_around(
-    teachers: dict[str, nn.Module], cfg: Swag, d: Tensor, fed: Federation, server: Server, report: str | None
-) -> dict[str, nn.Module]:
+    teachers: dict[str, Frozen], cfg: Swag, d: Tensor, fed: Federation, server: Server, report: str | None
+) -> dict[str, Frozen]:
     """The teachers, all of one architecture, with models drawn around them beside them or in their place.
 
     Nobody has trained these, so their BatchNorm statistics are taken anew from public samples. `report` is the rule by
@@ -47,15 +47,16 @@ def drawn_around(
     (P,) = server.prototypes
     order = torch.randperm(len(d), generator=torch.Generator().manual_seed(fed.seed("norm")))
     inputs = server.public[d[order[:NORM_SAMPLES]]]
-    uploads, names = [weights_of(m) for m in teachers.values()], parameter_names(server.template(P))
-    joined = dict(teachers) if cfg.include_clients else {}
-    for i, weights in enumerate(swag(uploads, names, cfg.samples, fed.seed("swag"), cfg.scale)):
-        joined[f"swag-{i}"] = model = server.model(P, weights)
-        if len(inputs) > 1:
-            reestimate(model, inputs)
+    uploads, names = [m.weights for m in teachers.values()], parameter_names(server.template(P))
+    drawn = swag(uploads, names, cfg.samples, fed.seed("swag"), cfg.scale)
+    if len(inputs) > 1:
+        drawn = [with_statistics(P, weights, inputs, server) for weights in drawn]
+    joined = {k: m.weights for k, m in teachers.items()} if cfg.include_clients else {}
+    joined |= {f"swag-{i}": weights for i, weights in enumerate(drawn)}
+    members = [(P, weights) for weights in joined.values()]
     if report:
-        server.report_ensemble("swag", [(P, weights_of(m)) for m in joined.values()], report)
-    return joined
+        server.report_ensemble("swag", members, report)
+    return dict(zip(joined, frozen(members, server.model), strict=True))
 
 
 def clipped(x: Replies, M: dict[str, Weights], factor: float, fed: Federation, server: Server) -> Replies:

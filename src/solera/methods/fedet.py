@@ -10,18 +10,20 @@ their designated model M(k) (line 1) by models.assign = "random". The public sam
 public.augment = "once", or transformed at each draw with "draw". Before the first round all models get one head.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.consensus import ConsensusTeacher, ensemble_loss, normalised
-from ..parts.distill import Distill, distill, visits
+from ..parts.distill import Distill, cached, distill, visits
 from ..parts.local import Local, weights_of
-from ..parts.teachers import Cache
+from ..parts.teachers import BATCH, Frozen
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .local_update import Update, local_update
@@ -107,7 +109,9 @@ class FedET:
         h = head_of(large.weights)
         return self.State({i: w_i | h for i, w_i in M.items()}, large)  # line 11: also those without a client
 
-    def transfer(self, large: Model, models: dict[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> Model:
+    def transfer(
+        self, large: Model, models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server
+    ) -> Model:
         """The server's steps (eq. 11) on the ensemble loss (eq. 10). Labels of a static view are asked for once."""
         seed = fed.seed("fusion")
         copies = [fed.copies.get(k, 1) for k in models]  # with replacement, S is a multiset
@@ -115,8 +119,9 @@ class FedET:
         facts: dict[str, Any] = {}
         if self.fusion.steps > 0 and not server.public.fresh:
             seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
-            teacher = Cache.of(teacher, server.public, seen, partial(side_by_side, fed, server))
-            facts["dissent"] = teacher.targets[1].sum(-1).nan_to_num().mean().item()  # A(x): who dissents
+            teacher = cached(teacher, server.public, seen, self.fusion, partial(side_by_side, fed, server))
+            dissenters = torch.cat([teacher[i][1].sum(-1) for i in seen.split(BATCH)])  # A(x): who dissents
+            facts["dissent"] = dissenters.nan_to_num().mean().item()
 
         def loss(logits: Tensor, labels: Tensor, dissent: Tensor) -> Tensor:
             target = normalised(dissent) if self.div_target == "normalised" else dissent
@@ -130,7 +135,7 @@ class FedET:
         server.event(kind, prototype=large.prototype, **facts)
         return Model(large.prototype, weights_of(model))
 
-    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, nn.Module]:
+    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
         """The clients' models that are averaged and teach: those that answer with finite numbers."""
         models = finite_models(x, server.public[d[: self.fusion.batch]], fed, server)
         if not models:

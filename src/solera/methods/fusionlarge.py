@@ -9,6 +9,7 @@ to Fed-ET (Cho et al., IJCAI 2022): targets = "hard" with ensemble = "confidence
 head = "shared" (one head, passed both ways), prototypes = "averaged" (not distilled), fusion by few steps of SGD.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -19,9 +20,9 @@ from torch.nn.functional import one_hot
 
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
-from ..parts.distill import Distill, Distilled, distill, visits
+from ..parts.distill import Distill, Distilled, Memo, cached, distill, visits
 from ..parts.local import Local, weights_of
-from ..parts.teachers import Cache, Ensemble, Rule, Targets, Teacher
+from ..parts.teachers import Cache, Ensemble, Frozen, Rule, Targets, Teacher
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .fedet import head_of
@@ -106,19 +107,24 @@ class FusionLarge:
             M = M | fuse({P: M[P] for P in students})
         return self.State({P: M[P] for P in server.prototypes}, Model(large, M[large]))
 
-    def teacher(self, models: dict[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> Teacher | Cache:
+    def teacher(
+        self, models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server
+    ) -> Teacher | Cache | Memo:
         """What all clients say together. All students see the same samples, so it is asked once about each."""
         copies = [float(fed.copies.get(k, 1)) for k in models]
         teacher: Teacher = Ensemble(list(models.values()), self.ensemble, copies, self.fusion.temperature)
         if self.targets == "hard":
             teacher = partial(hard, teacher)
-        if server.public.fresh or self.fusion.steps == 0:
+        seed, alone = fed.seed("fusion"), self.prototypes == "averaged"  # the large model is the only student
+        if self.fusion.steps == 0 or (server.public.fresh and alone):
             return teacher
-        seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, fed.seed("fusion"))].unique()
-        return Cache.of(teacher, server.public, seen, partial(side_by_side, fed, server))
+        if server.public.fresh:
+            return Memo(teacher, d, self.fusion, seed)
+        seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
+        return cached(teacher, server.public, seen, self.fusion, partial(side_by_side, fed, server))
 
     def fuse(
-        self, students: dict[str, Weights], teacher: Teacher | Cache, d: Tensor, fed: Federation, server: Server
+        self, students: dict[str, Weights], teacher: Teacher | Cache | Memo, d: Tensor, fed: Federation, server: Server
     ) -> dict[str, Weights]:
         """Distil every student, side by side."""
         seed, validate = fed.seed("fusion"), accuracy_on(server.validation)
@@ -135,7 +141,7 @@ class FusionLarge:
             server.event(kind, prototype=P, accuracy=done.accuracy, **facts)
         return {P: weights for P, (weights, _) in zip(students, results, strict=True)}
 
-    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, nn.Module]:
+    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
         """The clients' models that are averaged and teach: those that answer with finite numbers."""
         models = finite_models(x, server.public[d[: self.fusion.batch]], fed, server)
         if not models:

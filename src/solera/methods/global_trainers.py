@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..parts.distill import Distill, Distilled, Validate, distill, visits
-from ..parts.local import logits_of, weights_of
-from ..parts.teachers import Cache
+from ..parts.distill import Distill, Distilled, Memo, Validate, cached, distill, visits
+from ..parts.local import weights_of
+from ..parts.teachers import frozen
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .cohort import Clock
 from .ensembles import EnsembleTrainer, Member
-from .shared import accuracy_on, check_logits
+from .shared import accuracy_on, answers_finitely, check_logits
 from .trainers import Group, Models, Seeds
 
 
@@ -78,15 +78,18 @@ class GlobalTrainer:
             return Lesson({}, torch.empty(0), fusion, seeds, server, clock)
         d = public_indices(fusion, seeds, server)
         probe = server.public[d[: fusion.batch]]
-        fine = [m for m in members if _answers(server, m, probe)]
+        models = frozen([(m.prototype, m.weights) for m in members], server.model)
+        fine = [m for m, model in zip(members, models, strict=True) if answers_finitely(model, probe)]
         if len(fine) < len(members):
             server.event("teacher_rejected", count=len(members) - len(fine), reason="non-finite logits")
+
+        several = len(students) > 1 and not self.exclude_self  # students of one teacher
 
         def ask(own: list[Member]) -> Any:
             if not own:
                 return None
             teacher = ensemble.teacher(own, fusion.temperature, server)
-            return clock.timed("ask", _asked, teacher, d, fusion, seeds, server)
+            return clock.timed("ask", _asked, teacher, several, d, fusion, seeds, server)
 
         if self.exclude_self:
             teachers = {g: ask([m for m in fine if (m.prototype, m.group) != g]) for g in students}
@@ -151,17 +154,16 @@ def public_indices(fusion: Distill, seeds: Seeds, server: Server) -> Tensor:
     return server.public.round_indices(server.per_round, seeds("public"))
 
 
-def _asked(teacher: Callable[..., Any], d: Tensor, fusion: Distill, seeds: Seeds, server: Server) -> Any:
-    """The teacher's answers to all samples that will be visited; the teacher itself, where samples change."""
+def _asked(teacher: Callable[..., Any], several: bool, d: Tensor, fusion: Distill, seeds: Seeds, server: Server) -> Any:
+    """The teacher's answers to all samples that will be visited; the teacher itself, where samples change.
+
+    Then `several` students share what it says to each mini-batch.
+    """
     if server.public.fresh:
-        return teacher
+        return Memo(teacher, d, fusion, seeds("fusion")) if several else teacher
     seen = d[visits(len(d), fusion.steps, fusion.batch, seeds("fusion"))].unique()
 
     def run(jobs: list[Callable[[], Any]]) -> list[Any]:
         return server.parallel(jobs, [seeds("job", i) for i in range(len(jobs))])
 
-    return Cache.of(teacher, server.public, seen, run)
-
-
-def _answers(server: Server, m: Member, probe: Tensor) -> bool:
-    return len(probe) == 0 or bool(torch.isfinite(logits_of(server.model(m.prototype, m.weights), probe)).all())
+    return cached(teacher, server.public, seen, fusion, run)

@@ -1,6 +1,6 @@
 """Small things that several methods need on the server's side."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -12,8 +12,10 @@ from ..method import Model
 from ..parts.aggregate import weighted_mean
 from ..parts.consensus import agreement
 from ..parts.distill import Validate
-from ..parts.local import evaluate, logits_of
+from ..parts.local import evaluate, logits_of, weights_of
+from ..parts.norms import reestimate
 from ..parts.robust import coordinate_median
+from ..parts.teachers import Frozen, frozen
 from ..server import Server
 from ..task import Data
 from ..wire import ConfigError, Weights
@@ -39,10 +41,11 @@ def accuracy_on(data: Data | None) -> Validate | None:
 
 def finite_models(
     x: Replies, probe: Tensor, fed: Federation, server: Server, probed: str = "public samples"
-) -> dict[str, nn.Module]:
+) -> dict[str, Frozen]:
     """The uploaded models whose logits on `probe` are finite numbers; the others are noted and left out."""
-    models = {k: server.model(fed.prototype(k), x[k].weights) for k in x}
-    fine = side_by_side(fed, server, [partial(_answers, model, probe) for model in models.values()])
+    uploads = [(fed.prototype(k), x[k].weights) for k in x]
+    models = dict(zip(x, frozen(uploads, server.model), strict=True))
+    fine = side_by_side(fed, server, [partial(answers_finitely, model, probe) for model in models.values()])
     for k, ok in zip(list(models), fine, strict=True):
         if not ok:
             server.event("client_rejected", client=k, reason=f"non-finite logits on {probed}")
@@ -50,7 +53,19 @@ def finite_models(
     return models
 
 
-def note_teachers(models: dict[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> None:
+def answers_finitely(model: nn.Module, inputs: Tensor) -> bool:
+    """Whether the logits of `model` are finite numbers for all of `inputs`."""
+    return len(inputs) == 0 or bool(torch.isfinite(logits_of(model, inputs)).all())
+
+
+def with_statistics(P: str, weights: Weights, inputs: Tensor, server: Server) -> Weights:
+    """A model nobody has trained with BatchNorm statistics of its own, taken from `inputs`."""
+    model = server.model(P, weights)
+    reestimate(model, inputs)
+    return weights_of(model)
+
+
+def note_teachers(models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> None:
     """Write into the round's metrics how sure each teacher is and how often it dissents, on some of the samples d."""
     some = d[:: max(1, len(d) // NOTED_SAMPLES)][:NOTED_SAMPLES]
     if len(some):
@@ -83,7 +98,3 @@ def check_logits(name: str, server: Server) -> None:
         shape = tuple(logits_of(server.model(P, server.init(P)), server.public[torch.tensor([0])]).shape)
         if shape != (1, server.num_classes):
             raise ConfigError(f"{name}: {P!r} gives logits {shape} for one sample, not (1, {server.num_classes})")
-
-
-def _answers(model: nn.Module, inputs: Tensor) -> bool:
-    return len(inputs) == 0 or bool(torch.isfinite(logits_of(model, inputs)).all())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import nn
 
 from solera.models.layers import positive
@@ -129,7 +130,10 @@ def build(
     made = info.builder(**{key: value for key, value in given.items() if key in parameters}, **options)
     if isinstance(made, tuple):
         body, feature_dim = made
-        return as_split(body, feature_dim, classes, head, representation, head_hidden)
+        model = as_split(body, feature_dim, classes, head, representation, head_hidden)
+        # Convolutions are up to a fifth faster to train, and up to a half to ask, with the channels innermost. A user's
+        # own body might not bear it (a `view` needs the usual layout): it stays as it was made.
+        return model if info.own else model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not isinstance(made, nn.Module):
         raise ConfigError(
             f"the builder of model {name!r} returns a {type(made).__name__}; "

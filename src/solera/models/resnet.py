@@ -84,8 +84,8 @@ def _resnet(channels: int, widths: tuple[int, ...], blocks: int, norm: Norm, lar
         stem = nn.Sequential(
             nn.Conv2d(channels, widths[0], 7, stride=2, padding=3, bias=norm.bias),
             norm(widths[0]),
-            nn.ReLU(),
             nn.MaxPool2d(3, stride=2, padding=1),
+            nn.ReLU(),
         )
     else:
         stem = nn.Sequential(nn.Conv2d(channels, widths[0], 3, padding=1, bias=norm.bias), norm(widths[0]), nn.ReLU())

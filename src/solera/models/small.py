@@ -1,4 +1,8 @@
-"""Small image models: MLP, LeNet-5, a tiny CNN, McMahan's CNN, Fed-ET's CNN, a small AlexNet."""
+"""Small image models: MLP, LeNet-5, a tiny CNN, McMahan's CNN, Fed-ET's CNN, a small AlexNet.
+
+Maxima are taken before the ReLU that the papers put first: the result and the gradient are the same to the bit, for a
+quarter of the work.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +45,11 @@ def lenet5(shape: tuple[int, ...]) -> Body:
     pixels = prod(_two_unpadded_convolutions(side + 2 * padding) for side in (height, width))
     body = nn.Sequential()
     body.add_module("conv1", nn.Conv2d(channels, 6, 5, padding=padding))
-    body.add_module("relu1", nn.ReLU())
     body.add_module("pool1", nn.MaxPool2d(2))
+    body.add_module("relu1", nn.ReLU())
     body.add_module("conv2", nn.Conv2d(6, 16, 5))
-    body.add_module("relu2", nn.ReLU())
     body.add_module("pool2", nn.MaxPool2d(2))
+    body.add_module("relu2", nn.ReLU())
     body.add_module("flatten", nn.Flatten())
     body.add_module("dense", dense(16 * pixels, (120, 84)))
     he_initialise(body)
@@ -83,11 +87,11 @@ def mcmahan_cnn(shape: tuple[int, ...]) -> Body:
     channels, height, width = image_shape("mcmahan-cnn", shape, smallest=4)
     body = nn.Sequential()
     body.add_module("conv1", nn.Conv2d(channels, 32, 5, padding=2))
-    body.add_module("relu1", nn.ReLU())
     body.add_module("pool1", nn.MaxPool2d(2))
+    body.add_module("relu1", nn.ReLU())
     body.add_module("conv2", nn.Conv2d(32, 64, 5, padding=2))
-    body.add_module("relu2", nn.ReLU())
     body.add_module("pool2", nn.MaxPool2d(2))
+    body.add_module("relu2", nn.ReLU())
     body.add_module("flatten", nn.Flatten())
     body.add_module("dense", dense(64 * (height // 4) * (width // 4), (512,)))
     he_initialise(body)
@@ -107,11 +111,11 @@ def fedet_cnn(shape: tuple[int, ...], channels: Sequence[int] = (32, 96)) -> Bod
     pixels = prod(_two_unpadded_convolutions(side) for side in (height, width))
     body = nn.Sequential()
     body.add_module("conv1", nn.Conv2d(inputs, first, 5))
-    body.add_module("relu1", nn.ReLU())
     body.add_module("pool1", nn.MaxPool2d(2))
+    body.add_module("relu1", nn.ReLU())
     body.add_module("conv2", nn.Conv2d(first, second, 5))
-    body.add_module("relu2", nn.ReLU())
     body.add_module("pool2", nn.MaxPool2d(2))
+    body.add_module("relu2", nn.ReLU())
     body.add_module("flatten", nn.Flatten())
     body.add_module("dense", dense(second * pixels, (120, 100, 84, 50)))
     he_initialise(body)
@@ -141,9 +145,9 @@ def alexnet_small(shape: tuple[int, ...], hidden: Sequence[int] = (512, 512), dr
         start=1,
     ):
         body.add_module(f"conv{i}", nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1))
-        body.add_module(f"relu{i}", nn.ReLU())
         if pool:
             body.add_module(f"pool{i}", nn.MaxPool2d(2))
+        body.add_module(f"relu{i}", nn.ReLU())
     body.add_module("flatten", nn.Flatten())
     body.add_module("dense", dense(256 * pixels, widths, dropout_rate(dropout)))
     he_initialise(body)

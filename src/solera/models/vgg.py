@@ -30,9 +30,10 @@ def _convolutions(channels: int, plan: Plan, norm: Norm) -> nn.Sequential:
         for i, width in enumerate(widths, start=1):
             layers.add_module(f"conv{stage}_{i}", nn.Conv2d(channels, width, 3, padding=1))
             layers.add_module(f"norm{stage}_{i}", norm(width))
+            if i == len(widths):  # before the ReLU: the same to the bit, for a quarter of the work
+                layers.add_module(f"pool{stage}", nn.MaxPool2d(2, ceil_mode=True))
             layers.add_module(f"relu{stage}_{i}", nn.ReLU())
             channels = width
-        layers.add_module(f"pool{stage}", nn.MaxPool2d(2, ceil_mode=True))
     he_initialise(layers, normalised=norm.kind != "none")
     return layers
 

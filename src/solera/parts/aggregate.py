@@ -22,6 +22,7 @@ class RunningMean:
     def __init__(self) -> None:
         self.total = 0.0
         self._sums: Weights = {}
+        self._terms: Weights = {}  # room for one upload's share, used again and again
         self._dtypes: dict[str, torch.dtype] = {}
 
     def add(self, weights: Weights, n: float) -> None:
@@ -35,12 +36,13 @@ class RunningMean:
                 name: torch.zeros_like(t, dtype=torch.float64) if t.is_floating_point() else t.clone()
                 for name, t in weights.items()
             }
+            self._terms = {name: torch.empty_like(t) for name, t in self._sums.items() if t.is_floating_point()}
             self._dtypes = {name: t.dtype for name, t in weights.items()}
         self._check(weights)
         for name, t in weights.items():
             if t.is_floating_point():
                 # Two roundings, never a fused multiply-add: the bits must not depend on the vector unit.
-                self._sums[name].add_(t.to(torch.float64) * n)
+                self._sums[name].add_(self._terms[name].copy_(t).mul_(n))
             else:
                 torch.maximum(self._sums[name], t, out=self._sums[name])
         self.total += n

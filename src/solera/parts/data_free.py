@@ -20,6 +20,7 @@ from .generators import (
 )
 from .local import check_number, logits_of, make_optimiser
 from .norms import train_mode
+from .optimisers import Optimiser
 from .teachers import entropy
 
 # ---- FedGen: latents that the heads of all clients recognise ----------------------------------------
@@ -159,9 +160,7 @@ def fine_tune(
     return losses
 
 
-def _towards(
-    targets: Tensor, student: nn.Module, x: Tensor, optimiser: torch.optim.Optimizer, cfg: FineTune
-) -> float | None:
+def _towards(targets: Tensor, student: nn.Module, x: Tensor, optimiser: Optimiser, cfg: FineTune) -> float | None:
     """A turn of a student: steps towards the ensemble; its divergence from it before the last of them."""
     train_mode(student, frozen=cfg.student_norm == "frozen")
     value = None

@@ -1,6 +1,7 @@
 """Distillation: fit a student to what a teacher says about unlabelled samples."""
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from .aggregate import RunningMean
 from .local import check_number, check_optimiser, is_finite, make_optimiser, weights_of
 from .norms import evaluating, reestimate, train_mode
-from .teachers import Cache, Samples, Teacher, soft_targets
+from .teachers import Cache, Rows, Run, Samples, Targets, Teacher, read_rows, soft_targets
 
 Loss = Callable[..., Tensor]  # (student's logits, *targets) -> scalar
 Validate = Callable[[nn.Module], float]  # -> accuracy
@@ -40,6 +41,8 @@ class Distill:
     keep_init_if_better: bool = False  # the undistilled student may win on the validation set
     swa_every: int | None = None  # stochastic weight averaging: end with the mean of the weights at every so many steps
     swa_start: int = 0  # counted from this step on; if none is met, the last weights stand
+    cache_dtype: Literal["float32", "float16"] = "float32"  # of the teachers' kept answers; float16 rounds to 3 digits
+    cache_on_disk: bool = False  # teachers' answers in a file in the temporary directory (TMPDIR), not in memory
 
     def __post_init__(self) -> None:
         check_number("steps", self.steps, 0)
@@ -93,6 +96,35 @@ def visits(n: int, steps: int, batch: int, seed: int) -> Tensor:
     return torch.cat(shuffles)[: steps * batch].view(steps, batch)
 
 
+def cached(teacher: Teacher, public: Samples, indices: Tensor, cfg: Distill, run: Run | None = None) -> Cache:
+    """The answers of `teacher` to the samples `indices`, asked for once; `cfg` says how they are kept."""
+    return Cache.of(teacher, public, indices, run, half=cfg.cache_dtype == "float16", on_disk=cfg.cache_on_disk)
+
+
+class Memo:
+    """A teacher of several students on samples that are drawn anew at each step: asked once a step, not once a student.
+
+    Students with one seed and the same samples see the same draws. Whoever comes to a step first asks, so that steps
+    nobody comes to are never asked about; `cfg` says how answers are kept.
+    """
+
+    def __init__(self, teacher: Teacher, indices: Tensor, cfg: Distill, seed: int):
+        self.teacher, self.seed = teacher, seed
+        self.walk = indices[visits(len(indices), cfg.steps, cfg.batch, seed)]
+        self._rows = Rows(self.walk.numel(), cfg.cache_dtype == "float16", cfg.cache_on_disk)
+        self._asked = [False] * cfg.steps
+        self._locks = [threading.Lock() for _ in range(cfg.steps)]
+
+    def at(self, step: int, inputs: Tensor) -> Targets:
+        """The targets of the mini-batch of a step (counted from 1), which is `inputs`."""
+        i, batch = step - 1, len(inputs)
+        with self._locks[i]:  # whoever comes second waits for the answer
+            if not self._asked[i]:
+                self._rows.write(i * batch, self.teacher(inputs))
+                self._asked[i] = True
+        return read_rows(self._rows.targets, torch.arange(i * batch, step * batch))
+
+
 def cosine(lr: float, step: int, steps: int) -> float:
     """Cosine annealing from lr at step 0 to 0 at step `steps`."""
     return lr / 2 * (1 + math.cos(math.pi * step / steps))
@@ -101,7 +133,7 @@ def cosine(lr: float, step: int, steps: int) -> float:
 def distill(
     student: nn.Module,
     public: Samples,
-    teacher: Teacher | Cache,
+    teacher: Teacher | Cache | Memo,
     cfg: Distill,
     seed: int,
     *,
@@ -111,14 +143,15 @@ def distill(
 ) -> Distilled:
     """Train `student` in place on the public samples `indices` (all, unless given); it ends in evaluation mode.
 
-    `teacher` is a Cache (looked up by sample) or a function of a batch of inputs; either gives the targets that
+    `teacher` is a Cache (looked up by sample), a Memo (by step) or a function of a batch of inputs; each gives what
     `loss(logits, *targets)` takes: (probabilities, entropy) for the built-in KL loss. `validate(student)` is the
     accuracy to stop early by: the student then ends with the best weights seen (strictly better, every `every`
     steps and at the last one), else with the last. A loss or weights that are not finite stop the distillation,
     and the student falls back to its best finite weights, or to its start.
     With weight averaging (`cfg.swa_every`) there is no early stop: the student ends with the mean of the weights on
     its way, its BatchNorm statistics taken anew from public samples, as they belong to none of those weights.
-    Samples that are augmented anew at each draw (`public.fresh`) need a teacher that is asked anew as well.
+    Samples that are augmented anew at each draw (`public.fresh`) need a teacher that is asked anew as well: a function,
+    or a Memo of it for several students.
     """
     if cfg.keep_init_if_better and validate is None:
         raise ValueError("keep_init_if_better compares accuracies: it needs a validation set")
@@ -127,6 +160,8 @@ def distill(
     loss = loss or (lambda z, p, h: divergence(z, p, h, cfg.temperature, cfg.t_squared))
     chosen = torch.arange(len(public)) if indices is None else indices
     walk = chosen[visits(len(chosen), cfg.steps, cfg.batch, seed)]
+    if isinstance(teacher, Memo) and (teacher.seed != seed or not torch.equal(teacher.walk, walk)):
+        raise ValueError(f"a memo made for seed {teacher.seed} has no answers to other samples or draws (seed {seed})")
     parameters = [p for p in student.parameters() if p.requires_grad]
     optimiser = make_optimiser(cfg.optimiser, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
     best, mean = _Best(student, validate), RunningMean()
@@ -139,7 +174,7 @@ def distill(
     losses: deque[float] = deque(maxlen=cfg.every)
     for step, i in enumerate(walk, 1):
         x = _draw(public, i, seed + step)
-        targets = teacher[i] if isinstance(teacher, Cache) else teacher(x)
+        targets = _targets(teacher, step, i, x)
         value = loss(student(x), *targets)
         if diverged := not math.isfinite(value.item()):
             break
@@ -149,8 +184,7 @@ def distill(
         if cfg.clip is not None:
             nn.utils.clip_grad_norm_(parameters, cfg.clip)
         if cfg.schedule == "cosine":
-            for group in optimiser.param_groups:
-                group["lr"] = cosine(cfg.lr, step - 1, cfg.steps)
+            optimiser.lr = cosine(cfg.lr, step - 1, cfg.steps)
         optimiser.step()
         if cfg.swa_every is not None:
             if step > cfg.swa_start and (step - cfg.swa_start) % cfg.swa_every == 0:
@@ -195,6 +229,12 @@ class _Best:
         if accuracy is None or self.accuracy is None or accuracy > self.accuracy:
             self.step, self.weights, self.accuracy = step, weights, accuracy
         return True
+
+
+def _targets(teacher: Teacher | Cache | Memo, step: int, indices: Tensor, inputs: Tensor) -> Targets:
+    if isinstance(teacher, Cache):
+        return teacher[indices]
+    return teacher.at(step, inputs) if isinstance(teacher, Memo) else teacher(inputs)
 
 
 def _draw(public: Any, indices: Tensor, seed: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
+from .optimisers import Adam, Optimiser, Sgd
 
 Weights = dict[str, Tensor]
 Correct = Callable[[str, Tensor], Tensor]
@@ -18,6 +19,7 @@ Correct = Callable[[str, Tensor], Tensor]
 DIVERGED = 1e3  # a local loss above this is a training that has blown up: stop it
 BLOCK = 64  # minibatches that are gathered into one permuted copy
 MIN_ROWS = 32  # with fewer rows in a batch the CPU kernels round differently
+ASKED = 128  # samples a model is asked about at a time: of more, what the layers hand on leaves the caches
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def is_finite(weights: Weights) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point())
 
 
-def logits_of(model: nn.Module, inputs: Tensor, batch: int = 512) -> Tensor:
+def logits_of(model: nn.Module, inputs: Tensor, batch: int = ASKED) -> Tensor:
     """What `model` answers to `inputs`, in evaluation mode and without gradients; its mode is put back.
 
     The answer to a sample has the same bits whatever samples it is asked together with. (Known exception on x86: a
@@ -172,7 +174,7 @@ def _answer(model: nn.Module, inputs: Tensor) -> Tensor:
     return model(torch.cat([inputs, inputs[-1:].expand(missing, *inputs.shape[1:])]))[: len(inputs)]
 
 
-def evaluate(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int = 512) -> Score:
+def evaluate(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int = ASKED) -> Score:
     """Count the right answers of `model`; ties go to the lowest class."""
     if len(labels) == 0:
         return Score(0, 0, 0.0)
@@ -186,11 +188,9 @@ def evaluate(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int = 512)
 
 def make_optimiser(
     kind: str, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float
-) -> torch.optim.Optimizer:
+) -> Optimiser:
     """A new optimiser: no training inherits the momentum of another one."""
-    if kind == "adam":
-        return torch.optim.Adam(parameters, lr, weight_decay=weight_decay, fused=True)
-    return torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay, fused=True)
+    return Adam(parameters, lr, weight_decay) if kind == "adam" else Sgd(parameters, lr, momentum, weight_decay)
 
 
 def check_number(name: str, value: float | None, least: float) -> None:

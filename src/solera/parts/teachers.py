@@ -17,9 +17,16 @@ and so that no single model can own the ensemble (see parts.robust):
 
 avg_probs and avg_losses have the same gradient and differ in the value of the loss: the mean of KL(p_k || q) is
 KL(p || q) plus a number the student cannot change.
+
+What this costs in memory: `frozen` models are weights until they are asked, and then take turns in one module; their
+answers are written where they are kept (`Rows`), in float32 or float16, in memory or on disk.
 """
 
-from collections.abc import Callable, Sequence
+import math
+import mmap
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean, pstdev
 from typing import Any, Literal, Protocol
@@ -34,10 +41,15 @@ from .robust import clip_logits, median_probs, standardise_logits
 Rule = Literal[
     "avg_logits", "avg_probs", "avg_losses", "confidence", "clipped_logits", "standardised_logits", "median_probs"
 ]
+Weights = dict[str, Tensor]
+Build = Callable[[str, Weights], nn.Module]  # (architecture, weights) -> a module of its own
 COMPARING = {"clipped_logits": clip_logits, "standardised_logits": standardise_logits}
 Targets = tuple[Tensor, ...]
 Teacher = Callable[[Tensor], Targets]
 Run = Callable[[list[Callable[[], Any]]], list[Any]]
+
+BATCH = 512  # samples that a teacher is asked about at once
+BLOCK = 2**20  # bytes written to a new file at once
 
 
 class Samples(Protocol):
@@ -62,6 +74,55 @@ def soft_targets(logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tens
 def entropy(probs: Tensor) -> Tensor:
     """-sum p log p of every row, with 0 log 0 = 0."""
     return -torch.xlogy(probs, probs).sum(-1)
+
+
+class Frozen(nn.Module):
+    """A model that is given by its weights and takes up a module only while it answers. Made by `frozen`.
+
+    It answers in evaluation mode and its weights are never written to. As no module is handed out, models can be asked
+    in any order and by several threads at once. A gradient for the inputs must be taken before another model is asked
+    (torch refuses it afterwards).
+    """
+
+    def __init__(self, prototype: str, weights: Weights, turns: "_Turns"):
+        super().__init__()
+        self.prototype, self.weights, self._turns = prototype, weights, turns
+        self.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._turns.loaded(self.prototype, self.weights)(inputs)
+
+    def state_dict(self, *_: Any, **__: Any) -> Weights:  # type: ignore[override]
+        """The weights themselves, not a copy."""
+        return dict(self.weights)
+
+
+def frozen(members: Iterable[tuple[str, Weights]], build: Build) -> list[Frozen]:
+    """Models (architecture, weights) that take turns: each thread that asks them has one module an architecture.
+
+    `build` makes a module with given weights; where there is one already, the next model's weights are loaded into it.
+    """
+    turns = _Turns(build)
+    return [Frozen(prototype, weights, turns) for prototype, weights in members]
+
+
+class _Turns(threading.local):
+    """The modules in which models take turns. Being local to a thread, none is loaded anew while another uses it."""
+
+    def __init__(self, build: Build):
+        self.build = build
+        self.modules: dict[Any, nn.Module] = {}
+        self.holds: dict[Any, Weights] = {}  # what each of them has loaded
+
+    def loaded(self, prototype: str, weights: Weights) -> nn.Module:
+        """The module with these weights, until the next ones are loaded."""
+        kind = prototype, *(t.shape for t in weights.values())  # some methods change the widths of an architecture
+        if kind not in self.modules:
+            self.modules[kind] = self.build(prototype, weights).eval().requires_grad_(False)
+        elif self.holds[kind] is not weights:
+            self.modules[kind].load_state_dict(weights)
+        self.holds[kind] = weights
+        return self.modules[kind]
 
 
 class Ensemble:
@@ -126,6 +187,57 @@ class Ensemble:
         return soft_targets((level * share).sum(0).to(logits.dtype), self.temperature)
 
 
+class Rows:
+    """Targets of so many samples, row by row. Each row is written to its place as it comes: there is no second copy.
+
+    `half` keeps the numbers there are for each class, probabilities, in float16, and gives them back as float32. A
+    probability is then off by at most 2^-11 of itself, and by at most 2^-25 below 2^-14; labels, entropies and all
+    other numbers that a sample has one of are as they were. `on_disk` keeps everything in files that have no name and
+    are gone when this is: memory holds what the operating system finds room for.
+    """
+
+    def __init__(self, count: int, half: bool = False, on_disk: bool = False):
+        self.count, self.half, self.on_disk = count, half, on_disk
+        self.targets: Targets = ()
+        self._lock = threading.Lock()
+
+    def write(self, start: int, targets: Targets) -> None:
+        """Put down the targets of some samples, from row `start` on."""
+        with self._lock:  # the first answer tells how many numbers a row has
+            self.targets = self.targets or tuple(map(self._room, targets))
+        for kept, t in zip(self.targets, targets, strict=True):
+            kept[start : start + len(t)] = t
+
+    def _room(self, like: Tensor) -> Tensor:
+        shape = (self.count, *like.shape[1:])
+        dtype = torch.float16 if self.half and like.is_floating_point() and like.ndim > 1 else like.dtype
+        return _on_disk(shape, dtype) if self.on_disk and math.prod(shape) else torch.empty(shape, dtype=dtype)
+
+
+def read_rows(targets: Targets, rows: Tensor) -> Targets:
+    """A copy of some rows of what is kept; halves as float32."""
+    return tuple(t[rows].float() if t.dtype == torch.float16 else t[rows] for t in targets)
+
+
+def _on_disk(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in a file without a name, mapped into memory; the file is gone when the tensor is."""
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        with tempfile.TemporaryFile() as file:
+            # Written, not only reserved: a full disk is an error here, but would kill the process in the mapping.
+            for start in range(0, size, BLOCK):
+                file.write(bytes(min(BLOCK, size - start)))
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), size)
+    except OSError as e:
+        raise OSError(
+            e.errno,
+            f"{tempfile.gettempdir()} has no room for the teachers' answers, {size / 2**20:.1f} MiB ({e.strerror}): "
+            "set TMPDIR to a directory with more, or leave out cache_on_disk",
+        ) from e
+    return torch.frombuffer(mapped, dtype=dtype).view(shape)
+
+
 class Cache:
     """Targets of public samples, computed once and looked up by the index of the sample."""
 
@@ -139,32 +251,42 @@ class Cache:
 
     @classmethod
     def of(
-        cls, teacher: Teacher, samples: Samples, indices: Tensor, run: Run | None = None, batch: int = 512
+        cls,
+        teacher: Teacher,
+        samples: Samples,
+        indices: Tensor,
+        run: Run | None = None,
+        batch: int = BATCH,
+        half: bool = False,
+        on_disk: bool = False,
     ) -> "Cache":
         """Ask `teacher` once about each of the samples `indices`, in large batches.
 
-        Batches are independent: `run` may work on them side by side. At no time is more kept than the targets and
-        one teacher's answers to one batch per worker (all teachers' answers, for the rules that compare them).
+        Batches are independent: `run` may work on them side by side. At no time is more kept than the targets (see
+        Rows for `half` and `on_disk`) and one teacher's answers to one batch per worker (all teachers' answers, for
+        the rules that compare them).
         """
         run = run or (lambda functions: [f() for f in functions])
-        chunks = run([partial(_ask, teacher, samples, i) for i in indices.split(batch)])
-        return cls([torch.cat(parts) for parts in zip(*chunks, strict=True)], indices, len(samples))
+        rows = Rows(len(indices), half, on_disk)
+        run([partial(_ask, teacher, samples, i, rows, n * batch) for n, i in enumerate(indices.split(batch))])
+        return cls(rows.targets, indices, len(samples))
 
     def __getitem__(self, indices: Tensor) -> Targets:
         rows = self._row[indices]
         if bool((rows < 0).any()):
             raise IndexError("targets asked for public samples the teacher was never shown")
-        return tuple(t[rows] for t in self.targets)
+        return read_rows(self.targets, rows)
 
 
 def lowest_entropy(targets: Cache, indices: Tensor, count: int) -> Tensor:
     """The `count` of the samples `indices` of whose class the teacher is surest, in the order given."""
-    kept = entropy(targets[indices][0]).sort(stable=True).indices[:count]
+    entropies = torch.cat([entropy(targets[i][0]) for i in indices.split(BATCH)])
+    kept = entropies.sort(stable=True).indices[:count]
     return indices[kept.sort().values]
 
 
-def _ask(teacher: Teacher, samples: Samples, indices: Tensor) -> Targets:
-    return teacher(samples[indices])
+def _ask(teacher: Teacher, samples: Samples, indices: Tensor, rows: Rows, start: int) -> None:
+    rows.write(start, teacher(samples[indices]))
 
 
 def drop_worst(accuracies: Sequence[float], classes: int, threshold: float = 1.2, outlier: bool = False) -> list[int]:

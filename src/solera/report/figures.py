@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..track.runs import Group, Point, Run, cautions, companions, group_runs, series, show
+from ..track.runs import PHASES, Group, Point, Run, cautions, companions, group_runs, series, show
 from .order import similar_order
+from .profile import profiles
 from .read import Matrix, Record
 
 POINTS = 300  # of one line
@@ -50,6 +51,7 @@ def report_data(records: Sequence[Record], target: float | None = None) -> dict[
         "runs": [_run(r, i) for i, own in enumerate(members) for r in own],
         "targets": targets(groups, target),
         "partitions": partitions.items,
+        "profiles": profiles(ordered),
     }
     return finite(data)
 
@@ -451,11 +453,10 @@ def regions(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def seconds(runs: Sequence[Run]) -> dict[str, float] | None:
     """Seconds of a whole run by phase, the mean over seeds."""
-    phases = ("clients", "server", "evaluate", "commit")
     if not any(run.rounds for run in runs):
         return None
     return {
-        p: round(statistics.fmean(sum(m["seconds"].get(p, 0.0) for m in run.rounds) for run in runs), 3) for p in phases
+        p: round(statistics.fmean(sum(m["seconds"].get(p, 0.0) for m in run.rounds) for run in runs), 3) for p in PHASES
     }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..track.runs import Run, each_run
+from ..track.runs import Profile, Run, each_run, read_profile
 
 MOST_BYTES = 100_000_000  # of a file beside metrics.jsonl; none of ours comes near it
 
@@ -36,6 +36,7 @@ class Record:
     partition: dict[str, Any] | None
     confusion: dict[str, Any] | None
     regions: dict[str, Any] | None
+    profile: Profile | None
     matrices: list[Matrix]
     notes: list[str]
 
@@ -67,7 +68,10 @@ def read_record(run: Run) -> Record:
             found[name] = None
             why = e if isinstance(e, _Damaged) else e.strerror if isinstance(e, OSError) else "not what a run writes"
             notes.append(f"{name}.json is damaged ({why}): its figure is left out")
-    return Record(run, status, _command(path), **found, matrices=matrices, notes=notes)
+    unread: list[str] = []
+    profile = read_profile(path, unread)
+    notes += [f"{what}: its figure is left out" for what in unread]
+    return Record(run, status, _command(path), **found, profile=profile, matrices=matrices, notes=notes)
 
 
 def in_use(directory: Path) -> bool:

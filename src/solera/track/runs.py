@@ -4,9 +4,11 @@ What is there is read, what is not is named in `missing`; only a folder that hol
 here imports torch: comparing and reporting have to be quick.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import tomllib
 from collections import Counter
@@ -21,6 +23,11 @@ SEED = "run.seed"
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every", "engine.name", "engine.workers"}
 NOT_COMPARED_TABLES = ("track.",)
 MAX_BYTES = 1 << 30  # a metrics.jsonl beyond this is not one of ours
+FORMAT = 1  # of the directories whose profile is understood: `store.FORMAT`, which would bring torch along
+PROFILE = "profile/profile.json"
+MAX_PROFILE_BYTES = 10_000_000
+PHASES = ("clients", "server", "evaluate", "commit")  # of a round's seconds; "total" is their sum
+MAX_PHASES = 20  # some may come to be; more are not ours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +100,42 @@ class Target(NamedTuple):
 
     rounds: int  # counted: 1 is the first round
     bytes: int
+
+
+class Cost(NamedTuple):
+    """A function or an operator, and what it took."""
+
+    name: str
+    where: str  # file:line; empty for what is not written in Python
+    calls: int
+    own_s: float  # without what it called
+    total_s: float | None  # with it; not measured of operators
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfiledTask:
+    """One client's call of a task, made again for the profile."""
+
+    task: str
+    client: str
+    seconds: float  # undisturbed
+    functions: list[Cost]
+    operators: list[Cost]
+    trace: str | None  # the file with every operator, below the run directory
+    trace_bytes: int | None  # its size; None if it is not there
+    untraced: str  # why there is no trace; empty if there is one
+    error: str  # what it ended with: then there is nothing else
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Where the time of one round went, the costliest first; see docs/run-directory.md."""
+
+    round: int  # counted from 0, as in metrics.jsonl
+    seconds: dict[str, float]  # by phase, and "total"
+    seconds_before: dict[str, float] | None  # of the round before, which was not profiled
+    functions: list[Cost]  # of the server's process
+    tasks: list[ProfiledTask]
 
 
 # ---- reading ----------------------------------------------------------------------------------------
@@ -255,6 +298,103 @@ def _whole(line: dict[str, Any]) -> dict[str, Any]:
     out["personal"] = {k: float(v) if k != "clients" else v for k, v in (line.get("personal") or {}).items()}
     out["personal_accuracies"] = {str(k): float(a) for k, a in (line.get("personal_accuracies") or {}).items()}
     return out
+
+
+def read_profile(home: Path, missing: list[str]) -> Profile | None:
+    """What a run with `--profile` wrote about its time. None without one; if it is no good, `missing` says why."""
+    path = home / PROFILE
+    try:
+        if path.stat().st_size > MAX_PROFILE_BYTES:
+            missing.append(f"{PROFILE} is larger than {MAX_PROFILE_BYTES // 1_000_000} MB and was not read")
+            return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        missing.append(f"{PROFILE} cannot be read ({e.strerror})")
+        return None
+    told = _read_json(home / "run.json", []) or {}
+    if (found := told.get("format")) is not None and found != FORMAT:
+        by = str(told.get("solera"))[:40]
+        missing.append(
+            f"{PROFILE} was written in format {str(found)[:40]} by solera {by}; this version reads format {FORMAT}"
+        )
+        return None
+    facts = _read_json(path, missing)
+    if facts is None:
+        return None
+    try:
+        return Profile(
+            round=_count(facts["round"]),
+            seconds=_phases(facts["seconds"]),
+            seconds_before=None if facts.get("seconds_before") is None else _phases(facts["seconds_before"]),
+            functions=_functions(_dig(facts, "server", "functions")),
+            tasks=[_profiled_task(home, task) for task in facts.get("tasks") or []],
+        )
+    except KeyError as e:
+        missing.append(f"{PROFILE} is damaged (it has no {e.args[0]!r} where there should be one)")
+    except ValueError as e:
+        missing.append(f"{PROFILE} is damaged ({e})")
+    except (TypeError, AttributeError, OverflowError):
+        missing.append(f"{PROFILE} is damaged (not what a run writes)")
+    return None
+
+
+def _phases(seconds: dict[str, Any]) -> dict[str, float]:
+    found = {str(phase): _time(s) for phase, s in seconds.items()}
+    if len(found) > MAX_PHASES:
+        raise ValueError(f"{len(found)} phases")
+    return {phase: found[phase] for phase in (*PHASES, "total")} | found
+
+
+def _profiled_task(home: Path, task: dict[str, Any]) -> ProfiledTask:
+    trace, size = task.get("trace"), None
+    if trace is not None:
+        folder, _, name = str(trace).partition("/")
+        if folder != "profile" or not 0 < len(name) < 256 or "/" in name:
+            raise ValueError(f"{str(trace)[:40]!r} is no trace of this run")
+        trace = f"{folder}/{name}"
+        with contextlib.suppress(OSError):
+            size = (home / trace).stat().st_size
+    return ProfiledTask(
+        task=str(task["task"]),
+        client=str(task["client"]),
+        seconds=_time(task["seconds"]),
+        functions=_functions(task.get("functions")),
+        operators=_costliest(
+            Cost(str(r["operator"]), "", _count(r["calls"]), _time(r["own_ms"]) / 1000, None)
+            for r in task.get("operators") or []
+        ),
+        trace=trace,
+        trace_bytes=size,
+        untraced=str(task.get("why") or ""),
+        error=str(task.get("error") or ""),
+    )
+
+
+def _functions(rows: list[dict[str, Any]] | None) -> list[Cost]:
+    def where(row: dict[str, Any]) -> str:
+        return "" if row["file"] == "~" else f"{row['file']}:{_count(row['line'])}"  # cProfile's sign for built-ins
+
+    return _costliest(
+        Cost(str(r["function"]), where(r), _count(r["calls"]), _time(r["own_s"]), _time(r["total_s"]))
+        for r in rows or []
+    )
+
+
+def _costliest(rows: Iterable[Cost]) -> list[Cost]:
+    return sorted(rows, key=lambda r: -r.own_s)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{str(value)[:40]!r} is no count")
+    return value
+
+
+def _time(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{str(value)[:40]!r} is no time")
+    return float(value)
 
 
 def _dig(tree: Any, *path: str) -> Any:

@@ -7,7 +7,7 @@
     summary.json         the outcome, with a digest of the final state
     confusion.json       what the final models take for what; regions.json: their regions, for points of a plane
     models/*.safetensors the final models, under their parameters' own names
-    checkpoints/         the last two states, each with its sha256 in its name
+    checkpoints/         the last two states, each with its sha256 in its name; in older/, files they still refer to
     clients/             what clients keep between rounds, versioned by step
 
 A file is written beside its place and renamed into it, so `kill -9` at any moment leaves the old one or the new one.
@@ -20,17 +20,31 @@ import os
 import pathlib
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import safetensors.torch
+from torch import Tensor
 
-from ..wire import OWN_FILES, RunError, Weights, WireError, decode, encode, safe_name
+from ..wire import (
+    OWN_FILES,
+    Packed,
+    Place,
+    RunError,
+    Weights,
+    WireError,
+    decode,
+    elsewhere_of,
+    leaves,
+    safe_name,
+)
 
 FORMAT = 1
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
 KEEP = 2  # checkpoints: if the newest is damaged, the one before it serves
+OLDER = "checkpoints/older"  # files that are no checkpoint any more, but hold tensors of one that is kept
 # POSIX locks do not exclude the process that holds them; worse, it loses them when it closes any handle of the file.
 _OPEN: set[pathlib.Path] = set()
 _OPENING = threading.Lock()
@@ -51,6 +65,8 @@ class RunDirectory:
         """`experiment` is all that determines the results; a run is continued only with the same. `command` is kept
         for whoever reads the report."""
         self.path, self.version = pathlib.Path(path).resolve(), version
+        self._written = _Written()
+        self._needs: dict[str, set[str]] = {}  # checkpoint -> the other files that hold its tensors
         if resume and not (self.path / "run.json").is_file():
             raise RunError(
                 f"{path} is no run directory: it has no run.json; start a run with `solera run --out {path}`"
@@ -164,11 +180,54 @@ class RunDirectory:
     # -- rounds --
 
     def commit(self, round: int, state: Any) -> None:
-        """Make a round's state the one a resumed run starts from. Its metrics have been appended already."""
-        blob = encode(state)
-        self._write(f"checkpoints/{round:06d}.{hashlib.sha256(blob).hexdigest()}.safetensors", blob)
-        for old in self._checkpoints()[:-KEEP]:
-            old.unlink(missing_ok=True)
+        """Make a round's state the one a resumed run starts from. Its metrics have been appended already.
+
+        Tensors that have not changed since the last commit stay in the files they are in, if that saves half of the
+        writing. Once those files would hold more than twice what the state needs, everything is written anew.
+        """
+        tensors, packed = leaves(state), Packed(state)
+        elsewhere = self._written.places(tensors)
+        new = sum(t.nbytes for i, t in enumerate(tensors) if i not in elsewhere)
+        old = self._written.bytes_in({file for file, _ in elsewhere.values()})
+        if 2 * new > packed.size or old + new > 2 * packed.size:
+            elsewhere = {}
+        blob = packed.without(elsewhere) if elsewhere else packed.blob
+        name = f"{round:06d}.{hashlib.sha256(blob).hexdigest()}.safetensors"
+        self._write(f"checkpoints/{name}", blob)
+        self._needs[name] = {file for file, _ in elsewhere.values()}
+        self._written.note(name, len(blob), tensors, elsewhere)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what no kept checkpoint needs. What one does need is there at every moment, in one of two places."""
+        files = self._checkpoints()
+        self._needs = {p.name: self._needed_by(p) for p in files[-KEEP:]}
+        needed = set[str]().union(*self._needs.values())
+        for path in files[:-KEEP]:
+            if path.name in needed:
+                self._retire(path)
+            else:
+                path.unlink(missing_ok=True)
+        for path in (self.path / OLDER).glob("*.safetensors"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def _retire(self, checkpoint: pathlib.Path) -> None:
+        """It serves no more as a checkpoint: client state as old as that is gone. Its tensors are still needed."""
+        try:
+            (self.path / OLDER).mkdir(exist_ok=True)
+            checkpoint.replace(self.path / OLDER / checkpoint.name)
+        except OSError as e:
+            raise RunError(f"{checkpoint} cannot be moved to {OLDER}: {e.strerror}; it is unharmed") from None
+
+    def _needed_by(self, checkpoint: pathlib.Path) -> set[str]:
+        """The other files without which this checkpoint is not whole; a damaged one has no use for any."""
+        if checkpoint.name in self._needs:
+            return self._needs[checkpoint.name]
+        try:
+            return {file for file, _ in elsewhere_of(checkpoint.read_bytes(), OWN_FILES).values()}
+        except (OSError, WireError):
+            return set()
 
     def _checkpoints(self) -> list[pathlib.Path]:
         """Files that look like checkpoints, oldest first."""
@@ -186,22 +245,44 @@ class RunDirectory:
         """
         damaged: list[str] = []
         for path in reversed(self._checkpoints()):
-            round, sha256 = int(path.name[:6]), path.name[7:71]
+            round = int(path.name[:6])
             try:
-                blob = path.read_bytes()
-                if hashlib.sha256(blob).hexdigest() != sha256:
-                    raise ValueError("its content does not match the sha256 in its name")
+                blob = _verified(path)
             except (OSError, ValueError) as e:
                 damaged.append(f"checkpoint of round {round} is damaged: {e}")
                 continue
             try:
-                return round + 1, decode(blob, into, limits=OWN_FILES), damaged
+                return round + 1, decode(blob, into, limits=OWN_FILES, pieces=self._pieces(blob)), damaged
             except WireError as e:
                 raise RunError(
                     f"{self.path} cannot be continued: its checkpoint of round {round} is not a state of this method "
                     f"({e}); resume it with the method and the version it was begun with"
                 ) from None
+            except ValueError as e:
+                damaged.append(f"checkpoint of round {round} is not whole: some of its tensors are elsewhere, and {e}")
         return 0, None, damaged
+
+    def _pieces(self, blob: bytes) -> dict[int, Tensor]:
+        """The tensors of a checkpoint that are in other files; a ValueError names the one that fails."""
+        wanted: dict[str, dict[int, int]] = {}
+        for i, (file, number) in elsewhere_of(blob, OWN_FILES).items():
+            wanted.setdefault(file, {})[i] = number
+        pieces: dict[int, Tensor] = {}
+        for file, numbers in wanted.items():
+            if not CHECKPOINT.fullmatch(file):  # a name could be a path to anywhere
+                raise WireError(f"it refers to {file[:80]!r}, which is no name of a checkpoint")
+            here, older = self.path / "checkpoints" / file, self.path / OLDER / file
+            path = here if here.exists() else older
+            try:
+                held = safetensors.torch.load(_verified(path))
+            except OSError as e:
+                raise ValueError(f"{path} cannot be read: {e.strerror}") from None
+            except (ValueError, safetensors.SafetensorError) as e:
+                raise ValueError(f"{path} is damaged: {e}") from None
+            if missing := [n for n in numbers.values() if str(n) not in held]:
+                raise WireError(f"{file} has no tensor {missing[0]}, to which it refers")
+            pieces |= {i: held[str(n)] for i, n in numbers.items()}
+        return pieces
 
     def rewind(self, round: int) -> None:
         """Forget what was written in `round` and later: those rounds are about to be run again."""
@@ -210,6 +291,7 @@ class RunDirectory:
         for path in self._checkpoints():
             if int(path.name[:6]) >= round:
                 path.unlink()
+        self._tidy()
 
     def append(self, metrics: dict[str, Any]) -> None:
         """Add a round's line to metrics.jsonl."""
@@ -224,6 +306,48 @@ class RunDirectory:
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The rounds recorded so far; a line cut short by a crash ends the list."""
         return read_metrics(self.path)
+
+
+class _Written:
+    """Which tensors the last checkpoint consists of, and the files they are in.
+
+    A tensor is known by identity: the very object, not written to since (torch counts). Methods build a new state out
+    of what they leave alone in the old one, so nothing has to be compared. Tensors are not kept alive for this.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[weakref.ref[Tensor], int, Place]] = {}  # by id: tensor, version, place
+        self._bytes: dict[str, int] = {}
+
+    def places(self, tensors: list[Tensor]) -> dict[int, Place]:
+        """Where those are that have not changed, by their number in the list."""
+        found = {}
+        for i, t in enumerate(tensors):
+            known, version, place = self._places.get(id(t), (None, 0, ("", 0)))
+            if known is not None and known() is t and t._version == version:
+                found[i] = place
+        return found
+
+    def bytes_in(self, files: set[str]) -> int:
+        """How much these files hold, of this state or not."""
+        return sum(self._bytes[file] for file in files)
+
+    def note(self, file: str, size: int, tensors: list[Tensor], elsewhere: dict[int, Place]) -> None:
+        """A checkpoint of these tensors was written: into `file`, but for those that were elsewhere."""
+        places = {i: elsewhere.get(i, (file, i)) for i in range(len(tensors))}
+        # A tensor made in inference mode has no count of writes: it is taken for a new one each time.
+        counted = [(i, t) for i, t in enumerate(tensors) if not t.is_inference()]
+        self._places = {id(t): (weakref.ref(t), t._version, places[i]) for i, t in counted}
+        used = {name for name, _ in places.values()}
+        self._bytes = {name: held for name, held in {**self._bytes, file: size}.items() if name in used}
+
+
+def _verified(path: pathlib.Path) -> bytes:
+    """The content of a file that has its sha256 in its name; ValueError if they differ."""
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != path.name[7:71]:
+        raise ValueError("its content does not match the sha256 in its name")
+    return content
 
 
 def _flat(tree: Any, path: str = "") -> dict[str, Any]:

@@ -48,8 +48,8 @@ def run(case, side, laps=2):
 def test_names():
     everything = find([], "full")
     assert len({c.name for c in everything}) == len(everything)
-    wanted = {"fedavg-cnn", "fedavg-small", "resnet8-cifar", "distil-10", "distil-30", "fedet-round", "mnfl-round",
-              "fedeed-overlap", "cohort", "population", "start-up"}  # fmt: skip
+    wanted = {"fedavg-cnn", "fedavg-small", "resnet8-cifar", "engines", "distil-10", "distil-30", "fedet-round",
+              "mnfl-round", "fedeed-overlap", "cohort", "population", "start-up"}  # fmt: skip
     assert {c.workload for c in everything} == wanted
     assert {c.name for c in find([], "quick")} == set(workloads.QUICK)
     assert [c.name for c in find(["fedavg-small"], "full")] == ["fedavg-small/lenet5", "fedavg-small/mlp"]
@@ -81,6 +81,11 @@ def test_cached_and_recomputed_distillation_end_with_the_same_bits():
 def test_rounds_on_one_core_and_on_all_end_with_the_same_bits(name):
     (case,) = find([name], "tiny")
     assert run(case, "ours", 1)["digest"] == run(case, "serial", 1)["digest"]
+
+
+def test_engines_end_with_the_same_bits():
+    (case,) = find(["engines/lenet5"], "tiny")
+    assert len({run(case, side, 1)["digest"] for side in case.sides}) == 1
 
 
 def test_overlap_changes_no_bit_of_the_result():

@@ -1,6 +1,8 @@
 """FedDF: equal to FedAvg without distillation, to Algorithm 3 by hand with it, and calm when things go wrong."""
 
 import dataclasses
+import gc
+import weakref
 
 import pytest
 import torch
@@ -160,26 +162,78 @@ def test_only_the_samples_of_the_round_are_used(tmp_path):
     assert len(set(rounds)) == 2
 
 
+class Fresh:
+    """Public samples that are drawn with noise."""
+
+    fresh = True
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, i):
+        return self.inner[i]
+
+    def view(self, i, seed):
+        noise = torch.randn(self.inner[i].shape, generator=torch.Generator().manual_seed(seed))
+        return self.inner[i] + 0.1 * noise
+
+    def round_indices(self, per_round, seed):
+        return self.inner.round_indices(per_round, seed)
+
+
+def test_students_share_what_the_teachers_say_to_each_draw(tmp_path, monkeypatch):
+    world, asked, call = mixed(tmp_path), [], Ensemble.__call__
+    world.server.public = Fresh(world.server.public)
+    monkeypatch.setattr(Ensemble, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
+    start, end = world.run(FedDF(LOCAL, FUSION, average="uniform"))
+    assert asked == [16] * FUSION.steps  # not once more for the second architecture
+    models = uploads(world, start)
+    world.fed.begin(0)
+    for P in "cm":
+        mean = uniform_mean([weights_of(m) for k, m in models.items() if KINDS[int(k[1])] == P])
+        student = world.server.model(P, mean)
+        distill(student, world.server.public, Ensemble(list(models.values())), FUSION, world.fed.seed("fusion"))
+        assert same_bits(weights_of(student), end.weights[P])
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_answers_on_disk_give_the_same_bits_and_halves_nearly(tmp_path, fresh):
+    def end(name, **kept):
+        world = mixed(tmp_path / name)
+        world.server.public = Fresh(world.server.public) if fresh else world.server.public
+        return world.run(FedDF(LOCAL, dataclasses.replace(FUSION, optimiser="sgd", lr=0.1, **kept)))[-1].weights
+
+    memory, disk, half = end("a"), end("b", cache_on_disk=True), end("c", cache_dtype="float16")
+    assert digest(memory) == digest(disk)
+    assert digest(memory) != digest(half)
+    for P in "cm":
+        for name, t in memory[P].items():
+            torch.testing.assert_close(half[P][name], t, rtol=0, atol=2e-3)
+
+
+def test_a_round_has_one_module_of_each_architecture_for_all_its_teachers(tmp_path):
+    parties = [("cm"[i % 2], Data(*images(8, i))) for i in range(30)]
+    validation = Data(*images(30, seed=4))
+    builders = {"c": lambda: Conv(0), "m": lambda: mlp(1)}
+    world = World(tmp_path, builders, parties, public=images(40)[0], validation=validation)
+    real, made, most = world.server.model, [], [0]
+
+    def model(P, weights):
+        gc.collect()
+        made.append(weakref.ref(built := real(P, weights)))
+        most[0] = max(most[0], sum(ref() is not None for ref in made))
+        return built
+
+    world.server.model = model
+    world.run(FedDF(Local(epochs=0), FUSION, drop_worst=True, drop_threshold=0.0))
+    assert len(world.events("teachers")[0]["clients"]) == 30
+    assert most[0] == 3  # the teachers' two, and one student at a time
+
+
 def test_public_samples_that_are_augmented_at_each_draw(tmp_path):
-    class Fresh:
-        fresh = True
-
-        def __init__(self, inner):
-            self.inner = inner
-
-        def __len__(self):
-            return len(self.inner)
-
-        def __getitem__(self, i):
-            return self.inner[i]
-
-        def view(self, i, seed):
-            noise = torch.randn(self.inner[i].shape, generator=torch.Generator().manual_seed(seed))
-            return self.inner[i] + 0.1 * noise
-
-        def round_indices(self, per_round, seed):
-            return self.inner.round_indices(per_round, seed)
-
     ends = []
     for workers in (1, 2):
         world = mixed(tmp_path / str(workers), workers=workers)

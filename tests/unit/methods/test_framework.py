@@ -273,6 +273,26 @@ def test_shared_variates_are_one_for_each_client_and_architecture(tmp_path):
 # ---- who teaches whom ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("exclude", [False, True])
+def test_students_share_what_the_teachers_say_to_each_draw_unless_teachers_differ(tmp_path, monkeypatch, exclude):
+    world, asked, call = one_kind(tmp_path), [], Ensemble.__call__
+    world.server.public.fresh = True
+    world.server.public.view = lambda i, seed: world.server.public[i] + seed % 7 / 50
+    monkeypatch.setattr(Ensemble, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
+    trainer = GlobalTrainer("codistillation", warmup=0, exclude_self=exclude)
+    world.run(framework(K=3, global_trainer=trainer))
+    assert len(world.events("distilled")) == 3
+    assert asked == [16] * FUSION.steps * (3 if exclude else 1)
+
+
+def test_answers_on_disk_give_the_same_bits(tmp_path):
+    ends = [
+        one_kind(tmp_path / str(kept)).run(framework(K=2, fusion=dataclasses.replace(FUSION, **kept)))[-1]
+        for kept in ({}, {"cache_on_disk": True}, {"cache_dtype": "float16"})
+    ]
+    assert digest(ends[0]) == digest(ends[1]) != digest(ends[2])
+
+
 def test_exclude_self_has_the_other_model_alone_as_teacher(tmp_path):
     world = one_kind(tmp_path)
     method = Codistillation(LOCAL, FUSION, K=2, W=0, exclude_self=True)

@@ -107,20 +107,46 @@ def test_an_architecture_without_a_client_stays_and_gets_a_shared_head_only(tmp_
         assert same_bits(end.small["c"], expected)
 
 
+def spoil(w: World, *clients: str) -> None:
+    """The uploads of these clients answer with infinite numbers."""
+    task = w.fed.map
+
+    def spoiled(*args, **payload):
+        replies = task(*args, **payload)
+        for k in clients:
+            replies[k].weights["head.2.bias"].fill_(float("inf"))
+        return replies
+
+    w.fed.map = spoiled
+
+
 def test_a_round_without_a_usable_upload_changes_nothing(tmp_path):
     w = world(tmp_path)
     method = FusionLarge(LOCAL, FUSION)
     start = method.init(w.fed, w.server)
-    real = w.server.model
-
-    def model(P, weights):
-        made = real(P, weights)
-        made.head[2].bias.data.fill_(float("nan"))
-        return made
-
-    w.server.model = model
+    spoil(w, *w.fed.clients)
     assert digest(w.run(method, state=start)[-1]) == digest(start)
     assert len(w.events("round_empty")) == 1
+
+
+def test_answers_on_disk_give_the_same_bits(tmp_path):
+    ends = [
+        world(tmp_path / str(kept)).run(FusionLarge(LOCAL, dataclasses.replace(FUSION, **kept)))[-1]
+        for kept in ({}, {"cache_on_disk": True}, {"cache_dtype": "float16"})
+    ]
+    assert digest(ends[0]) == digest(ends[1]) != digest(ends[2])
+
+
+@pytest.mark.parametrize("head", ["own", "shared"])
+@pytest.mark.parametrize("prototypes", ["distilled", "averaged"])
+def test_all_students_share_what_the_teachers_say_to_each_draw(tmp_path, monkeypatch, head, prototypes):
+    w, asked, call = world(tmp_path), [], Ensemble.__call__
+    w.server.public.fresh = True
+    w.server.public.view = lambda i, seed: w.server.public[i] + seed % 7 / 50
+    monkeypatch.setattr(Ensemble, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
+    w.run(FusionLarge(LOCAL, FUSION, head=head, prototypes=prototypes))
+    assert len(w.events("distilled")) == (3 if prototypes == "distilled" else 1)
+    assert asked == [16] * FUSION.steps
 
 
 def test_no_steps_leave_the_large_model_and_average_the_others(tmp_path):

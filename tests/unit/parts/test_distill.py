@@ -1,13 +1,15 @@
 """Distillation: the oracles FDF-2 and FDF-3, zero steps and zero gradients, early stopping, and falling back."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from solera.parts.aggregate import uniform_mean
-from solera.parts.distill import Distill, cosine, distill, visits
+from solera.parts.distill import Distill, Memo, cached, cosine, distill, visits
 from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
 from solera.parts.teachers import Cache, Ensemble, soft_targets
 from toys import Constant, Conv, images, mlp, same_bits
@@ -217,6 +219,94 @@ def test_samples_augmented_at_each_draw_are_shown_to_teacher_and_student_alike()
     assert len(set(public.seeds)) == QUICK.steps
     with pytest.raises(ValueError, match="augmented anew"):
         distill(Conv(0), public, Cache([torch.zeros(60, 4)]), QUICK, 3)
+
+
+class Noisy:
+    """Public samples that are drawn with noise."""
+
+    fresh = True
+
+    def __len__(self) -> int:
+        return len(PUBLIC)
+
+    def __getitem__(self, i: torch.Tensor) -> torch.Tensor:
+        return PUBLIC[i]
+
+    def view(self, i: torch.Tensor, seed: int) -> torch.Tensor:
+        return PUBLIC[i] + torch.randn(PUBLIC[i].shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Counting:
+    """A teacher that counts the mini-batches it is asked about."""
+
+    def __init__(self, teacher) -> None:
+        self.teacher, self.count = teacher, 0
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.count += 1
+        return self.teacher(x)
+
+
+def students_of(memo: Memo | None, teacher, cfg: Distill, workers: int = 1) -> list[dict]:
+    """Three students on the same draws, as they end."""
+
+    def student(model: nn.Module) -> dict:
+        distill(model, Noisy(), memo or teacher, cfg, 7, indices=torch.arange(50))
+        return weights_of(model)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(student, [Conv(0), Conv(1), mlp(2)]))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_students_share_the_answers_to_draws_they_have_in_common(workers, on_disk):
+    cfg, teacher = replace(QUICK, cache_on_disk=on_disk), Counting(ensemble(1, 2))
+    alone = students_of(None, teacher, cfg)
+    assert teacher.count == 3 * cfg.steps
+    teacher.count = 0
+    shared = students_of(Memo(teacher, torch.arange(50), cfg, 7), teacher, cfg, workers)
+    assert teacher.count == cfg.steps
+    assert all(same_bits(a, b) for a, b in zip(alone, shared, strict=True))
+
+
+def test_a_memo_never_asks_about_steps_that_nobody_takes():
+    cfg, teacher = Distill(steps=400, batch=16, every=2, patience=2), Counting(ensemble(1))
+    memo = Memo(teacher, torch.arange(60), cfg, 7)
+    ends = [distill(Conv(i), Noisy(), memo, cfg, 7, validate=lambda _: 0.5).steps for i in range(2)]
+    assert ends == [4, 4]
+    assert teacher.count == 4
+
+
+def test_a_memo_rounds_for_all_students_alike():
+    cfg, teacher = replace(QUICK, cache_dtype="float16"), ensemble(1, 2)
+
+    def rounded(x):
+        p, h = teacher(x)
+        return p.half().float(), h
+
+    memo = Memo(teacher, torch.arange(50), cfg, 7)
+    by_hand = students_of(None, rounded, cfg)
+    assert all(same_bits(a, b) for a, b in zip(students_of(memo, teacher, cfg), by_hand, strict=True))
+
+
+@pytest.mark.parametrize(("seed", "chosen"), [(8, torch.arange(50)), (7, torch.arange(10, 60))])
+def test_a_memo_has_no_answers_to_other_draws(seed, chosen):
+    memo = Memo(ensemble(1), torch.arange(50), QUICK, 7)
+    with pytest.raises(ValueError, match="made for seed 7"):
+        distill(Conv(0), Noisy(), memo, QUICK, seed, indices=chosen)
+
+
+def test_how_answers_are_kept_is_a_setting():
+    teacher, chosen = ensemble(1, 2), torch.arange(5, 50)
+    live, (p, h) = cached(teacher, PUBLIC, chosen, QUICK)[chosen], teacher(PUBLIC[chosen])
+    assert torch.equal(live[0], p)
+    for on_disk in (False, True):
+        cfg = replace(QUICK, cache_dtype="float16", cache_on_disk=on_disk)
+        q, k = cached(teacher, PUBLIC, chosen, cfg)[chosen]
+        assert torch.equal(q, p.half().float())
+        assert torch.equal(k, h)
+        assert not torch.equal(q, p)
 
 
 def test_one_public_sample_and_batchnorm():

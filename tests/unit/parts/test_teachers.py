@@ -1,14 +1,21 @@
-"""Ensembles and their cache: the oracles KD-1, KD-2 and FDF-4, and what a teacher must never do."""
+"""Ensembles and their cache: the oracles KD-1, KD-2 and FDF-4, what a teacher must never do, how little it keeps."""
 
+import errno
+import gc
+import os
+import tempfile
+import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch.func import functional_call
 
+from solera.parts.chain import resized
 from solera.parts.distill import divergence, kd_loss
 from solera.parts.local import logits_of, weights_of
-from solera.parts.teachers import Cache, Ensemble, drop_worst, entropy, soft_targets
+from solera.parts.teachers import Cache, Ensemble, Rows, drop_worst, entropy, frozen, lowest_entropy, soft_targets
 from toys import Constant, Conv, images, mlp, same_bits
 
 TEACHERS = ((2.0, 0.0, -1.0), (0.0, 1.0, 1.0))
@@ -132,6 +139,120 @@ def test_an_ensemble_of_nobody_is_refused():
         Ensemble([mlp(0)], weights=[0])
 
 
+# ---- frozen models ---------------------------------------------------------------------------------
+
+
+class Factory:
+    """Builds modules as the server does, and knows which of them are still there."""
+
+    def __init__(self) -> None:
+        self.templates = {"c": Conv(0).to(memory_format=torch.channels_last), "m": mlp(0)}
+        self.made: list[weakref.ref] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, P: str, weights: dict[str, torch.Tensor]) -> torch.nn.Module:
+        model = resized(self.templates[P], weights).eval()
+        with self._lock:
+            self.made.append(weakref.ref(model))
+        return model
+
+    def alive(self) -> int:
+        gc.collect()
+        return sum(ref() is not None for ref in self.made)
+
+
+def thirty() -> list[tuple[str, dict[str, torch.Tensor]]]:
+    """Thirty models of two architectures, with BatchNorm statistics that differ."""
+    models = [("c", Conv(i)) if i % 3 else ("m", mlp(i)) for i in range(30)]
+    for i, (P, model) in enumerate(models):
+        if P == "c":
+            model.train()(images(20, seed=i)[0])
+    return [(P, weights_of(model)) for P, model in models]
+
+
+@pytest.mark.parametrize("rule", [*RULES, "confidence", "clipped_logits", "standardised_logits", "median_probs"])
+def test_frozen_models_answer_as_modules_of_their_own_to_the_bit(rule):
+    build, members, (x, _) = Factory(), thirty(), images(70)
+    own = [build(P, w) for P, w in members]
+    shares = [1.0 + i % 4 for i in range(30)]
+    expected = Ensemble(own, rule, shares, 2.0)(x)
+    said = Ensemble(frozen(members, build), rule, shares, 2.0)(x)
+    assert all(torch.equal(a, b) for a, b in zip(said, expected, strict=True))
+
+
+def test_an_ensemble_of_thirty_needs_one_module_an_architecture():
+    build, members, (x, _) = Factory(), thirty(), images(100)
+    teacher = Ensemble(frozen(members, build))
+    assert build.alive() == 0
+    Cache.of(teacher, x, torch.arange(100), batch=32)
+    assert len(build.made) == build.alive() == 2
+    del teacher
+    assert build.alive() == 0
+
+
+def test_each_thread_has_modules_of_its_own_and_the_bits_of_one_thread():
+    build, members, (x, _) = Factory(), thirty(), images(300)
+    teacher = Ensemble(frozen(members, build))
+    serial = Cache.of(teacher, x, torch.arange(300), batch=20)
+    with ThreadPoolExecutor(4) as pool:
+        run = lambda jobs: list(pool.map(lambda job: job(), jobs))  # noqa: E731
+        for _ in range(5):
+            threads = Cache.of(teacher, x, torch.arange(300), run, batch=20)
+            assert all(torch.equal(a, b) for a, b in zip(serial.targets, threads.targets, strict=True))
+        assert build.alive() <= 2 * (1 + 4)
+    assert build.alive() == 2  # those of the other threads have gone with them
+
+
+def test_a_list_of_frozen_models_can_be_asked_in_any_order():
+    build, members, (x, _) = Factory(), thirty(), images(40)
+    models = list(frozen(members, build))
+    for i in (7, 3, 29, 3, 0):
+        assert torch.equal(logits_of(models[i], x), logits_of(build(*members[i]), x))
+
+
+def test_frozen_models_leave_their_weights_alone_and_are_never_in_training_mode():
+    build, members, (x, _) = Factory(), thirty(), images(40)
+    before = [{n: t.clone() for n, t in w.items()} for _, w in members]
+    models = frozen(members, build)
+    Ensemble(models)(x)
+    models[1].train()(x)  # whatever anybody does to them
+    assert all(same_bits(w, b) for (_, w), b in zip(members, before, strict=True))
+    assert all(same_bits(weights_of(m), b) for m, b in zip(models, before, strict=True))
+    inside = [ref() for ref in build.made]
+    assert not any(layer.training for model in inside for layer in model.modules())
+    assert not any(p.requires_grad for model in inside for p in model.parameters())
+
+
+def test_a_gradient_can_pass_through_a_frozen_model_until_the_next_one_is_asked():
+    build, members = Factory(), thirty()
+    one, other = (m for m in frozen(members, build)[1:3])
+    x, y = (images(8)[0].requires_grad_() for _ in range(2))
+    one(x).square().sum().backward()
+    build(*members[1])(y).square().sum().backward()
+    assert torch.equal(x.grad, y.grad)
+    late = one(x).square().sum()
+    other(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # never a wrong gradient
+        late.backward()
+
+
+def test_models_of_one_architecture_may_differ_in_width():
+    build, (x, _) = Factory(), images(40)
+    wide, narrow = weights_of(mlp(1, width=32)), weights_of(mlp(2, width=5))
+    models = frozen([("m", wide), ("m", narrow), ("m", wide)], build)
+    said = [logits_of(m, x) for m in models]
+    assert torch.equal(said[0], said[2])
+    assert torch.equal(said[1], logits_of(build("m", narrow), x))
+
+
+def test_weights_that_do_not_fit_are_refused_by_torch_as_ever():
+    weights = weights_of(mlp(1))
+    models = frozen([("m", weights), ("m", {f"x{n}": t for n, t in weights.items()})], Factory())
+    models[0](images(4)[0])
+    with pytest.raises(RuntimeError, match="Missing key"):
+        models[1](images(4)[0])
+
+
 # ---- the cache -------------------------------------------------------------------------------------
 
 
@@ -173,6 +294,102 @@ def test_cache_computed_side_by_side_has_the_same_bits():
     with ThreadPoolExecutor(2) as pool:
         threads = Cache.of(teacher, x, torch.arange(300), lambda fs: list(pool.map(lambda f: f(), fs)), batch=50)
     assert all(torch.equal(a, b) for a, b in zip(serial.targets, threads.targets, strict=True))
+
+
+def test_halves_are_off_by_no_more_than_their_spacing():
+    """Round to nearest: half of the spacing of float16 numbers, 2^-11 of a normal one and 2^-25 below 2^-14."""
+    g = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-40, 1, (4000, 5), generator=g)
+    p = (torch.rand(4000, 5, generator=g) + 1).double().ldexp(exponents - 1).float()
+    p[0] = torch.tensor([0.0, 1.0, 2.0**-14, 2.0**-24, 2.0**-26])
+    h = entropy(p)
+    kept, same_h = Cache.of(lambda i: (p[i], h[i]), torch.arange(4000), torch.arange(4000), half=True)[
+        torch.arange(4000)
+    ]
+    off = (kept.double() - p.double()).abs()
+    normal = p >= 2.0**-14
+    assert (off[normal] / p[normal].double()).max() <= 2.0**-11
+    assert off[~normal].max() <= 2.0**-25
+    assert off[normal].max() > 2.0**-13  # it was rounded at all
+    assert kept[0].tolist() == [0.0, 1.0, 2.0**-14, 2.0**-24, 0.0]
+    assert kept.dtype == torch.float32
+    assert torch.equal(same_h, h)
+
+
+def test_only_numbers_for_each_class_are_halved_and_nan_stays_nan():
+    labels, dissent = torch.arange(3000), torch.rand(3000, 4)
+    dissent[5, 2] = float("nan")
+    cache = Cache.of(lambda i: (labels[i], dissent[i]), labels, labels, half=True)
+    assert [t.dtype for t in cache.targets] == [torch.int64, torch.float16]
+    kept_labels, kept = cache[labels]
+    assert torch.equal(kept_labels, labels)  # 2049 is no float16
+    assert torch.equal(kept.isnan(), dissent.isnan())
+    assert cache.targets[1].nbytes == dissent.nbytes // 2
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_on_disk_are_the_bits_of_memory(half):
+    teacher, (x, _) = Ensemble([Conv(i) for i in range(3)]), images(300)
+    visited = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:211]
+    memory = Cache.of(teacher, x, visited, batch=50, half=half)
+    with ThreadPoolExecutor(2) as pool:
+        run = lambda jobs: list(pool.map(lambda job: job(), jobs))  # noqa: E731
+        disk = Cache.of(teacher, x, visited, run, batch=50, half=half, on_disk=True)
+    assert all(torch.equal(a, b) for a, b in zip(memory.targets, disk.targets, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(memory[visited[:9]], disk[visited[:9]], strict=True))
+
+
+def mapped(folder: os.PathLike[str]) -> int:
+    """How many files of `folder` this process has mapped, with or without a name."""
+    with open("/proc/self/maps") as lines:
+        return sum(str(folder) in line for line in lines)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="looks at Linux' list of mapped files")
+def test_the_file_has_no_name_and_is_gone_with_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    x = torch.rand(1000, 10)
+    cache = Cache.of(lambda x: (x, x[:, 0]), x, torch.arange(1000), on_disk=True)
+    assert os.listdir(tmp_path) == []
+    assert mapped(tmp_path) == 2
+    assert torch.equal(cache.targets[0], x)
+    del cache
+    gc.collect()
+    assert mapped(tmp_path) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux' device that is always full")
+def test_a_full_disk_is_told_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: SIM115
+    with pytest.raises(OSError, match=r"has no room .* 3\.1 MiB .*set TMPDIR .*cache_on_disk") as caught:
+        Rows(80000, on_disk=True).write(0, (torch.rand(7, 10),))
+    assert str(tmp_path) in str(caught.value)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_cache_is_written_in_place_so_there_is_never_a_second_copy():
+    rows = Rows(100)
+    rows.write(40, (torch.full((20, 3), 4.0),))
+    place = rows.targets[0].data_ptr()
+    rows.write(0, (torch.full((40, 3), 1.0),))
+    rows.write(60, (torch.full((40, 3), 9.0),))
+    assert rows.targets[0].data_ptr() == place
+    assert rows.targets[0][:, 1].tolist() == [1.0] * 40 + [4.0] * 20 + [9.0] * 40
+
+
+def test_no_samples_are_an_empty_cache_anywhere():
+    for on_disk in (False, True):
+        cache = Cache.of(lambda x: (x,), torch.rand(5, 3), torch.empty(0, dtype=torch.int64), on_disk=on_disk)
+        assert cache.targets[0].shape == (0, 3)
+
+
+def test_the_surest_samples_are_chosen_alike_from_any_cache():
+    teacher, (x, _) = Ensemble([Conv(0), mlp(1)]), images(1200)
+    indices = torch.arange(0, 1200, 2)
+    cache = Cache.of(teacher, x, indices, on_disk=True)
+    expected = indices[entropy(teacher(x[indices])[0]).topk(50, largest=False).indices.sort().values]
+    assert torch.equal(lowest_entropy(cache, indices, 50), expected)
 
 
 def test_stored_targets_need_no_indices():

@@ -35,6 +35,10 @@ function seconds(s) {
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
+function moment(s) { // as `seconds`, for what may take less than a tenth of one
+  if (s >= 0.9995) return seconds(s);
+  return `${(1000 * s).toFixed(s === 0 || s >= 0.09995 ? 0 : s >= 0.009995 ? 1 : 2)} ms`;
+}
 const plus = (pair, format) => (pair === null ? "–" : format(pair[0]) + (pair.length > 1 ? ` ± ${format(pair[1])}` : ""));
 
 function ticks(low, high, count, whole = false) {
@@ -197,6 +201,45 @@ function nearest(values, v) {
   let best = 0;
   for (let i = 1; i < values.length; i += 1) if (Math.abs(values[i] - v) < Math.abs(values[best] - v)) best = i;
   return best;
+}
+
+// ---- bars made of parts ----
+
+// spec: parts [[id, name]], bars [{name, of: {id: value}}], text(value), hidden, toggled, label
+function stackedBars(host, spec) {
+  const { parts, bars, text, hidden } = spec, lane = 46;
+  legend(host, parts.map(([id, name], i) => ({ id, name, colour: colour(i), shape: 1, line: false })), hidden, spec.toggled);
+  const shown = parts.map(([id, name], i) => ({ id, name, tone: colour(i) })).filter(({ id }) => !hidden.has(id));
+  const rowsOf = (bar) => shown.map(({ id, name }) => [name, text(bar.of[id] || 0)]);
+  const sumOf = (bar) => shown.reduce((a, { id }) => a + (bar.of[id] || 0), 0);
+  const words = bars.length > 4 ? `${bars.length} bars, their numbers are under “data”` : bars.map((bar) => `${bar.name}: ${rowsOf(bar).map((r) => r.join(" ")).join(", ")}`).join("; ");
+  const holder = make("div", { class: "chart", tabindex: "0", role: "group", "aria-label": `${spec.label}; arrow keys read the bars` });
+  host.append(holder);
+  const width = widthOf(host), svg = frame(holder, `${spec.label}: ${words}`, width, 12 + lane * bars.length);
+  const x = scale(0, Math.max(1e-9, ...bars.map(sumOf)), 0, width - 90);
+  bars.forEach((bar, at) => {
+    let sum = 0;
+    svg.append(draw("text", { x: 0, y: lane * at + 14, text: bar.name.slice(0, Math.floor(width / 6.5)) }));
+    for (const { id, name, tone } of shown) {
+      const value = bar.of[id] || 0, wide = x(value), from = x(sum);
+      sum += value;
+      svg.append(draw("rect", { class: "phase", x: from, y: lane * at + 19, width: Math.max(0, wide - 0.8), height: 20, rx: 2, fill: tone, onpointermove: (e) => showTip(e.clientX, e.clientY, bar.name, [[name, text(value)]]), onpointerleave: hideTip }));
+      const inside = [`${name} ${text(value)}`, text(value)].find((t) => wide > 6.2 * t.length + 10);
+      if (inside) { const label = draw("text", { class: "inside", x: from + 6, y: lane * at + 33, text: inside }); label.style.fill = isDark() ? "#0d1118" : "#fff"; svg.append(label); }
+    }
+    svg.append(draw("text", { x: x(sum) + 6, y: lane * at + 33, text: text(sum) }));
+  });
+  let place = -1;
+  holder.addEventListener("blur", hideTip);
+  holder.addEventListener("keydown", (e) => {
+    const step = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1 }[e.key];
+    if (e.key === "Escape") hideTip();
+    if (!step) return;
+    e.preventDefault();
+    place = Math.min(Math.max(place + step, 0), bars.length - 1);
+    const box = svg.getBoundingClientRect();
+    showTip(box.left + 20, box.top + ((lane * place + 40) / (12 + lane * bars.length)) * box.height, bars[place].name, [...rowsOf(bars[place]), ["together", text(sumOf(bars[place]))]]);
+  });
 }
 
 // ---- heat maps ----

@@ -274,28 +274,12 @@ const FIGURES = [
     has: (data) => data.groups.some((g) => g.seconds),
     how: () => "Where a run's time went, mean over seeds: waiting for clients, the server's own work (aggregating, distilling), evaluating, and writing to disk. A measurement of this machine, not of the method alone.",
     draw(body, data, g, s, redraw) {
-      const phases = [["clients", "clients train"], ["server", "server works"], ["evaluate", "evaluating"], ["commit", "saving"]];
-      legend(body, phases.map(([id, name], i) => ({ id, name, colour: colour(i), shape: 1, line: false })), s.hidden, toggler(s, redraw));
-      const groups = data.groups.filter((v) => v.seconds), width = widthOf(body), lane = 46;
-      const shown = phases.filter(([id]) => !s.hidden.has(id));
-      const top = Math.max(0.001, ...groups.map((v) => shown.reduce((a, [id]) => a + v.seconds[id], 0)));
-      const holder = make("div", { class: "chart" });
-      body.append(holder);
-      const svg = frame(holder, this.title, width, 12 + lane * groups.length), x = scale(0, top, 0, width - 90);
-      groups.forEach((v, at) => {
-        let sum = 0;
-        svg.append(draw("text", { x: 0, y: lane * at + 14, text: v.label.slice(0, Math.floor(width / 6.5)) }));
-        for (const [id, name] of shown) {
-          const wide = x(v.seconds[id]), from = x(sum), i = phases.findIndex((p) => p[0] === id);
-          sum += v.seconds[id];
-          svg.append(draw("rect", { class: "phase", x: from, y: lane * at + 19, width: Math.max(0, wide - 0.8), height: 20, rx: 2, fill: colour(i), onpointermove: (e) => showTip(e.clientX, e.clientY, v.label, [[name, seconds(v.seconds[id])]]), onpointerleave: hideTip }));
-          if (wide > 44) { const text = draw("text", { x: from + 6, y: lane * at + 33, text: seconds(v.seconds[id]) }); text.style.fill = isDark() ? "#0d1118" : "#fff"; svg.append(text); }
-        }
-        svg.append(draw("text", { x: x(sum) + 6, y: lane * at + 33, text: seconds(sum) }));
-      });
+      const bars = data.groups.filter((v) => v.seconds).map((v) => ({ name: v.label, of: v.seconds }));
+      stackedBars(body, { parts: PHASES.map(([id, name]) => [id, name]), bars, text: seconds, hidden: s.hidden, toggled: toggler(s, redraw), label: this.title });
     },
     rows: (data) => ({ head: ["case", "clients s", "server s", "evaluate s", "commit s"], rows: data.groups.filter((g) => g.seconds).map((g) => [g.label, g.seconds.clients, g.seconds.server, g.seconds.evaluate, g.seconds.commit]) }),
   },
+  profileFigure,
   {
     id: "failures", title: "Lost replies and rejected clients", nav: "failures", wide: true,
     has: (data) => data.runs.length > 0,

@@ -28,7 +28,7 @@ function widget(figure, c, s, parts) {
     const select = make("select", { onchange: () => { s[c.key] = select.value; redraw(); } });
     parts.controls.append(make("label", {}, make("span", { text: c.label }), select));
     return () => {
-      const options = c.options(data, focused()), key = JSON.stringify(options);
+      const options = c.options(data, focused(), s), key = JSON.stringify(options);
       if (select.dataset.options !== key) {
         select.replaceChildren(...options.map(([value, text]) => make("option", { value, text })));
         select.dataset.options = key;

@@ -1,0 +1,322 @@
+"""Checkpoints: whole and as they always were, or the changed tensors with references to older files."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import random
+import struct
+import weakref
+
+import pytest
+import safetensors.torch
+import torch
+
+from solera.track.store import KEEP, RunDirectory
+from solera.wire import RunError, Weights, digest, encode
+
+PEOPLE, ASKED = 100, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    models: dict[str, Weights]
+
+
+@pytest.fixture
+def home(tmp_path):
+    opened = RunDirectory(tmp_path / "run", "0")
+    yield opened
+    opened.close()
+
+
+def model(seed: int, size: int = 1000) -> Weights:
+    g = torch.Generator().manual_seed(seed)
+    return {"w": torch.randn(size, generator=g), "b": torch.randn(10, generator=g)}
+
+
+def people(count: int = PEOPLE) -> State:
+    return State({f"c{k:03d}": model(k) for k in range(count)})
+
+
+def after(state: State, t: int, asked: int = ASKED) -> State:
+    """The next state: a new one, in which those who were not asked have the very tensors of the old one."""
+    cohort = random.Random(t).sample(list(state.models), asked)
+    return State(state.models | {k: model(1000 * (t + 1) + i) for i, k in enumerate(cohort)})
+
+
+def files(home: RunDirectory) -> dict[str, int]:
+    """The name and the size of every file under checkpoints/."""
+    return {p.name: p.stat().st_size for p in (home.path / "checkpoints").rglob("*.safetensors")}
+
+
+def kept(home: RunDirectory) -> list[pathlib.Path]:
+    return sorted((home.path / "checkpoints").glob("*.safetensors"))
+
+
+def newest(home: RunDirectory) -> pathlib.Path:
+    return kept(home)[-1]
+
+
+def notes(path: pathlib.Path) -> dict[str, str]:
+    blob = path.read_bytes()
+    (n,) = struct.unpack("<Q", blob[:8])
+    return json.loads(blob[8 : 8 + n])["__metadata__"]
+
+
+def again(home: RunDirectory, into=State):
+    """What a run that is resumed finds."""
+    home.close()
+    opened = RunDirectory(home.path, "0", resume=True)
+    try:
+        return opened.latest(into)
+    finally:
+        opened.close()
+
+
+def test_where_every_tensor_is_new_the_file_is_the_encoded_state_byte_for_byte(home):
+    for t in range(4):
+        state = State({k: model(10 * t + i) for i, k in enumerate("abc")})
+        home.commit(t, state)
+        assert newest(home).read_bytes() == encode(state)
+        assert newest(home).name == f"{t:06d}.{hashlib.sha256(encode(state)).hexdigest()}.safetensors"
+    assert [p.name[:6] for p in (home.path / "checkpoints").iterdir()] in (["000002", "000003"], ["000003", "000002"])
+
+
+@pytest.mark.parametrize("count", [100, 400])
+def test_a_round_writes_its_cohort_not_the_population(home, count):
+    """40,400 bytes are the tensors of ten models; beside them stand the names of all."""
+    state = people(count)
+    home.commit(0, state)
+    cohort, names = ASKED * 1010 * 4, 110 * 2 * count
+    assert newest(home).stat().st_size > count / ASKED * cohort
+    written = []
+    for t in range(1, 6):
+        state = after(state, t)
+        home.commit(t, state)
+        written.append(newest(home).stat().st_size)
+    assert all(cohort < size < cohort + names for size in written), written
+    assert digest(again(home)[1]) == digest(state)
+
+
+def test_over_many_rounds_the_writing_stays_near_the_cohort_and_the_disk_near_the_state(home):
+    state = people()
+    whole = len(encode(state))
+    home.commit(0, state)
+    written, most = 0, 0
+    for t in range(1, 60):
+        state = after(state, t)
+        home.commit(t, state)
+        written += newest(home).stat().st_size
+        most = max(most, sum(files(home).values()))
+        assert len(kept(home)) == KEEP
+    # A tenth of the state each round and, as often as what is outdated has grown to a whole, one whole more.
+    assert written < 59 * whole * 0.3
+    assert most < 3.2 * whole  # twice for one checkpoint, and a whole one that is written anew
+    assert digest(again(home)[1]) == digest(state)
+
+
+def test_everything_is_written_anew_when_the_files_hold_twice_the_state(home):
+    state = people(20)
+    home.commit(0, state)
+    anew = []
+    for t in range(1, 40):
+        state = after(state, t, asked=4)
+        home.commit(t, state)
+        assert sum(files(home).values()) < 3.2 * len(encode(state))
+        if "elsewhere" not in notes(newest(home)):
+            assert newest(home).read_bytes() == encode(state)
+            anew.append(t)
+    assert 3 <= len(anew) <= 10
+
+
+def test_where_references_would_save_less_than_half_everything_is_written(home):
+    state = people(10)
+    home.commit(0, state)
+    state = after(state, 1, asked=6)
+    home.commit(1, state)
+    assert newest(home).read_bytes() == encode(state)
+    state = after(state, 2, asked=4)
+    home.commit(2, state)
+    assert "elsewhere" in notes(newest(home))
+
+
+def test_a_tensor_that_was_written_to_is_written_again(home):
+    state = people(10)
+    home.commit(0, state)
+    state.models["c004"]["w"].add_(1)
+    home.commit(1, state)
+    assert newest(home).stat().st_size > 1000 * 4
+    (held,) = json.loads(notes(newest(home))["elsewhere"]).values()
+    assert len(held) == 19
+    assert digest(again(home)[1]) == digest(state)
+
+
+def test_equal_tensors_that_are_not_the_same_object_are_written(home):
+    """Numbers of objects are used again: without a reference to each, a new tensor could be taken for a dead one."""
+    expected = ""
+    for t in range(6):
+        state = State({k: {"w": torch.full((500,), float(t))} for k in "abcdef"})
+        home.commit(t, state)
+        assert newest(home).read_bytes() == encode(state)
+        expected = digest(state)
+        del state
+    assert digest(again(home)[1]) == expected
+
+
+def test_tensors_are_not_kept_alive_by_the_checkpoint(home):
+    state = people(10)
+    held = weakref.ref(state.models["c000"]["w"])
+    home.commit(0, state)
+    del state
+    assert held() is None
+
+
+def test_tensors_of_inference_mode_have_no_count_of_writes_and_are_always_written(home):
+    with torch.inference_mode():
+        state = State({"a": {"w": torch.ones(500)}})
+    for t in range(3):
+        home.commit(t, state)
+        assert newest(home).read_bytes() == encode(state)
+
+
+def test_one_tensor_in_several_places_of_a_state(home):
+    shared = model(0)
+    state = State(dict.fromkeys("abcd", shared))
+    home.commit(0, state)
+    home.commit(1, state)
+    assert newest(home).stat().st_size < 1500
+    assert digest(again(home)[1]) == digest(state)
+
+
+def test_a_state_that_did_not_change_is_references_only_and_can_be_read(home):
+    state = people(10)
+    for t in range(5):
+        home.commit(t, state)
+    assert sorted(p.name[:6] for p in (home.path / "checkpoints/older").iterdir()) == ["000000"]
+    rounds, back, damaged = again(home)
+    assert (rounds, digest(back), damaged) == (5, digest(state), [])
+
+
+def test_files_that_nothing_refers_to_are_gone(home):
+    state = people()
+    home.commit(0, state)
+    for t in range(1, 30):
+        state = after(state, t)
+        home.commit(t, state)
+        needed = {p.name for p in kept(home)}
+        for path in kept(home):
+            needed |= json.loads(notes(path).get("elsewhere", "{}")).keys()
+        assert files(home).keys() == needed
+
+
+def test_the_first_commit_after_a_resume_writes_everything_and_older_files_go_in_time(home):
+    state = people(10)
+    for t in range(4):
+        state = after(state, t, 2)
+        home.commit(t, state)
+    home.close()
+    opened = RunDirectory(home.path, "0", resume=True)
+    rounds, state, _ = opened.latest(State)
+    opened.rewind(rounds)
+    before = files(opened)
+    state = after(state, 4, 2)
+    opened.commit(4, state)
+    assert newest(opened).read_bytes() == encode(state)
+    assert files(opened).keys() >= {name for name in before if name[:6] == "000003"}
+    for t in range(5, 8):
+        state = after(state, t, 2)
+        opened.commit(t, state)
+    assert not files(opened).keys() & before.keys()
+    opened.close()
+    assert digest(again(opened)[1]) == digest(state)
+
+
+def test_a_retired_file_is_no_checkpoint_to_fall_back_to(home):
+    """The state of clients as old as that is gone: whoever went on from there would get other bits."""
+    state = people(10)
+    for t in range(4):
+        state = after(state, t, 1)
+        home.commit(t, state)
+    assert (home.path / "checkpoints/older").is_dir()
+    for path in kept(home):
+        path.unlink()
+    assert again(home)[0] == 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_file_that_both_checkpoints_need_is_named(home, damage):
+    state = people(10)
+    for t in range(4):
+        state = after(state, t, 1)
+        home.commit(t, state)
+    (shared,) = (p for p in (home.path / "checkpoints/older").iterdir() if p.name.startswith("000000"))
+    if damage == "truncated":
+        shared.write_bytes(shared.read_bytes()[:-1])
+    else:
+        shared.unlink()
+    rounds, back, damaged = again(home)
+    assert (rounds, back) == (0, None)
+    assert [text[:34] for text in damaged] == [f"checkpoint of round {t} is not whole" for t in (3, 2)]
+    assert all(str(shared) in text for text in damaged)
+    why = "does not match the sha256" if damage == "truncated" else "No such file"
+    assert all(why in text for text in damaged)
+
+
+def test_a_checkpoint_whose_files_are_whole_serves_where_the_newer_one_is_not(home):
+    state = people(10)
+    home.commit(0, state)
+    home.commit(1, before := after(state, 1, 2))
+    home.commit(2, after(before, 2, 2))
+    home.commit(3, now := after(before, 3, 2))
+    (third,) = (p for p in kept(home) if p.name.startswith("000002"))
+    assert third.name not in notes(newest(home))["elsewhere"], "round 3 was built on round 1"
+    newest(home).write_bytes(b"")
+    rounds, _, damaged = again(home)
+    assert rounds == 3
+    assert damaged == ["checkpoint of round 3 is damaged: its content does not match the sha256 in its name"]
+    assert digest(now) != digest(before)
+
+
+def forge(home: RunDirectory, tensors: dict, tree: object, elsewhere: object) -> None:
+    """A checkpoint whose sha256 is right and whose content is somebody's own."""
+    facts = {"tree": json.dumps(tree), "elsewhere": json.dumps(elsewhere)}
+    blob = safetensors.torch.save(tensors, metadata=facts)
+    folder = home.path / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    (folder / f"000009.{hashlib.sha256(blob).hexdigest()}.safetensors").write_bytes(blob)
+
+
+@pytest.mark.parametrize("name", ["../../outside.safetensors", "/etc/passwd", "000000.safetensors", "", "a\n"])
+def test_a_name_in_a_file_cannot_lead_out_of_the_folder(home, name):
+    blob = encode({"w": torch.ones(2)})
+    (home.path.parent / "outside.safetensors").write_bytes(blob)
+    forge(home, {}, {"w": {"$": 0}}, {name: {"0": 0}})
+    with pytest.raises(RunError, match="is no name of a checkpoint"):
+        again(home, dict[str, torch.Tensor])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "elsewhere", "says"),
+    [
+        ({}, "OTHER:7", "has no tensor 7"),
+        ({"0": torch.ones(2)}, "OTHER:0", "tensor 0 is here and elsewhere"),
+        ({}, [1, 2], "list"),
+        ({}, {"x": 3}, "int"),
+        ({}, {}, "expected a tensor"),
+    ],
+)
+def test_references_that_make_no_sense_are_refused(home, tensors, elsewhere, says):
+    home.commit(0, {"w": torch.ones(2)})
+    if isinstance(elsewhere, str):
+        elsewhere = {newest(home).name: {"0": int(elsewhere.split(":")[1])}}
+    forge(home, tensors, {"w": {"$": 0}}, elsewhere)
+    with pytest.raises(RunError, match=says):
+        again(home, dict[str, torch.Tensor])
+
+
+def test_tensors_elsewhere_that_the_tree_does_not_name_are_refused(home):
+    home.commit(0, {"w": torch.ones(2)})
+    forge(home, {"1": torch.ones(1)}, {"w": {"$": 1}}, {newest(home).name: {"0": 0}})
+    with pytest.raises(RunError, match="1 tensors that nothing declares"):
+        again(home, dict[str, torch.Tensor])
