@@ -162,7 +162,8 @@ class Scenario:
     # -- building --
 
     def _data(self, of: Data, indices: Tensor | slice) -> Data:
-        return Data(self.dataset.prepare(of.inputs[indices]), of.labels[indices])
+        some = of.inputs[indices] if isinstance(indices, slice) else of.inputs.index_select(0, indices)
+        return Data(self.dataset.prepare(some), of.labels[indices])
 
     def _take(self, indices: Tensor, count: int, purpose: str) -> tuple[Tensor, Tensor]:
         if count >= len(indices) > 0:

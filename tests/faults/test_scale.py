@@ -1,9 +1,9 @@
 """What costs what: the rules of docs/scale.md, each with a number that would change if it were broken."""
 
 import dataclasses
-import functools
 import subprocess
 import sys
+import time
 import weakref
 
 import pytest
@@ -14,8 +14,8 @@ import solera.federation
 from helpers import Site
 from solera.config import EngineConfig, RunConfig
 from solera.data import PartitionConfig, from_tensors
-from solera.engines import ClientStates, InProcess, Processes
-from solera.engines.faulty import Faulty
+from solera.engines import ClientStates, InProcess, Processes, Threads
+from solera.engines.base import Window
 from solera.federation import Federation, FederationConfig
 from solera.method import find_method
 from solera.parts.teachers import Cache, Ensemble
@@ -37,6 +37,12 @@ def scale_reply(client: Client, weights: Weights) -> Reply:
     return Reply({n: w + client.seed % 7 for n, w in weights.items()})
 
 
+@task
+def scale_slow_first(client: Client, weights: Weights) -> Reply:
+    time.sleep(1.0 if client.id == "c000" else 0)
+    return Reply({n: w + 1 for n, w in weights.items()})
+
+
 @dataclasses.dataclass(frozen=True)
 class Memory:
     kilobytes: float
@@ -51,8 +57,8 @@ def scale_private_memory(client: Client) -> Memory:
     return Memory(float(own.split()[1]))
 
 
-def federation(clients: int, tmp_path, wrap=lambda engine: engine) -> Federation:
-    return Federation(wrap(InProcess(Site((1,) * clients), ClientStates(tmp_path))), 0)
+def federation(clients: int, tmp_path) -> Federation:
+    return Federation(InProcess(Site((1,) * clients), ClientStates(tmp_path)), 0)
 
 
 # ---- replies ----------------------------------------------------------------------------------------
@@ -94,11 +100,18 @@ def test_individual_replies_are_held_all_at_once(clients, tmp_path, most_alive):
     assert most_alive() == len(replies) == clients
 
 
-def test_replies_that_come_before_their_turn_wait_in_memory(tmp_path, most_alive):
+@pytest.mark.parametrize("kind", [Processes, Threads])
+def test_behind_a_slow_client_a_window_of_replies_waits_in_memory(kind, tmp_path, most_alive):
     """The worst case of a mean: the first client answers last. Sums are made in the order of the clients."""
-    fed = federation(50, tmp_path, functools.partial(Faulty, plan=lambda call: None, reverse=True))
-    fed.mean(scale_reply, list(fed.clients), weights={"w": torch.ones(5)})
-    assert most_alive() == 50
+    engine = kind(Site((1,) * 200), ClientStates(tmp_path), 2)
+    try:
+        fed = Federation(engine, 0)
+        mean = fed.mean(scale_slow_first, list(fed.clients), uniform=True, weights={"w": torch.ones(5)})
+    finally:
+        engine.close()
+    assert len(fed.answered) == 200
+    assert mean.weights["w"].tolist() == [2.0] * 5
+    assert Window.SIZE // 2 < most_alive() <= Window.SIZE + 2
 
 
 @pytest.mark.parametrize("clients", [10, 200])

@@ -61,10 +61,10 @@ class _Stored:
         return len(self.raw)
 
     def take(self, indices: Tensor) -> Tensor:
-        return self.raw[indices]
+        return self.raw.index_select(0, indices)
 
     def draw(self, indices: Tensor, rng: torch.Generator) -> Tensor:
-        return self.raw[indices]
+        return self.take(indices)
 
     def subset(self, indices: Tensor) -> "_Stored":
         return _Stored(self.raw[indices])

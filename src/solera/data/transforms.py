@@ -35,7 +35,8 @@ def normalise(inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     if not mean:
         return values
     shape = (1, len(mean)) + (1,) * (inputs.ndim - 2)
-    return (values - torch.tensor(mean).reshape(shape)).div_(torch.tensor(std).reshape(shape))
+    mean_, std_ = torch.tensor(mean).reshape(shape), torch.tensor(std).reshape(shape)
+    return (values - mean_ if values is inputs else values.sub_(mean_)).div_(std_)  # a copy that is ours may change
 
 
 def resize(images: Tensor, height: int, width: int) -> Tensor:

@@ -111,6 +111,31 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+class Window:
+    """How far calls of one exchange may run ahead of the first that has not been answered.
+
+    Replies are summed in the order of the clients, so those that come before their turn wait in memory. This bounds how
+    many: behind one slow client the workers rest, instead of filling the memory with the models of all others.
+    """
+
+    SIZE = 64
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._early: set[int] = set()
+
+    def may_begin(self, position: int) -> bool:
+        """Whether the call at this position may begin now."""
+        return position < self._first + self.SIZE
+
+    def answered(self, position: int) -> None:
+        """The call at this position is over."""
+        self._early.add(position)
+        while self._first in self._early:
+            self._early.remove(self._first)
+            self._first += 1
+
+
 def check_workers(workers: int) -> int:
     """Refuse a worker count that cannot be."""
     if workers < 1:

@@ -24,10 +24,9 @@ from typing import Any
 from ..randomness import one_thread
 from ..task import TASKS
 from ..wire import Limits, Packed, SoleraError, WireError, decode
-from .base import Call, Reply, Roster, Site, check_workers
+from .base import Call, Reply, Roster, Site, Window, check_workers
 from .serve import ClientStates, serve
 
-Exchange = queue.SimpleQueue  # of Reply
 HEADER_LIMIT = 1 << 20
 PIECE = 1 << 30  # bytes read at a time: the system gives no more than two of these at once
 
@@ -39,7 +38,7 @@ class Processes:
         self.site, self.states, self.limits = site, states, limits or Limits()
         self.count = check_workers(workers)
         self._nursery = _Nursery(site, states)
-        self._inbox: deque[tuple[Call, Exchange]] = deque()
+        self._inbox: deque[_Exchange] = deque()  # those with calls that have not begun, the oldest first
         self._wake_r, self._wake_w = socket.socketpair()
         self._closing, self._broken = False, ""
         self._thread = threading.Thread(target=self._dispatch, name="solera-dispatch", daemon=True)
@@ -51,12 +50,12 @@ class Processes:
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
         """Workers begin at once, whether or not anybody is waiting."""
-        replies: Exchange = Exchange()
-        self._inbox.extend((c, replies) for c in calls)
+        exchange = _Exchange(calls)
+        self._inbox.append(exchange)
         self._wake_w.send(b"!")
-        return lambda: (self._next(replies) for _ in calls)
+        return lambda: (self._next(exchange.replies) for _ in calls)
 
-    def _next(self, replies: Exchange) -> Reply:
+    def _next(self, replies: "queue.SimpleQueue[Reply]") -> Reply:
         while True:
             try:
                 return replies.get(timeout=1.0)
@@ -92,10 +91,9 @@ class Processes:
         with selectors.DefaultSelector() as ready:
             ready.register(self._wake_r, selectors.EVENT_READ)
             while not self._closing:
-                while self._inbox and (idle or len(busy) < self.count):
+                while (idle or len(busy) < self.count) and (exchange := self._startable()):
                     worker = idle.pop() if idle else self._nursery.worker()
-                    call, replies = self._inbox.popleft()
-                    worker.give(call, replies)
+                    worker.give(exchange)
                     busy[worker.socket] = worker
                     ready.register(worker.socket, selectors.EVENT_READ, worker)
                 for key, _ in ready.select(self._patience(busy)):
@@ -111,9 +109,37 @@ class Processes:
                     ready.unregister(worker.socket)
                     worker.dismiss()
 
+    def _startable(self) -> "_Exchange | None":
+        """The oldest exchange with a call that may begin now."""
+        while self._inbox and not self._inbox[0].left:
+            self._inbox.popleft()
+        return next((e for e in list(self._inbox) if e.left and e.window.may_begin(e.begun)), None)
+
     def _patience(self, busy: dict[socket.socket, "_Worker"]) -> float | None:
         ends = [w.deadline for w in busy.values() if w.deadline is not None]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+
+class _Exchange:
+    """Calls that belong together, and their replies."""
+
+    def __init__(self, calls: Sequence[Call]):
+        self.calls, self.begun = list(calls), 0
+        self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self.window = Window()
+
+    @property
+    def left(self) -> int:
+        return len(self.calls) - self.begun
+
+    def next(self) -> tuple[int, Call]:
+        """The next call and its position."""
+        self.begun += 1
+        return self.begun - 1, self.calls[self.begun - 1]
+
+    def answer(self, position: int, reply: Reply) -> None:
+        self.window.answered(position)
+        self.replies.put(reply)
 
 
 class _Worker:
@@ -123,17 +149,20 @@ class _Worker:
         self.socket, self.shelf, self.pid = sock, shelf, pid
         self.known: list[Packed] = []  # messages this worker still holds, all of one exchange
         self.call: Call | None = None
-        self.replies: Exchange | None = None
+        self.exchange: _Exchange | None = None
+        self.position = 0  # of its call in the exchange
         self.deadline: float | None = None
 
-    def give(self, call: Call, replies: Exchange) -> None:
+    def give(self, exchange: _Exchange) -> None:
+        """Hand over the next call of an exchange."""
+        self.position, call = exchange.next()
         # A little grace: a client that is merely at its deadline is told so by its own clock.
         patience = None if call.deadline_s is None else call.deadline_s * 1.05 + 0.05
         self.deadline = None if patience is None else time.monotonic() + patience
         self.socket.settimeout(patience)  # a worker that neither reads nor writes must not hold up the others
         if self.call is None or self.call.step != call.step:
             self.known = []
-        self.call, self.replies = call, replies
+        self.call, self.exchange = call, exchange
         if known := any(m is call.message for m in self.known):
             blob = b""
         else:
@@ -155,20 +184,23 @@ class _Worker:
     def take(self, limits: Limits) -> bool:
         """Read the reply and pass it on; False if the worker is no longer usable."""
         assert self.call is not None
-        assert self.replies is not None
         try:
             facts, blob = _receive(self.socket, self.shelf, limits.bytes)
             reply = Reply(self.call.client, blob, facts["error"], float(facts["seconds"]), bool(facts["fatal"]))
         except (EOFError, ConnectionError):
             self.close()  # there is nothing to kill, and its number may be another process's by now
-            self.replies.put(Reply(self.call.client, error="its process died"))
+            self._answer(Reply(self.call.client, error="its process died"))
             return False
         except Exception as e:  # whatever it sent, it is this client's loss
             self.kill()
-            self.replies.put(Reply(self.call.client, error=f"its process sent half a reply, or nonsense: {e}"))
+            self._answer(Reply(self.call.client, error=f"its process sent half a reply, or nonsense: {e}"))
             return False
-        self.replies.put(reply)
+        self._answer(reply)
         return True
+
+    def _answer(self, reply: Reply) -> None:
+        assert self.exchange is not None
+        self.exchange.answer(self.position, reply)
 
     def overdue(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
@@ -176,9 +208,8 @@ class _Worker:
     def dismiss(self) -> None:
         """The deadline has passed: end the worker, its client loses this seat."""
         assert self.call is not None
-        assert self.replies is not None
         self.kill()
-        self.replies.put(Reply(self.call.client, error=f"no reply within the deadline of {self.call.deadline_s} s"))
+        self._answer(Reply(self.call.client, error=f"no reply within the deadline of {self.call.deadline_s} s"))
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

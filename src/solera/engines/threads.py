@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from ..randomness import fingerprint, one_thread
-from .base import Call, Reply, Roster, Site, check_workers
+from .base import Call, Reply, Roster, Site, Window, check_workers
 from .serve import ClientStates, serve
 
 log = logging.getLogger("solera")
@@ -35,9 +35,12 @@ class Threads:
     def _collect(self, calls: list[Call]) -> Iterator[Reply]:
         todo = list(reversed(calls))
         running: dict[Future[Reply], Call] = {}
+        window, position = Window(), {c.client: i for i, c in enumerate(calls)}
         before = fingerprint()
         while todo or running:
             while todo and not self.alone and len(running) < self.workers:
+                if not window.may_begin(position[todo[-1].client]):
+                    break
                 call = todo.pop()
                 running[self.pool.submit(serve, call, self.site, self.states, False)] = call
             if self.alone:
@@ -55,7 +58,7 @@ class Threads:
                 )
                 continue
             for future in done:
-                del running[future]
+                window.answered(position[running.pop(future).client])
                 yield future.result()
 
     def close(self) -> None:
