@@ -34,7 +34,7 @@ unit: $(STAMP)   ## all fast tests, on all cores
 faults: $(STAMP) ## the slow ones: many kills, long fuzzing
 	$(BIN)/pytest -m slow
 
-bench: $(STAMP)  ## every workload, with other frameworks beside us (hours); the tables go into docs/performance.md
+bench: $(STAMP)  ## every workload, with other frameworks beside us (an hour); the tables go into docs/performance.md
 	mkdir -p build
 	$(BIN)/solera bench --peers all --peers-dir build/peers --out build/bench.json --write docs/performance.md
 

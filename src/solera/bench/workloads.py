@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..allocator import keep_freed_memory
 from ..config import EngineConfig, RunConfig
 from ..data import PublicConfig
 from ..engines import ClientStates, InProcess, default_workers
@@ -266,6 +267,7 @@ class Lesson:
 def _lesson_side(lesson: Lesson, recompute: bool, threads: int, pace: Pace, laps: int) -> None:
     """As FedDF distils; or with every teacher asked about every minibatch, for one student after another."""
     torch.set_num_threads(threads)
+    keep_freed_memory()  # both sides: the ratio is to tell what asking once is worth
     scenario, method = lesson.scenario(), lesson.method
     server = scenario.server
     first = server.prototypes[0]

@@ -28,7 +28,9 @@ def bench(
         Path | None, typer.Option(help="Where they are installed; a temporary folder if not given.")
     ] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Timed laps of each side, instead of the usual.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write everything measured as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write all that was measured as JSON; what is there is added to.")
+    ] = None,
     write: Annotated[Path | None, typer.Option(help="Put the tables into this page.")] = None,
     against: Annotated[Path | None, typer.Option(help="Fail if a ratio fell by a fifth against this record.")] = None,
     record: Annotated[Path | None, typer.Option(help="Write such a record.")] = None,
@@ -51,11 +53,20 @@ def bench(
         _list(cases, json)
         return
     recorded = guard.read(against, scale) if against else None
-    found = programme.measure(cases, scale, frameworks, peers_dir, repeats, lambda text: typer.echo(text, err=True))
-    if out:
-        out.write_text(json_.dumps(found, indent=1) + "\n")
+
+    def whole(found: dict[str, Any]) -> dict[str, Any]:
+        return programme.merged(out, found) if out else found
+
+    def save(found: dict[str, Any]) -> None:
+        if out:
+            out.write_text(json_.dumps(whole(found), indent=1) + "\n")
+
+    whole(programme.nothing_yet(scale))  # a file that cannot be added to is refused before any work
+    found = programme.measure(
+        cases, scale, frameworks, peers_dir, repeats, lambda text: typer.echo(text, err=True), save
+    )
     if write:
-        page.write(found, write)
+        page.write(whole(found), write)
     if record:
         guard.record(found, record)
     if json:

@@ -26,7 +26,13 @@ def measured(monkeypatch, tmp_path):
         "cases": [{"case": "fedavg-cnn", "growth": False, "sides": {"ours": SIDE}, "ratios": {"plain": dict(SPREAD)},
                    "checks": {"equal steps": "ok"}}],
     }  # fmt: skip
-    monkeypatch.setattr(solera.bench.programme, "measure", lambda *args: facts)
+
+    def measure(*args):
+        args[-1](facts)
+        return facts
+
+    monkeypatch.setattr(solera.bench.programme, "measure", measure)
+    monkeypatch.setattr(solera.bench.programme, "nothing_yet", lambda scale: {**facts, "cases": []})
     return facts
 
 
@@ -49,6 +55,32 @@ def test_the_table_and_the_json(measured, tmp_path):
     assert result.exit_code == 0
     assert "2.00 (1.90–2.10)" in result.stdout
     assert json.loads((tmp_path / "bench.json").read_text()) == measured
+
+
+def test_a_measurement_is_made_in_parts(measured, tmp_path):
+    first = measured["cases"][0]
+    assert bench("--quick", "--out", "bench.json").exit_code == 0
+    measured["cases"] = [{**first, "case": "resnet8-cifar/bn"}, {**first, "case": "fedavg-small/mlp"}]
+    assert bench("--quick", "--out", "bench.json").exit_code == 0
+    held = json.loads((tmp_path / "bench.json").read_text())
+    assert [c["case"] for c in held["cases"]] == ["fedavg-cnn", "fedavg-small/mlp", "resnet8-cifar/bn"]
+    (tmp_path / "page.md").write_text(
+        "<!-- ratios: begin -->\n<!-- ratios: end -->\n<!-- sides: begin -->\n<!-- sides: end -->\n"
+    )
+    measured["cases"] = [{**first, "ratios": {"plain": {"median": 3.0, "q1": 3.0, "q3": 3.0}}}]
+    assert bench("--quick", "--out", "bench.json", "--write", "page.md").exit_code == 0
+    assert "fedavg-small/mlp" in (tmp_path / "page.md").read_text()
+    assert "3.00" in (tmp_path / "page.md").read_text()
+
+
+def test_measurements_of_other_machines_are_not_mixed(measured, tmp_path):
+    assert bench("--quick", "--out", "bench.json").exit_code == 0
+    measured["machine"] = {**measured["machine"], "cores": 4}
+    result = bench("--quick", "--out", "bench.json")
+    assert result.exit_code == 2
+    assert "machine" in result.stderr
+    (tmp_path / "bench.json").write_text("[]")
+    assert "no measurement" in bench("--quick", "--out", "bench.json").stderr
 
 
 def test_the_guard(measured):
