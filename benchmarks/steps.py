@@ -1,10 +1,10 @@
-"""What a client's training step costs, done in other ways: the table of docs/performance.md.
+"""What a training step, and asking a model, costs in other ways: two tables of docs/performance.md.
 
     python benchmarks/steps.py                               # about two minutes on one core
     python benchmarks/steps.py --write docs/performance.md
 
 One thread, minibatches of 32, plain SGD. All ways take turns, and a ratio compares laps of the same turn: how many
-times as long as ours (`solera.parts.local.fit`) it takes for the same number of samples.
+times as long as ours (`solera.parts.local.fit` and `logits_of`) it takes for the same number of samples.
 """
 
 import argparse
@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from solera.allocator import keep_freed_memory
 from solera.models import build
-from solera.parts.local import Local, fit
+from solera.parts.local import ASKED, Local, fit, logits_of
 
 BATCH, LR, TOGETHER = 32, 0.05, 4
+Way = Callable[[nn.Module, Tensor, Tensor], None]
 MODELS = {
     "mlp": ("batch", (1, 28, 28), 600),
     "lenet5": ("batch", (1, 28, 28), 600),
@@ -97,7 +98,7 @@ def together(model: nn.Module, x: Tensor, y: Tensor) -> None:
         weights = {n: w - LR * slopes[n] for n, w in weights.items()}
 
 
-WAYS: dict[str, Callable[[nn.Module, Tensor, Tensor], None]] = {
+WAYS: dict[str, Way] = {
     "the usual memory layout": usual_layout,
     "torch's own optimiser, fused": torchs_optimiser,
     "one flat buffer of parameters": flat,
@@ -106,24 +107,40 @@ WAYS: dict[str, Callable[[nn.Module, Tensor, Tensor], None]] = {
 }
 
 
-def seconds(way: Callable[[nn.Module, Tensor, Tensor], None], model: nn.Module, x: Tensor, y: Tensor) -> float:
+def ask(batch: int, layout: Callable[[nn.Module], nn.Module] = lambda model: model) -> Way:
+    """A pass without gradients, so many samples at a time."""
+    return lambda model, x, y: void(logits_of(layout(model), x, batch))
+
+
+def void(answer: Tensor) -> None:
+    """An answer nobody needs."""
+
+
+ASKING: dict[str, Way] = {
+    "32 samples at a time": ask(32),
+    "512 samples at a time": ask(512),
+    "128, the usual memory layout": ask(ASKED, usual),
+}
+
+
+def seconds(way: Way, model: nn.Module, x: Tensor, y: Tensor) -> float:
     """Of one lap, for each sample."""
     began = time.perf_counter()
     way(model, x, y)
     return (time.perf_counter() - began) / len(y)
 
 
-def measure(name: str, laps: int) -> list[str]:
-    """How many times as long each way takes, median and quartiles."""
+def measure(name: str, ways: dict[str, Way], reference: Way, times: int, laps: int) -> list[str]:
+    """How many times as long as the reference each way takes, median and quartiles."""
     norm, shape, samples = MODELS[name]
     # A whole number of minibatches for each of the clients that are trained together.
-    samples = -(-samples // (BATCH * TOGETHER)) * BATCH * TOGETHER
+    samples = times * -(-samples // (BATCH * TOGETHER)) * BATCH * TOGETHER
     g = torch.Generator().manual_seed(0)
     x, y = torch.rand(samples, *shape, generator=g), torch.randint(10, (samples,), generator=g)
-    ratios: dict[str, list[float]] = {way: [] for way in WAYS}
+    ratios: dict[str, list[float]] = {way: [] for way in ways}
     for lap in range(laps + 1):
-        mine = seconds(ours, build(name, 10, shape, norm), x, y)  # type: ignore[arg-type]
-        for way, work in WAYS.items():
+        mine = seconds(reference, build(name, 10, shape, norm), x, y)  # type: ignore[arg-type]
+        for way, work in ways.items():
             ratio = seconds(work, build(name, 10, shape, norm), x, y) / mine  # type: ignore[arg-type]
             if lap:  # the first is for warming up
                 ratios[way].append(ratio)
@@ -138,13 +155,14 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    columns = {name: measure(name, asked.laps) for name in MODELS}
-    rows = [f"| {way} | " + " | ".join(c[i] for c in columns.values()) + " |" for i, way in enumerate(WAYS)]
-    head = "| way | " + " | ".join(MODELS) + " |\n|---|" + "---|" * len(MODELS)
-    table = "\n".join([head, *rows]) + "\n"
-    print(table)
-    if asked.write:
-        put(asked.write, "tried", table)
+    for mark, ways, reference, times in (("tried", WAYS, ours, 1), ("asking", ASKING, ask(ASKED), 4)):
+        columns = {name: measure(name, ways, reference, times, asked.laps) for name in MODELS}
+        rows = [f"| {way} | " + " | ".join(c[i] for c in columns.values()) + " |" for i, way in enumerate(ways)]
+        head = "| way | " + " | ".join(MODELS) + " |\n|---|" + "---|" * len(MODELS)
+        table = "\n".join([head, *rows]) + "\n"
+        print(table)
+        if asked.write:
+            put(asked.write, mark, table)
 
 
 if __name__ == "__main__":

@@ -399,8 +399,8 @@ def _mnfl(clients: int, samples: int, public: int, workers: int) -> Setting:
     return Setting(_mixed(clients, samples, public, workers), method, engine=_engine(workers))
 
 
-def _fedeed(pipeline: Literal["off", "strict"], clients: int, samples: int, steps: int) -> Setting:
-    method = FedEED(Local(epochs=1, batch=32, lr=LR), Distill(steps=steps, batch=128), K=2, pipeline=pipeline,
+def _fedeed(pipeline: Literal["off", "strict"], clients: int, samples: int, epochs: int, steps: int) -> Setting:
+    method = FedEED(Local(epochs=epochs, batch=32, lr=LR), Distill(steps=steps, batch=128), K=4, pipeline=pipeline,
                     report_ensemble=False)  # fmt: skip
     data = made_up.image_set(clients * samples + 1000, 500, MNIST)
     split = made_up.equal_parts(clients * samples, clients)
@@ -413,7 +413,7 @@ def _round_cases(scale: Scale) -> list[Case]:
     laps = 6 if scale == "full" else 3
     few, many = (4, 6) if scale == "tiny" else (20, 100)
     overlap: dict[str, Literal["off", "strict"]] = {"ours": "strict", "sequential": "off"}
-    distilling = {"full": 400, "quick": 100, "tiny": 3}[scale]
+    epochs, distilling = {"full": (5, 200), "quick": (3, 50), "tiny": (1, 3)}[scale]
     return [
         _against_serial(
             "fedet-round",
@@ -432,9 +432,9 @@ def _round_cases(scale: Scale) -> list[Case]:
         ),
         Case(
             "fedeed-overlap",
-            "FedEED, distilling while clients train, on 2 workers",
+            f"FedEED, distilling {distilling} steps while {few} clients train {epochs} epochs, on 2 workers",
             {
-                side: partial(run_side, partial(_fedeed, pipeline, few, samples, distilling), 0)
+                side: partial(run_side, partial(_fedeed, pipeline, few, samples, epochs, distilling), 0)
                 for side, pipeline in overlap.items()
             },
             laps,

@@ -28,6 +28,7 @@ from .base import Call, Reply, Roster, Site, Window, check_workers
 from .serve import ClientStates, serve
 
 HEADER_LIMIT = 1 << 20
+BEHIND = 3  # how nice workers are: where the server works beside them, all wait for it in the end
 PIECE = 1 << 30  # bytes read at a time: the system gives no more than two of these at once
 
 
@@ -275,6 +276,7 @@ def _rear(control: socket.socket, site: Site, states: ClientStates) -> None:
     resumed in the meantime.
     """
     os.setpgid(0, 0)
+    os.nice(BEHIND)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's business
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps dead workers
