@@ -50,6 +50,11 @@ class Visit:
     def count(self, selector: str) -> int:
         return self.page.locator(selector).count()
 
+    def open_data(self, figure: str) -> None:
+        """Unfold a figure's numbers. The browser says so a moment after the click, and the page then writes them."""
+        self.page.click(f"#figure-{figure} details.data > summary")
+        self.page.wait_for_selector(f"#figure-{figure} details.data tbody tr")
+
     def js(self, expression: str) -> Any:
         return self.page.evaluate(expression)
 
@@ -255,7 +260,7 @@ def test_a_profile_shows_where_the_time_went(visit, tmp_path):
     assert operators.locator("tbody tr").first.locator("td").first.inner_text() == "f1 a.py:1"
     figure.locator(".legend button", has_text="evaluating").click()
     assert v.count("#figure-profile .phase") == 2 * 2 * 3
-    v.page.click("#figure-profile summary")
+    v.open_data("profile")
     assert f"{tmp_path}/feddf\t2\tphase\t\tserver\t\t\t0.75" in figure.locator("details").inner_text()
     assert v.complaints == []
     assert len(v.requests) == 1
@@ -325,7 +330,7 @@ def test_values_can_be_read_by_pointer_and_by_keyboard(visit, one):
 
 def test_the_data_of_a_figure_can_be_read_and_saved(visit, one, tmp_path):
     v = visit(one)
-    v.page.click("#figure-accuracy summary")
+    v.open_data("accuracy")
     assert v.count("#figure-accuracy details tbody tr") > 10
     with v.page.expect_download() as download:
         v.page.click("#figure-accuracy details button")
@@ -385,7 +390,7 @@ def test_markup_in_names_is_shown_as_text(visit, tmp_path):
     assert NASTY in v.page.inner_text("#figure-failures")
     assert NASTY in v.page.inner_text("#figure-accuracy .legend")
     for figure in v.shown():
-        v.page.click(f"#figure-{figure} details.data > summary")
+        v.open_data(figure)
     assert v.count("main img, main b[onclick]") == 0
     assert v.js("window.injected") is None
     assert v.complaints == []
