@@ -146,3 +146,16 @@ class World:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [e for e in self.server.events if e["kind"] == kind]
+
+
+def spoil(w: World, *clients: str) -> None:
+    """The uploads of these clients answer with infinite numbers."""
+    task = w.fed.map
+
+    def spoiled(*args, **payload):
+        replies = task(*args, **payload)
+        for k in clients:
+            replies[k].weights["head.2.bias"].fill_(float("inf"))
+        return replies
+
+    w.fed.map = spoiled

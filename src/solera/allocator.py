@@ -11,8 +11,8 @@ def keep_freed_memory() -> bool:
     """Ask the C library to keep freed memory instead of returning it to the system; False if it cannot be asked.
 
     A training step takes and frees the same megabytes again and again. As it comes, glibc returns large blocks at once,
-    and the system clears every page of the next one: up to a tenth of the time of a step, a third of that of asking a
-    model. For the whole process, until it ends; nothing but speed and the memory that it seems to use depends on it.
+    and the system clears every page of the next one: up to a tenth of the time of a step. For the whole process, until
+    it ends; nothing but speed and the memory that it seems to use depends on it.
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None)
     if setting is None:  # not glibc

@@ -5,13 +5,14 @@ for a step, of which a tenth would go into hooks and bookkeeping; and the first 
 compiler, which takes a second in every new process.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
-class Optimiser:
+class Optimiser(ABC):
     """Steps of `lr` along the gradients of `parameters`; those without a gradient stay where they are."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, weight_decay: float):
@@ -37,8 +38,9 @@ class Optimiser:
                 gradients = [p.grad for p in moving if p.grad is not None]
                 self._move(moving, gradients, [[m[p] for p in moving] for m in self._memory])
 
+    @abstractmethod
     def _move(self, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
-        raise NotImplementedError
+        """Move parameters of one kind; `memory` has what is kept beside each of them."""
 
 
 class Sgd(Optimiser):

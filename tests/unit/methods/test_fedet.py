@@ -21,7 +21,7 @@ from solera.scenario import Scenario
 from solera.task import Data
 from solera.testing import check_method, large, run_toy, small, split_deep, split_wide, toy, wide
 from solera.wire import ConfigError, digest
-from toys import Conv, World, images, mlp, same_bits
+from toys import Conv, World, images, mlp, same_bits, spoil
 
 LOCAL = Local(steps=6, batch=8, lr=0.05)
 FUSION = Distill(steps=7, batch=16, optimiser="sgd", lr=0.05, schedule="constant", clip=None)
@@ -266,19 +266,6 @@ def test_only_the_samples_of_the_round_are_used(tmp_path):
 
 
 # ---- when things go wrong --------------------------------------------------------------------------
-
-
-def spoil(w: World, *clients: str) -> None:
-    """The uploads of these clients answer with infinite numbers."""
-    task = w.fed.map
-
-    def spoiled(*args, **payload):
-        replies = task(*args, **payload)
-        for k in clients:
-            replies[k].weights["head.2.bias"].fill_(float("inf"))
-        return replies
-
-    w.fed.map = spoiled
 
 
 def test_a_teacher_without_finite_answers_leaves_every_sum(tmp_path):

@@ -16,7 +16,7 @@ from solera.parts.teachers import Ensemble
 from solera.task import Data
 from solera.testing import check_method, run_toy, small, split_wide, toy_for, wide
 from solera.wire import ConfigError, digest
-from toys import Constant, Conv, World, images, mlp, same_bits
+from toys import Constant, Conv, World, images, mlp, same_bits, spoil
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)
 FUSION = Distill(steps=6, batch=16)
@@ -105,19 +105,6 @@ def test_an_architecture_without_a_client_stays_and_gets_a_shared_head_only(tmp_
         start, end = w.run(FusionLarge(LOCAL, FUSION, head=head))
         expected = start.small["c"] | (head_of(end.large.weights) if head == "shared" else {})
         assert same_bits(end.small["c"], expected)
-
-
-def spoil(w: World, *clients: str) -> None:
-    """The uploads of these clients answer with infinite numbers."""
-    task = w.fed.map
-
-    def spoiled(*args, **payload):
-        replies = task(*args, **payload)
-        for k in clients:
-            replies[k].weights["head.2.bias"].fill_(float("inf"))
-        return replies
-
-    w.fed.map = spoiled
 
 
 def test_a_round_without_a_usable_upload_changes_nothing(tmp_path):
