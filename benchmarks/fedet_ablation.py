@@ -54,10 +54,10 @@ MAIN: dict[str, tuple[str, Tables]] = {
     "fedet-rate-steps": ("... with a rate of 0.05 and 256 steps", fedet(fusion={"lr": 0.05, "steps": 256})),
     "adam": (
         "128 steps of Adam, rate 0.001 with cosine; no diversity term",
-        fusion(targets="hard", head="shared", prototypes="averaged"),
+        fusion(targets="hard", head="shared", client_models="averaged"),
     ),
-    "adam-soft": ("... and soft targets", fusion(head="shared", prototypes="averaged")),
-    "adam-soft-own": ("... and every model keeps its own head", fusion(prototypes="averaged")),
+    "adam-soft": ("... and soft targets", fusion(head="shared", client_models="averaged")),
+    "adam-soft-own": ("... and every model keeps its own head", fusion(client_models="averaged")),
     "distilled": ("... and the small models are distilled too", fusion()),
     "distilled-hard": ("all distilled, from hard labels", fusion(targets="hard")),
     "distilled-logits": ("all distilled, from averaged logits", fusion(ensemble="avg_logits")),

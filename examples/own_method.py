@@ -27,7 +27,7 @@ class Trained:
     weights: Weights = like("weights")  # must have the names and shapes of what was sent
 
 
-@task
+@task("own_method.train")
 def train(client: Client, weights: Weights, local: Local) -> Trained:
     model = client.model(weights)
     fit(model, client.train.inputs, client.train.labels, local, client.seed)
@@ -57,11 +57,11 @@ class SlowAvg:
         weights: dict[str, Weights]
 
     def init(self, fed: solera.Federation, server: solera.Server) -> State:
-        return self.State({P: server.init(P) for P in server.prototypes})
+        return self.State({P: server.init(P) for P in server.architectures})
 
     def round(self, state: State, fed: solera.Federation, server: solera.Server) -> State:
-        sent = solera.per_client(lambda k: state.weights[fed.prototype(k)])
-        mean = fed.mean(train, fed.sample(), by=fed.prototype, weights=sent, local=self.local)
+        sent = solera.per_client(lambda k: state.weights[fed.architecture(k)])
+        mean = fed.mean(train, fed.sample(), by=fed.architecture, weights=sent, local=self.local)
         new = dict(state.weights)
         for P, reply in mean.items():
             new[P] = {

@@ -10,8 +10,8 @@ from solera.task import Client, Data
 class Site:
     """Clients without any data set: n examples each, one linear model."""
 
-    def __init__(self, sizes=(4, 3, 2, 1), prototypes=("p", "q")):
-        names = sorted(prototypes)
+    def __init__(self, sizes=(4, 3, 2, 1), architectures=("p", "q")):
+        names = sorted(architectures)
         of = torch.arange(len(sizes)) % len(names)
         self.template = nn.Linear(2, 2)
         self.roster = Roster(torch.tensor(sizes), names, of)
@@ -19,4 +19,4 @@ class Site:
     def client(self, k, seed, state):
         n = self.roster[k].num_examples
         data = Data(torch.zeros(n, 2), torch.zeros(n, dtype=torch.int64))
-        return Client(k, self.roster[k].prototype, data, data, None, 2, seed, state, self.template)
+        return Client(k, self.roster[k].architecture, data, data, None, 2, seed, state, self.template)

@@ -70,7 +70,7 @@ def halves(tmp, **options) -> Exchange:
 def accuracies(world: Exchange) -> list[float]:
     """How each client's own model does on samples of all classes."""
     x, y = images(300, seed=8)
-    models = [world.server.model(world.fed.prototype(k), world.model(k)) for k in world.fed.clients]
+    models = [world.server.model(world.fed.architecture(k), world.model(k)) for k in world.fed.clients]
     return [evaluate(model, x, y).accuracy for model in models]
 
 

@@ -92,7 +92,7 @@ def _round(
             {"kind": "timeline", "what": "train", "groups": [f"{model}.0"], "start": 0.0, "end": 1.4},
             {"kind": "timeline", "what": "train", "groups": [f"{model}.1"], "start": 0.0, "end": 2.0},
             {"kind": "timeline", "what": "distil", "start": 0.1, "end": 0.8},
-            {"kind": "distilled", "prototype": model, "steps": 10, "dissent": 0.1 + 0.2 * rng.random()},
+            {"kind": "distilled", "architecture": model, "steps": 10, "dissent": 0.1 + 0.2 * rng.random()},
             {
                 "kind": "teachers",
                 "clients": cohort,

@@ -102,7 +102,7 @@ class Samples:
 
 
 class World:
-    """A federation and its server: (prototype, data) of each client, a builder of each prototype."""
+    """A federation and its server: (architecture, data) of each client, a builder of each architecture."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class World:
 
     def client(self, k: str, seed: int, state: dict[str, Any]) -> Client:
         self.seeds.append(seed)
-        P, data = self.roster[k].prototype, self.data[k]
+        P, data = self.roster[k].architecture, self.data[k]
         template = copy.deepcopy(self.server.template(P))
         return Client(k, P, data, data, None, self.classes, seed, state, template)
 

@@ -44,7 +44,7 @@ def partition_facts(scenario: Scenario) -> dict[str, Any]:
             "empty": int((sizes == 0).sum()),
         },
         "shown": [
-            {"client": roster.id(i), "model": roster[roster.id(i)].prototype, "counts": scenario.held(i).tolist()}
+            {"client": roster.id(i), "model": roster[roster.id(i)].architecture, "counts": scenario.held(i).tolist()}
             for i in shown
         ],
     }
@@ -105,7 +105,7 @@ def region_facts(t: int, models: Mapping[str, Model], server: Server, scenario: 
 
 def _first_choice(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Tensor:
     if isinstance(what, Model):
-        return logits_of(server.model(what.prototype, what.weights), inputs).argmax(-1)
+        return logits_of(server.model(what.architecture, what.weights), inputs).argmax(-1)
     return answers(server, what, inputs).argmax(-1)
 
 

@@ -65,7 +65,7 @@ class FederationConfig:
 
 
 class per_client:
-    """Wraps a payload value that differs between clients: `weights=per_client(lambda k: M[fed.prototype(k)])`."""
+    """Wraps a payload value that differs between clients: `weights=per_client(lambda k: M[fed.architecture(k)])`."""
 
     def __init__(self, of: Callable[[str], Any]):
         self.of = of
@@ -152,9 +152,9 @@ class Federation:
         self.copies = Counter(self.clients.id(int(i)) for i in drawn)
         return sorted(self.copies)
 
-    def prototype(self, k: str) -> str:
+    def architecture(self, k: str) -> str:
         """The architecture of client `k`."""
-        return self.clients[k].prototype
+        return self.clients[k].architecture
 
     def num_examples(self, k: str) -> int:
         """How many training examples client `k` registered with."""

@@ -80,7 +80,7 @@ def _spread(accuracy: list[float]) -> dict[str, Any]:
 
 
 def _evaluate(server: Server, model: Model, test: Data) -> Score:
-    return evaluate(server.model(model.prototype, model.weights), test.inputs, test.labels)
+    return evaluate(server.model(model.architecture, model.weights), test.inputs, test.labels)
 
 
 def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
@@ -92,7 +92,7 @@ def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
 def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Tensor:
     """The probabilities that a model, or several together, give to each class. [samples, classes]"""
     if isinstance(what, Model):
-        return logits_of(server.model(what.prototype, what.weights), inputs).softmax(-1)
+        return logits_of(server.model(what.architecture, what.weights), inputs).softmax(-1)
     ensemble = Ensemble(frozen(what.members, server.model), what.rule, what.weights)  # type: ignore[arg-type]
     return torch.cat([ensemble(x)[0] for x in inputs.split(512)])
 

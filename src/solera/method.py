@@ -34,7 +34,7 @@ class Info:
 class Model:
     """A model to evaluate and to ship."""
 
-    prototype: str
+    architecture: str
     weights: Weights
 
 

@@ -184,8 +184,8 @@ def _experiment(scenario: Scenario, method: Any, federation: FederationConfig) -
         "clients": {
             "count": len(roster),
             "examples": hashlib.sha256(roster.sizes.numpy().tobytes()).hexdigest()[:16],
-            "architectures": roster.prototypes,
-            "assigned": hashlib.sha256(roster.prototype_of.numpy().tobytes()).hexdigest()[:16],
+            "architectures": roster.architectures,
+            "assigned": hashlib.sha256(roster.architecture_of.numpy().tobytes()).hexdigest()[:16],
         },
         "server": scenario.server.large,
         "public": None if scenario.public is None else scenario.public.digest[:16],
@@ -294,11 +294,11 @@ class _Loop:
         if data.class_names:
             facts["class_names"] = json.dumps(data.class_names)
         for name, m in models.items():
-            self.home.write_model(name, m.weights, facts | {"architecture": m.prototype})
+            self.home.write_model(name, m.weights, facts | {"architecture": m.architecture})
         ensemble = self.method.ensemble_models(state) if hasattr(self.method, "ensemble_models") else []
         rule = getattr(self.method, "ensemble_rule", "avg_logits")
         for i, (m, share) in enumerate(ensemble):
-            member = {"architecture": m.prototype, "share": str(share), "rule": rule}
+            member = {"architecture": m.architecture, "share": str(share), "rule": rule}
             self.home.write_model(f"ensemble-{i}", m.weights, facts | member)
         summary = summarise(self.home, self.method, state, self.states, self.fed, self.config)
         self.home.write_summary(summary)
@@ -311,10 +311,10 @@ def check_fit(method: Any, scenario: Scenario) -> None:
     steps = getattr(getattr(method, "fusion", None), "steps", None)  # 0: averaging only, nothing to distil on
     if info.public != "none" and scenario.public is None and steps != 0:
         raise ConfigError(f"method {name!r} needs public data: set public.source (it is 'none')")
-    if info.models == "one architecture" and len(scenario.server.prototypes) > 1:
+    if info.models == "one architecture" and len(scenario.server.architectures) > 1:
         raise ConfigError(
             f"method {name!r} needs clients of one architecture, models.clients has "
-            f"{', '.join(scenario.server.prototypes)}"
+            f"{', '.join(scenario.server.architectures)}"
         )
     if personal_task(method) and scenario.client_test == 0:
         raise ConfigError(
@@ -342,15 +342,15 @@ def _check_models(name: str, needs: set[str], server: Server) -> None:
         raise ConfigError(
             f"method {name!r} trains a model of the server's own, which is not set: set models.server, say to 'vgg19'"
         )
-    if "large" in needs and server.large in server.prototypes:
+    if "large" in needs and server.large in server.architectures:
         raise ConfigError(f"models.server = {server.large!r}: it is a client's architecture too; choose a larger one")
-    for P in server.prototypes if "no BatchNorm" in needs else ():
+    for P in server.architectures if "no BatchNorm" in needs else ():
         if has_batchnorm(server.template(P)):
             raise ConfigError(
                 f"method {name!r} cannot pass on the running statistics of BatchNorm, which {P!r} has: set "
                 "models.norm = 'group' (or 'none'), or choose another architecture"
             )
-    for P in server.prototypes if "chain" in needs else ():
+    for P in server.architectures if "chain" in needs else ():
         try:
             chain(server.template(P))
         except ValueError as e:

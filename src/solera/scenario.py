@@ -128,9 +128,9 @@ class Scenario:
         else:
             g = torch.Generator().manual_seed(seed_from(seed, "assign"))
             which = torch.randint(len(order), (K,), generator=g)
-        prototype_of = torch.tensor([names.index(n) for n in order])[which]
-        self.roster = Roster(self._train.sizes, names, prototype_of)
-        present = [names[i] for i in prototype_of.unique().tolist()]
+        architecture_of = torch.tensor([names.index(n) for n in order])[which]
+        self.roster = Roster(self._train.sizes, names, architecture_of)
+        present = [names[i] for i in architecture_of.unique().tolist()]
         self.server = Server(
             builders, present, seed, dataset.classes, large, self.public, settings.per_round, self.validation,
             self._all_train, workers, dataset.shape, bool(dataset.vocabulary),
@@ -143,7 +143,7 @@ class Scenario:
     def client(self, k: str, seed: int, state: dict[str, Weights]) -> Client:
         """Client `k` for one call, with its data ready for a model."""
         i = self.roster.index(k)
-        P = self.roster[k].prototype
+        P = self.roster[k].architecture
         train = self._data(self.dataset.train, self._mine[self._train.indices(i)])
         test = self._data(self.dataset.train, self._mine[self._test.indices(i)])
         classes = self.dataset.classes

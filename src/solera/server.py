@@ -32,7 +32,7 @@ class Server:
     def __init__(
         self,
         builders: Mapping[str, Builder],
-        prototypes: Sequence[str],
+        architectures: Sequence[str],
         seed: int,
         num_classes: int,
         large: str | None = None,
@@ -44,7 +44,7 @@ class Server:
         shape: tuple[int, ...] | None = None,
         tokens: bool = False,
     ):
-        self.builders, self.prototypes, self.large = dict(builders), sorted(prototypes), large
+        self.builders, self.architectures, self.large = dict(builders), sorted(architectures), large
         self.run_seed, self.num_classes = seed, num_classes
         self.public, self.per_round, self.validation = public, per_round, validation
         self.shape, self.tokens = shape, tokens  # of one prepared input, if known, and whether it is a row of token ids

@@ -35,7 +35,7 @@ class Client:
     """Everything a task may touch. There is no way from here to the server, the network or another client."""
 
     id: str
-    prototype: str  # name of this client's architecture
+    architecture: str  # name of this client's architecture
     train: Data
     test: Data
     public: Any  # the public samples every party holds (data.Public), or None
@@ -91,10 +91,31 @@ def _inbox(task: Task) -> Any:
     return known[1]
 
 
-def task(fn: Callable[..., Any]) -> Task:
-    """Register a client function. Its first argument is the `Client`; the rest and the result are messages."""
+def task(name: str) -> Callable[[Callable[..., Any]], Task]:
+    """Register a client function under `name`. Its first argument is the `Client`; the rest and its result are messages.
+
+    The name is part of the protocol: it is what a message carries and what the metrics count bytes by, so it stays when
+    the function moves to another file.
+    """
+    if not isinstance(name, str):
+        raise TypeError('a task is registered under a name: @task("my_package.train"), not @task')
+
+    def register(fn: Callable[..., Any]) -> Task:
+        t = _task_of(name, fn)
+        if name in TASKS and _origin(TASKS[name].fn) != _origin(fn):
+            raise TypeError(f"task {name!r} is {'.'.join(_origin(TASKS[name].fn))} already: choose another name")
+        TASKS[name] = t
+        return t
+
+    return register
+
+
+def _origin(fn: Callable[..., Any]) -> tuple[str, str]:
+    return fn.__module__, fn.__qualname__
+
+
+def _task_of(name: str, fn: Callable[..., Any]) -> Task:
     hints = typing.get_type_hints(fn, include_extras=True)
-    name = f"{fn.__module__.removeprefix('solera.methods.')}.{fn.__qualname__}"
     if "return" not in hints:
         raise TypeError(f"task {name} needs a return annotation: it is the schema of the reply")
     returns = hints.pop("return")
@@ -107,5 +128,4 @@ def task(fn: Callable[..., Any]) -> Task:
     check_type(returns, f"task {name}, its reply")
     for tied in likes(returns) - set(arguments[1:]):  # a misspelt name would tie the reply to nothing
         raise TypeError(f"task {name}: its reply is like({tied!r}), which is not one of its arguments")
-    TASKS[name] = t = Task(name, fn, {a: hints[a] for a in arguments[1:]}, returns)
-    return t
+    return Task(name, fn, {a: hints[a] for a in arguments[1:]}, returns)

@@ -233,7 +233,7 @@ class Echo:
     weights: Weights
 
 
-@task
+@task("testing.echo")
 def echo(client: Client, value: float, weights: Weights) -> Echo:
     """Answers with the payload, a draw from the client's seed, and a count of its own calls."""
     calls = client.state.get("calls", {"n": torch.zeros(())})["n"] + 1
@@ -242,21 +242,21 @@ def echo(client: Client, value: float, weights: Weights) -> Echo:
     return Echo(value, {"drawn": drawn, "calls": calls, "sum": torch.stack([w.sum() for w in weights.values()]).sum()})
 
 
-@task
+@task("testing.explode")
 def explode(client: Client) -> None:
     """Fails on every other client."""
     if int(client.id[1:]) % 2:
         raise RuntimeError("out of memory")
 
 
-@task
+@task("testing.die")
 def die(client: Client) -> None:
     """Takes its process along on one client."""
     if client.id == "c01":
         os.kill(os.getpid(), 9)
 
 
-@task
+@task("testing.overwrite")
 def overwrite(client: Client, weights: Weights) -> None:
     """Breaks the rule that arguments are not written to."""
     for w in weights.values():

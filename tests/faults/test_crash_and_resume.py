@@ -447,7 +447,7 @@ def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
     states = ClientStates(tmp_path / "clients")
     assert {states._versions(k)[-1] // 1000 for k in toy_for(method).roster} == {0}
     for P, c in result.state.control.items():
-        own = [states.load(k, 9999)["control"] for k, i in toy_for(method).roster.items() if i.prototype == P]
+        own = [states.load(k, 9999)["control"] for k, i in toy_for(method).roster.items() if i.architecture == P]
         for n, t in c.items():
             assert torch.allclose(t, torch.stack([c_k[n] for c_k in own]).mean(0), atol=1e-5)
 

@@ -32,12 +32,12 @@ class Reply:
     weights: Weights = like("weights")
 
 
-@task
+@task("test_scale.scale_reply")
 def scale_reply(client: Client, weights: Weights) -> Reply:
     return Reply({n: w + client.seed % 7 for n, w in weights.items()})
 
 
-@task
+@task("test_scale.scale_slow_first")
 def scale_slow_first(client: Client, weights: Weights) -> Reply:
     time.sleep(1.0 if client.id == "c000" else 0)
     return Reply({n: w + 1 for n, w in weights.items()})
@@ -48,7 +48,7 @@ class Memory:
     kilobytes: float
 
 
-@task
+@task("test_scale.scale_private_memory")
 def scale_private_memory(client: Client) -> Memory:
     """What of this process's memory is its own, after it has looked at all of its data."""
     client.train.inputs.sum()
@@ -153,7 +153,7 @@ fed = Federation(InProcess(site, ClientStates("nowhere")), 0, FederationConfig(f
 cohort = fed.sample()
 client = site.client(cohort[0], 0, {})
 seconds = time.monotonic() - began
-parts = [site._mine, site.roster.sizes, site.roster.prototype_of]
+parts = [site._mine, site.roster.sizes, site.roster.architecture_of]
 parts += [t for p in (site.partition, site._train, site._test) for t in (p.order, p.offsets)]
 storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in parts}
 print(len(cohort), len(client.train), sum(storages.values()), resident() - before, seconds)

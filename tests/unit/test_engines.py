@@ -30,39 +30,39 @@ class Seen:
     t: Tensor
 
 
-@task
+@task("test_engines.nap")
 def nap(client: Client, seconds: float) -> Seen:
     time.sleep(seconds)
     return Seen(torch.tensor([os.getpid(), threading.get_ident()]))
 
 
-@task
+@task("test_engines.nap_if_first")
 def nap_if_first(client: Client, seconds: float) -> Seen:
     time.sleep(seconds if client.id == "c00" else 0)
     client.state["done"] = {"x": torch.ones(1)}
     return Seen(torch.ones(1))
 
 
-@task
+@task("test_engines.crash_if_second")
 def crash_if_second(client: Client) -> Seen:
     if client.id == "c01":
         os.kill(os.getpid(), signal.SIGKILL)
     return Seen(torch.tensor([int(client.id[1:])]))
 
 
-@task
+@task("test_engines.dropped")
 def dropped(client: Client) -> Seen:
     return Seen(nn.functional.dropout(torch.ones(64), 0.5))
 
 
-@task
+@task("test_engines.count")
 def count(client: Client) -> Seen:
     n = client.state.get("n", {"n": torch.zeros(1)})["n"] + 1
     client.state["n"] = {"n": n}
     return Seen(n)
 
 
-@task
+@task("test_engines.threads_inside")
 def threads_inside(client: Client, weights: Weights) -> Seen:
     return Seen(torch.tensor([torch.get_num_threads(), int(weights["w"].sum())]))
 
@@ -198,7 +198,7 @@ import dataclasses, os
 class Seen:
     t: torch.Tensor
 
-@task
+@task("test_engines.pid")
 def pid(client: Client, nap: float) -> Seen:
     time.sleep(nap)
     return Seen(torch.tensor([os.getpid()]))
@@ -258,7 +258,7 @@ def test_worker_counts(tmp_path):
     assert default_engine(2) in ("processes", "threads")
 
 
-@task
+@task("test_engines.assign_twice")
 def assign_twice(client: Client) -> Seen:
     n = client.state.get("n", {"n": torch.zeros(1)})["n"] + 1
     client.state["n"] = {"n": n - 100}  # the old value is gone now, and its address free for the next one
@@ -266,14 +266,14 @@ def assign_twice(client: Client) -> Seen:
     return Seen(n)
 
 
-@task
+@task("test_engines.change_inside")
 def change_inside(client: Client) -> Seen:
     n = client.state.setdefault("n", {"n": torch.zeros(1)})
     n["n"] = n["n"] + 1
     return Seen(n["n"])
 
 
-@task
+@task("test_engines.write_in_place")
 def write_in_place(client: Client) -> Seen:
     n = client.state.setdefault("n", {"n": torch.zeros(1)})["n"].add_(1)
     return Seen(n.clone())
@@ -285,7 +285,7 @@ def test_state_is_kept_however_it_was_changed(engine, counting):
     assert [fed.map(counting, ["c00"])["c00"].t.item() for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
-@task
+@task("test_engines.count_and_fail")
 def count_and_fail(client: Client, what: str) -> Seen:
     client.state["n"] = {"n": torch.ones(1)}
     return Seen(torch.tensor([float("nan")]) if what == "nan" else {"t": "text"})  # type: ignore[arg-type]
@@ -326,12 +326,12 @@ def test_two_engines_at_once_close_in_any_order(tmp_path):
     second.close()
 
 
-@task
+@task("test_engines.who")
 def who(client: Client) -> Seen:
     return Seen(torch.tensor([os.getpid()]))
 
 
-@task
+@task("test_engines.swallow")
 def swallow(client: Client, weights: Weights) -> Seen:
     return Seen(torch.tensor([os.getpid()]))
 
@@ -352,7 +352,7 @@ def test_a_worker_that_hangs_does_not_hold_up_the_others(tmp_path):
         engine.close()
 
 
-@task
+@task("test_engines.in_a_process_of_its_own")
 def in_a_process_of_its_own(client: Client) -> Seen:
     child = multiprocessing.get_context("fork").Process(target=os.getpid)
     child.start()
@@ -371,7 +371,7 @@ def test_an_engine_whose_nursery_died_says_so_instead_of_waiting(processes, capf
     assert "Traceback" not in capfd.readouterr().err
 
 
-@task
+@task("test_engines.leave")
 def leave(client: Client) -> None:
     sys.exit("a task has no business ending the program")
 
@@ -382,7 +382,7 @@ def test_a_task_that_exits_costs_one_client(engine):
     assert "SystemExit: a task has no business" in fed.map(leave, ["c00"]).failures["c00"]
 
 
-@task
+@task("test_engines.talk_nonsense")
 def talk_nonsense(client: Client, frame: str) -> None:
     """Writes to the server behind the engine's back, as a process gone wild might."""
     if client.id == "c01":

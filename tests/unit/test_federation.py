@@ -26,13 +26,13 @@ class Shape:
     t: Tensor
 
 
-@task
+@task("test_federation.add_id")
 def add_id(client: Client, weights: Weights, each: float) -> Sum:
     i = int(client.id[1:])
     return Sum({n: w + each * i if w.is_floating_point() else w + i for n, w in weights.items()}, client.seed % 1000)
 
 
-@task
+@task("test_federation.draw")
 def draw(client: Client) -> Shape:
     return Shape(torch.cat([torch.rand(1), torch.rand(1, generator=client.rng("mine"))]))
 
@@ -46,17 +46,17 @@ class Whole:
             raise ValueError("not a whole number")
 
 
-@task
+@task("test_federation.whole")
 def whole(client: Client) -> Whole:
     return Whole(torch.tensor([float(client.id[1:])]))
 
 
-@task
+@task("test_federation.vandal")
 def vandal(client: Client, weights: Weights) -> None:
     weights["w"].mul_(2)
 
 
-@task
+@task("test_federation.untyped_reply")
 def untyped_reply(client: Client) -> Shape:
     return {"t": torch.zeros(1), "secret": torch.zeros(1)}  # type: ignore[return-value]
 
@@ -92,7 +92,7 @@ def test_mean_weighs_by_examples_or_not_and_keeps_counters(fed):
 
 def test_mean_by_group_leaves_out_groups_without_replies(tmp_path):
     fed = make(tmp_path, plan=lambda c: "drop" if c.client in ("c01", "c03") else None)
-    means = fed.mean(add_id, list(fed.clients), by=fed.prototype, uniform=True, weights=W, each=1.0)
+    means = fed.mean(add_id, list(fed.clients), by=fed.architecture, uniform=True, weights=W, each=1.0)
     assert list(means) == ["p"]
     assert means.counts == {"p": 2}
     assert means["p"].weights["w"].tolist() == [2.0, 3.0]
@@ -253,7 +253,7 @@ def test_the_same_payload_is_packed_once(fed, monkeypatch):
     monkeypatch.setattr(Packed, "blob", property(lambda self: pytest.fail("nothing needs encoding in one process")))
     weights = {"p": dict(W), "q": dict(W)}
     fed.engine = fed.engine.inner
-    fed.map(add_id, list(fed.clients), weights=per_client(lambda k: weights[fed.prototype(k)]), each=1.0)
+    fed.map(add_id, list(fed.clients), weights=per_client(lambda k: weights[fed.architecture(k)]), each=1.0)
     assert made == {"request": 2, "reply": 4}
 
 
@@ -289,7 +289,7 @@ def test_a_million_clients_cost_arrays_not_objects(tmp_path):
 def test_a_reply_tied_to_no_argument_is_refused_when_the_task_is_defined():
     with pytest.raises(TypeError, match=r"like\('weights'\), which is not one of its arguments"):
 
-        @task
+        @task("test_federation.misspelt")
         def misspelt(client: Client, wieghts: Weights) -> Sum: ...
 
 

@@ -270,13 +270,13 @@ def _lesson_side(lesson: Lesson, recompute: bool, threads: int, pace: Pace, laps
     keep_freed_memory()  # both sides: the ratio is to tell what asking once is worth
     scenario, method = lesson.scenario(), lesson.method
     server = scenario.server
-    first = server.prototypes[0]
+    first = server.architectures[0]
     with tempfile.TemporaryDirectory(prefix="solera-bench-") as folder:
         fed = Federation(InProcess(scenario, ClientStates(folder)), scenario.seed)
         models = {
             fed.clients.id(i): server.model(first, server.init(first, 1 + i)) for i in range(lesson.teachers)
         }  # fmt: skip
-        start = {P: server.init(P) for P in server.prototypes}
+        start = {P: server.init(P) for P in server.architectures}
         d = method.public_indices(fed, server)
         ensemble = Ensemble(list(models.values()), method.ensemble, None, method.fusion.temperature)
 

@@ -15,15 +15,17 @@ from ..wire import ConfigError, Packed, Weights, safe_name
 class ClientInfo:
     """What a client registered when it joined; never what it claims in a reply."""
 
-    prototype: str
+    architecture: str
     num_examples: int
 
 
 class Roster(Mapping[str, ClientInfo]):
     """All clients in canonical (sorted) order, as arrays: a million of them cost a few megabytes."""
 
-    def __init__(self, sizes: Tensor, prototypes: Sequence[str], prototype_of: Tensor, ids: list[str] | None = None):
-        self.sizes, self.prototypes, self.prototype_of = sizes, list(prototypes), prototype_of
+    def __init__(
+        self, sizes: Tensor, architectures: Sequence[str], architecture_of: Tensor, ids: list[str] | None = None
+    ):
+        self.sizes, self.architectures, self.architecture_of = sizes, list(architectures), architecture_of
         self._ids = ids
         self._index = {k: i for i, k in enumerate(ids)} if ids is not None else None
         self._width = max(2, len(str(len(sizes) - 1)))
@@ -34,11 +36,11 @@ class Roster(Mapping[str, ClientInfo]):
     def of(cls, infos: Mapping[str, ClientInfo]) -> "Roster":
         """A roster of named clients, in whatever order they came."""
         ids = sorted(safe_name(k, "client id") for k in infos)
-        names = sorted({i.prototype for i in infos.values()})
+        names = sorted({i.architecture for i in infos.values()})
         return cls(
             torch.tensor([infos[k].num_examples for k in ids], dtype=torch.int64),
             names,
-            torch.tensor([names.index(infos[k].prototype) for k in ids], dtype=torch.int64),
+            torch.tensor([names.index(infos[k].architecture) for k in ids], dtype=torch.int64),
             ids,
         )
 
@@ -56,7 +58,7 @@ class Roster(Mapping[str, ClientInfo]):
 
     def __getitem__(self, k: str) -> ClientInfo:
         i = self.index(k)
-        return ClientInfo(self.prototypes[int(self.prototype_of[i])], int(self.sizes[i]))
+        return ClientInfo(self.architectures[int(self.architecture_of[i])], int(self.sizes[i]))
 
     def __iter__(self) -> Iterator[str]:
         return (self.id(i) for i in range(len(self)))

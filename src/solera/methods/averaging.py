@@ -10,5 +10,5 @@ from .fedavg import Average
 
 def mean_of(task: Task, x: dict[str, Weights], fed: Federation, average: Average, **settings: Any) -> Means:
     """A cohort runs `task` on the models of its architectures; the mean of what it sends, for each architecture."""
-    sent = per_client(lambda k: x[fed.prototype(k)])
-    return fed.mean(task, fed.sample(), by=fed.prototype, uniform=average == "uniform", weights=sent, **settings)
+    sent = per_client(lambda k: x[fed.architecture(k)])
+    return fed.mean(task, fed.sample(), by=fed.architecture, uniform=average == "uniform", weights=sent, **settings)

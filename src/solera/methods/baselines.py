@@ -13,7 +13,7 @@ from ..wire import Weights
 from .shared import models_of
 
 
-@task
+@task("train_alone")
 def train_alone(client: Client, local: Local) -> None:
     """Go on training the client's own model; it stays on the client."""
     model = client.model(client.state.get("model"))
@@ -23,7 +23,7 @@ def train_alone(client: Client, local: Local) -> None:
         client.state["model"] = weights
 
 
-@task
+@task("score_own")
 def score_own(client: Client) -> Score:
     """The client's own model on its own test samples."""
     return evaluate(client.model(client.state.get("model")), client.test.inputs, client.test.labels)
@@ -85,7 +85,7 @@ class Centralised:
 
     def init(self, fed: Federation, server: Server) -> State:
         large = [server.large] if server.large else []
-        return self.State({P: server.init(P) for P in [*server.prototypes, *large]})
+        return self.State({P: server.init(P) for P in [*server.architectures, *large]})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         data = server.all_train

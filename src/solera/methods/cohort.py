@@ -93,7 +93,7 @@ class Cohort:
             return self._average(got, w, probe)
         answered = [g for k, g in self.S.items() if k in self.fed.answered]
         for P, k in [g for g in got if secure and answered.count(g) < MIN_SECURE]:
-            self.server.event("group_too_small", prototype=P, group=k, reason="all clients but one have failed")
+            self.server.event("group_too_small", architecture=P, group=k, reason="all clients but one have failed")
             del got[P, k]
         return {g: (mean, counts[g]) for g, mean in got.items()}, []
 
@@ -126,5 +126,5 @@ class Cohort:
                 new[g], memory[owner] = found, kept
             else:
                 del new[g]
-                self.server.event("aggregate_rejected", prototype=g[0], group=g[1], reason="not finite")
+                self.server.event("aggregate_rejected", architecture=g[0], group=g[1], reason="not finite")
         return new, memory

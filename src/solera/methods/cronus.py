@@ -24,7 +24,7 @@ from .predictions import Done, ask, asked_inputs, check_public, draw, keep, towa
 from .shared import check_logits
 
 
-@task
+@task("train_mixed")
 def train_mixed(client: Client, targets: Tensor, local: Local) -> Done:
     """Train on private samples with their labels and on the public ones just predicted with `targets`, as one set."""
     own = one_hot(client.train.labels, client.classes).to(targets.dtype)

@@ -23,7 +23,7 @@ from .local_update import Update, local_update
 from .shared import models_of
 
 
-@task
+@task("update_both")
 def update_both(client: Client, weights: Weights, local: Local, lam: float) -> Update:
     """Train a copy of the received model and send it; train the client's own model and keep it."""
     update: Update = local_update(client, weights=weights, local=local, mu=0.0)
@@ -63,7 +63,7 @@ class Ditto:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # w: prototype -> weights
+        weights: dict[str, Weights]  # w: architecture -> weights
 
     def __post_init__(self) -> None:
         if not 0 <= self.lam < math.inf:
@@ -75,7 +75,7 @@ class Ditto:
             )
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.prototypes})
+        return self.State({P: server.init(P) for P in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         w = state.weights

@@ -70,7 +70,7 @@ class DSFL:
 
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)
-        P = server.large or server.prototypes[0]
+        P = server.large or server.architectures[0]
         return self.State(Model(P, server.init(P)))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
@@ -92,15 +92,15 @@ class DSFL:
 
     def taught(self, own: Model, x: Tensor, y: Tensor, fed: Federation, server: Server) -> Model:
         """The server's model, trained on the open samples x with labels y; as it was, if that blows up."""
-        model = server.model(own.prototype, own.weights)
+        model = server.model(own.architecture, own.weights)
         objective = towards_targets(student_norm=self.student_norm)
         train = partial(fit, model, server.public[x], y, self.distil, fed.seed("distil"), objective)
         (done,) = side_by_side(fed, server, [train])
         weights = weights_of(model)
         if done.stopped or not is_finite(weights):
-            server.event("distill_diverged", prototype=own.prototype, steps=done.steps)
+            server.event("distill_diverged", architecture=own.architecture, steps=done.steps)
             return own
-        return Model(own.prototype, weights)
+        return Model(own.architecture, weights)
 
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""
@@ -108,4 +108,4 @@ class DSFL:
         check_logits("dsfl", server)
 
     def models(self, state: State) -> dict[str, Model]:
-        return {state.server.prototype: state.server}
+        return {state.server.architecture: state.server}

@@ -30,7 +30,7 @@ NORM_SAMPLES = 1024  # public samples that give drawn models their BatchNorm sta
 class Member:
     """A frozen model of the ensemble, and how much its voice counts."""
 
-    prototype: str
+    architecture: str
     group: int
     weights: Weights
     share: float
@@ -100,7 +100,7 @@ class EnsembleTrainer:
             drawn += [Member(P, k, s, 1.0) for s in [*average, *samples]]
         if self.weighted:  # one client as heavy as one sample, on average
             mean = sum(m.share for m in clients) / len(clients)
-            clients = [Member(m.prototype, m.group, m.weights, m.share / mean) for m in clients]
+            clients = [Member(m.architecture, m.group, m.weights, m.share / mean) for m in clients]
         return (clients if self.include_clients else []) + drawn
 
     def draw(self, own: Sequence[Upload], sent: Weights, names: Sequence[str], seed: int) -> list[Weights]:
@@ -116,6 +116,6 @@ class EnsembleTrainer:
 
     def teacher(self, members: Sequence[Member], temperature: float, server: Server) -> Any:
         """The members as one teacher of batches."""
-        models = frozen([(m.prototype, m.weights) for m in members], server.model)
+        models = frozen([(m.architecture, m.weights) for m in members], server.model)
         teacher = Ensemble(models, self.rule, [m.share for m in members], temperature)
         return teacher if self.sharpen is None else sharpened(teacher, self.sharpen)

@@ -34,7 +34,7 @@ class LabelTable:
             raise ValueError("a table of labels whose rows are neither probabilities nor zeros")
 
 
-@task
+@task("train_and_report")
 def train_and_report(client: Client, local: Local, gamma: float, final_pass: bool, classes: int) -> LabelTable:
     """Train the client's own model, regularised by the others' averages, and report its own."""
     teacher = client.state.get("teacher", {"rows": torch.zeros(classes, classes)})["rows"]
@@ -55,7 +55,7 @@ def train_and_report(client: Client, local: Local, gamma: float, final_pass: boo
     return LabelTable(rows)
 
 
-@task
+@task("take_others")
 def take_others(client: Client, total: Tensor, copies: int) -> Done:
     """Keep the mean of the others' tables: that of all, less what the client itself has put in."""
     own = client.state.pop("reported")["rows"]

@@ -55,13 +55,13 @@ def _check_rows(rows: Tensor) -> None:
 # ---- the client's half ------------------------------------------------------------------------------
 
 
-@task
+@task("extract_features")
 def extract_features(client: Client, layer: str) -> Features:
     """The features of the model as the client kept it."""
     return Features(_extracted(client, client.model(client.state.get("model")), layer)[0])
 
 
-@task
+@task("train_and_extract")
 def train_and_extract(
     client: Client, local: Local, teacher: Tensor, alpha: float, temperature: float, layer: str
 ) -> Extracted:
@@ -82,7 +82,7 @@ def _extracted(client: Client, model: nn.Module, layer: str) -> tuple[Tensor, Te
     return finite(features), finite(logits)
 
 
-@task
+@task("score_with_tower")
 def score_with_tower(client: Client, weights: Weights, hidden: int, layers: int, layer: str, alone: bool) -> Score:
     """The client's extractor and the server's tower on the client's test samples; `alone`: its own small model."""
     inputs, labels = client.test.inputs, client.test.labels
@@ -103,7 +103,7 @@ def feature_shape(name: str, layer: str, server: Server) -> tuple[int, ...]:
         raise ConfigError(f"{name}: the server must know the shape of an input: give it (Server(shape=...))")
     blank = torch.zeros(1, *server.shape, dtype=torch.int64 if server.tokens else torch.float32)
     shapes = {}
-    for P in server.prototypes:
+    for P in server.architectures:
         model = server.model(P, server.init(P))
         layers = [n for n, _ in model.named_modules() if n]
         if layer not in layers:
@@ -120,7 +120,7 @@ def feature_shape(name: str, layer: str, server: Server) -> tuple[int, ...]:
             + ", ".join(f"{shape} in {P!r}" for P, shape in shapes.items())
             + ": set features = 'representation' and models.head = 'shared'"
         )
-    return shapes[server.prototypes[0]]
+    return shapes[server.architectures[0]]
 
 
 def usable(

@@ -72,9 +72,9 @@ class FedAMP:
         w, S = state.models, fed.sample()
         u: dict[str, Weights] = {}
         alpha: dict[str, float] = {}
-        for P in server.prototypes:
+        for P in server.architectures:
             start = server.init(P)
-            u |= {k: start for k in S if fed.prototype(k) == P}  # who was never asked begins here
+            u |= {k: start for k in S if fed.architecture(k) == P}  # who was never asked begins here
             mixed, alpha[P] = self.pass_messages(P, S, w, fed, server)
             u |= mixed
         replies = fed.map(
@@ -82,7 +82,7 @@ class FedAMP:
             S,
             weights=per_client(u.__getitem__),
             local=self.local,
-            mu=per_client(lambda k: self.pull(alpha[fed.prototype(k)])),
+            mu=per_client(lambda k: self.pull(alpha[fed.architecture(k)])),
         )
         return self.State(w | {k: reply.weights for k, reply in replies.items()})
 
@@ -93,7 +93,7 @@ class FedAMP:
 
         Clients that are absent in this round take part in the sums with the last model they sent.
         """
-        known = [k for k in fed.clients if k in w and fed.prototype(k) == P]
+        known = [k for k in fed.clients if k in w and fed.architecture(k) == P]
         asked = [known.index(k) for k in S if k in known]
         if not asked:
             return {}, self.alpha

@@ -3,7 +3,7 @@
 FedAvg: McMahan et al., AISTATS 2017, Algorithm 1. FedProx: Li et al., MLSys 2020, Algorithm 2. FedAvgM: Hsu et al.,
 2019, as FedDF states it in its appendix C.2.
 
-Where clients run different architectures ("prototypes"), each is averaged over its own clients; with one
+Where clients run different architectures, each is averaged over its own clients; with one
 architecture that is the usual average. BatchNorm statistics are averaged with the same weights as parameters.
 """
 
@@ -42,8 +42,10 @@ def average_round(
     x: dict[str, Weights], S: list[str], fed: Federation, average: Average, local: Any, mu: float = 0.0
 ) -> Means:
     """Clients S train the model of their architecture; the mean of what they send, for each architecture."""
-    sent = per_client(lambda k: x[fed.prototype(k)])
-    return fed.mean(local_update, S, by=fed.prototype, uniform=average == "uniform", weights=sent, local=local, mu=mu)
+    sent = per_client(lambda k: x[fed.architecture(k)])
+    return fed.mean(
+        local_update, S, by=fed.architecture, uniform=average == "uniform", weights=sent, local=local, mu=mu
+    )
 
 
 @register("fedavg")
@@ -58,10 +60,10 @@ class FedAvg:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # prototype -> weights
+        weights: dict[str, Weights]  # architecture -> weights
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.prototypes})
+        return self.State({P: server.init(P) for P in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x = state.weights
@@ -96,7 +98,7 @@ class FedProx:
             raise ConfigError(f"fedprox: straggler_fraction = {self.straggler_fraction} must be between 0 and 1")
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.prototypes})
+        return self.State({P: server.init(P) for P in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x = state.weights
@@ -143,7 +145,7 @@ class FedAvgM:
             raise ConfigError(f"fedavgm: momentum = {self.momentum} must be in [0, 1)")
 
     def init(self, fed: Federation, server: Server) -> State:
-        x = {P: server.init(P) for P in server.prototypes}
+        x = {P: server.init(P) for P in server.architectures}
         v = {P: {n: torch.zeros_like(x[P][n]) for n in parameter_names(server.template(P))} for P in x}
         return self.State(x, v)
 

@@ -42,7 +42,7 @@ class FedAvgFT:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # prototype -> weights
+        weights: dict[str, Weights]  # architecture -> weights
         tuned: bool  # the clients hold fine-tuned copies of these
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class FedAvgFT:
         return ("split",) if self.freeze_base else ()
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.prototypes}, False)
+        return self.State({P: server.init(P) for P in server.architectures}, False)
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x = state.weights

@@ -1,8 +1,8 @@
 """FedDF (Lin, Kong, Stich, Jaggi, NeurIPS 2020): ensemble distillation for robust model fusion, Algorithm 3.
 
-Clients run different architectures ("prototypes"). Each round every prototype is averaged over its own clients and
-then distilled, on unlabelled public samples, from the mean logits of *all* clients. With one architecture this is
-Algorithm 1, and with no distillation steps it is FedAvg.
+Clients run different architectures ("prototypes" in the paper). Each round every architecture is averaged over its own
+clients and then distilled, on unlabelled public samples, from the mean logits of *all* clients. With one architecture
+this is Algorithm 1, and with no distillation steps it is FedAvg.
 
 BatchNorm: teachers answer with their own running statistics and keep them. Running statistics are averaged like
 parameters (line 11); the student's then follow the public samples, unless fusion.student_norm = "frozen".
@@ -48,7 +48,7 @@ class FedDF:
     drop_worst: bool = False  # clients that guess on the validation set are neither averaged nor teachers
     drop_threshold: float = 1.2  # in multiples of chance
     drop_outliers: bool = False  # and if there are none, those far below the others
-    distill_absent: bool = False  # also distil prototypes that had no client this round
+    distill_absent: bool = False  # also distil architectures that had no client this round
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
     quantise: LowBit = field(default_factory=LowBit)
     swag: Swag = field(default_factory=Swag)
@@ -67,11 +67,11 @@ class FedDF:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # M: prototype -> weights
+        weights: dict[str, Weights]  # M: architecture -> weights
 
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)
-        return self.State({P: server.init(P) for P in server.prototypes})  # line 2
+        return self.State({P: server.init(P) for P in server.architectures})  # line 2
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M = state.weights
@@ -80,8 +80,8 @@ class FedDF:
         d = self.public_indices(fed, server)
         teachers = self.teachers(x, d, fed, server)
         x_0 = {}
-        for P in server.prototypes:  # line 9
-            S_P = [k for k in teachers if fed.prototype(k) == P]  # line 10
+        for P in server.architectures:  # line 9
+            S_P = [k for k in teachers if fed.architecture(k) == P]  # line 10
             if S_P and self.student_init == "from_average":
                 x_0[P] = average_of(self.average, x, S_P, fed)  # line 11
             elif S_P or (self.distill_absent and teachers):
@@ -96,7 +96,7 @@ class FedDF:
 
     def train(self, S: list[str], M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
         """Lines 7-8: every client trains the model of its architecture."""
-        payload = {"weights": per_client(lambda k: M[fed.prototype(k)]), "local": self.local, "mu": self.mu}
+        payload = {"weights": per_client(lambda k: M[fed.architecture(k)]), "local": self.local, "mu": self.mu}
         if self.quantise.bits == OFF:
             x = fed.map(local_update, S, **payload)
         else:
@@ -107,7 +107,7 @@ class FedDF:
     def fuse(
         self, x_0: dict[str, Weights], teachers: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server
     ) -> dict[str, Weights]:
-        """Lines 12-14 for every prototype, side by side: given the teachers they are independent.
+        """Lines 12-14 for every architecture, side by side: given the teachers they are independent.
 
         All students see the same mini-batches, so the teachers are asked once about each public sample in them, or
         once about each mini-batch where samples change with every draw.
@@ -134,7 +134,7 @@ class FedDF:
         for P, (_, done) in zip(x_0, results, strict=True):
             kind = "distill_diverged" if done.diverged else "distilled"
             facts = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss, "accuracy": done.accuracy}
-            server.event(kind, prototype=P, **facts)
+            server.event(kind, architecture=P, **facts)
         return {P: weights for P, (weights, _) in zip(x_0, results, strict=True)}
 
     def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
@@ -151,7 +151,7 @@ class FedDF:
         if not models:
             server.event("round_empty", reason="no upload is usable")
         elif self.report_ensemble:
-            members = [(fed.prototype(k), x[k].weights) for k in models]
+            members = [(fed.architecture(k), x[k].weights) for k in models]
             server.report_ensemble("teachers", members, self.ensemble, names=list(models))
             note_teachers(models, d, fed, server)
         return models

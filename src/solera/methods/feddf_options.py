@@ -44,7 +44,7 @@ def drawn_around(
     Nobody has trained these, so their BatchNorm statistics are taken anew from public samples. `report` is the rule by
     which all of them are measured together.
     """
-    (P,) = server.prototypes
+    (P,) = server.architectures
     order = torch.randperm(len(d), generator=torch.Generator().manual_seed(fed.seed("norm")))
     inputs = server.public[d[order[:NORM_SAMPLES]]]
     uploads, names = [m.weights for m in teachers.values()], parameter_names(server.template(P))
@@ -61,8 +61,8 @@ def drawn_around(
 
 def clipped(x: Replies, M: dict[str, Weights], factor: float, fed: Federation, server: Server) -> Replies:
     """The uploads, none further from what was sent than `factor` times the median of its architecture's clients."""
-    for P in server.prototypes:
-        own = [k for k in x if fed.prototype(k) == P]
+    for P in server.architectures:
+        own = [k for k in x if fed.architecture(k) == P]
         names = parameter_names(server.template(P))
         for k, weights in zip(own, clip_updates([x[k].weights for k in own], M[P], factor, names), strict=True):
             if weights is not x[k].weights:
@@ -86,10 +86,10 @@ def check_feddf(feddf: Any, server: Server) -> None:
         raise ConfigError(f"feddf: update_clip = {feddf.update_clip} must be positive: multiples of the median update")
     if steps == 0 and (swag.samples or top is not None):
         raise ConfigError("feddf: swag and low_entropy_top concern distillation: they need fusion.steps above 0")
-    if swag.samples and len(server.prototypes) > 1:
+    if swag.samples and len(server.architectures) > 1:
         raise ConfigError(
             f"feddf: swag.samples = {swag.samples} draws around models of one architecture, but the clients have "
-            f"{', '.join(server.prototypes)}: leave it out, or name one architecture in models.clients"
+            f"{', '.join(server.architectures)}: leave it out, or name one architecture in models.clients"
         )
     if steps == 0:
         return

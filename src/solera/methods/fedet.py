@@ -86,13 +86,13 @@ class FedET:
         if server.large is None:
             raise ConfigError("fedet trains a model of the server's own: set models.server, say to 'vgg19'")
         w = server.init(server.large)
-        M = {i: server.init(i) | head_of(w) for i in server.prototypes}  # line 1
+        M = {i: server.init(i) | head_of(w) for i in server.architectures}  # line 1
         return self.State(M, Model(server.large, w))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M = state.small
         S = fed.sample()  # lines 1 and 12
-        sent = per_client(lambda k: M[fed.prototype(k)])  # line 5: M[M(k)]
+        sent = per_client(lambda k: M[fed.architecture(k)])  # line 5: M[M(k)]
         x = fed.map(local_update, S, weights=sent, local=self.local, mu=0.0)  # lines 4-6, eq. 1
         d = server.public.round_indices(server.per_round, fed.seed("public"))
         teachers = self.teachers(x, d, fed, server)  # line 8
@@ -100,10 +100,10 @@ class FedET:
             return state
         heads = Replies((k, Update(head_of(x[k].weights))) for k in teachers)
         h = average_of(self.average, heads, list(teachers), fed)  # line 9
-        large = Model(state.large.prototype, state.large.weights | h)
+        large = Model(state.large.architecture, state.large.weights | h)
         large = self.transfer(large, teachers, d, fed, server)  # line 10, eq. 11
-        for i in server.prototypes:
-            S_i = [k for k in teachers if fed.prototype(k) == i]
+        for i in server.architectures:
+            S_i = [k for k in teachers if fed.architecture(k) == i]
             if S_i:
                 M = M | {i: average_of(self.average, x, S_i, fed)}  # line 10, eq. 12
         h = head_of(large.weights)
@@ -127,13 +127,13 @@ class FedET:
             target = normalised(dissent) if self.div_target == "normalised" else dissent
             return ensemble_loss(logits, labels, target, self.diversity)
 
-        model = server.model(large.prototype, large.weights)
+        model = server.model(large.architecture, large.weights)
         student = partial(distill, model, server.public, teacher, self.fusion, seed, indices=d, loss=loss)
         (done,) = side_by_side(fed, server, [student])  # a single job, for its own random numbers (dropout)
         kind = "distill_diverged" if done.diverged else "distilled"
         facts |= {"steps": done.steps, "best_step": done.best_step, "loss": done.loss}
-        server.event(kind, prototype=large.prototype, **facts)
-        return Model(large.prototype, weights_of(model))
+        server.event(kind, architecture=large.architecture, **facts)
+        return Model(large.architecture, weights_of(model))
 
     def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
         """The clients' models that are averaged and teach: those that answer with finite numbers."""
@@ -141,10 +141,10 @@ class FedET:
         if not models:
             server.event("round_empty", reason="no upload is usable")
         elif self.report_ensemble:
-            members = [(fed.prototype(k), x[k].weights) for k in models for _ in range(fed.copies.get(k, 1))]
+            members = [(fed.architecture(k), x[k].weights) for k in models for _ in range(fed.copies.get(k, 1))]
             server.report_ensemble("teachers", members, "confidence")
             note_teachers(models, d, fed, server)
         return models
 
     def models(self, state: State) -> dict[str, Model]:
-        return {state.large.prototype: state.large} | models_of(state.small)
+        return {state.large.architecture: state.large} | models_of(state.small)

@@ -35,7 +35,7 @@ class Trained:
             raise ValueError(f"gains are a row of float32, not {tuple(self.gains.shape)} {self.gains.dtype}")
 
 
-@task
+@task("mix_and_train")
 def mix_and_train(
     client: Client, weights: Weights, others: list[Weights], offered: int, local: Local, validation: float
 ) -> Trained:
@@ -113,8 +113,8 @@ class FedFomo:
     def round(self, state: State, fed: Federation, server: Server) -> State:
         S = fed.sample()
         givers = {k: self.choose(k, state, fed) for k in S}
-        initial = {P: server.init(P) for P in server.prototypes}
-        sent = {k: [state.models[m] for m in givers[k]] or [initial[fed.prototype(k)]] for k in S}
+        initial = {P: server.init(P) for P in server.architectures}
+        sent = {k: [state.models[m] for m in givers[k]] or [initial[fed.architecture(k)]] for k in S}
         replies = fed.map(
             mix_and_train,
             S,
@@ -137,7 +137,7 @@ class FedFomo:
 
     def choose(self, k: str, state: State, fed: Federation) -> list[str]:
         """Whose models client k is sent: those with the highest affinity, and some by chance."""
-        known = [m for m in fed.clients if m in state.models and m != k and fed.prototype(m) == fed.prototype(k)]
+        known = [m for m in fed.clients if m in state.models and m != k and fed.architecture(m) == fed.architecture(k)]
         scores = [state.affinity.get(k, {}).get(m, 0.0) for m in known]
         generator = torch.Generator().manual_seed(fed.seed("givers", k))
         epsilon = max(0.0, self.epsilon - self.epsilon_decay * fed.round)

@@ -49,7 +49,7 @@ class FedFTG:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # prototype -> weights
+        weights: dict[str, Weights]  # architecture -> weights
         generator: Weights
         counts: dict[str, Tensor]  # client -> its samples of each label, as told when it first took part
 
@@ -57,12 +57,12 @@ class FedFTG:
         self.check(server)
         with isolated(fed.seed("generator")):
             generator = weights_of(self.generator(server)) if self.tune.steps else {}
-        return self.State({P: server.init(P) for P in server.prototypes}, generator, {})
+        return self.State({P: server.init(P) for P in server.architectures}, generator, {})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         w, known = state.weights, state.counts
         S = fed.sample()
-        sent = per_client(lambda k: w[fed.prototype(k)])
+        sent = per_client(lambda k: w[fed.architecture(k)])
         unknown = per_client(lambda k: self.tune.steps > 0 and k not in known)
         x = fed.map(train_and_count, S, weights=sent, local=self.local, count=unknown)
         if self.tune.steps == 0:
@@ -100,12 +100,12 @@ class FedFTG:
             server.event("distill_diverged", steps=self.tune.steps)
             return w_0, generator
         for P, loss in zip(students, losses, strict=True):
-            server.event("distilled", prototype=P, steps=self.tune.steps, loss=loss)
+            server.event("distilled", architecture=P, steps=self.tune.steps, loss=loss)
         return tuned, weights
 
     def averages(self, x: Replies, S: list[str], fed: Federation) -> dict[str, Weights]:
         """FedAvg's step for each architecture that somebody sent."""
-        groups = {P: [k for k in S if fed.prototype(k) == P] for P in sorted({fed.prototype(k) for k in S})}
+        groups = {P: [k for k in S if fed.architecture(k) == P] for P in sorted({fed.architecture(k) for k in S})}
         return {P: average_of(self.average, x, S_P, fed) for P, S_P in groups.items()}
 
     def probe(self, state: State, fed: Federation, server: Server) -> Tensor:

@@ -39,7 +39,7 @@ def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:
     return objective
 
 
-@task
+@task("learn_from_server")
 def learn_from_server(
     client: Client, drawn: Drawn, logits: Tensor, epsilon: float, distil: Local, local: Local
 ) -> None:
@@ -102,7 +102,7 @@ class FedGEMS:
     def round(self, state: State, fed: Federation, server: Server) -> State:
         d, S = draw(None, fed, server), fed.sample()
         x, y = server.public[d], server.public.labels[d]
-        model = server.model(state.large.prototype, state.large.weights)
+        model = server.model(state.large.architecture, state.large.weights)
         z = logits_of(model, x)
         right = z.argmax(-1) == y
         pool, pooled = state.pool.clone(), state.pooled.clone()
@@ -117,7 +117,7 @@ class FedGEMS:
         counts = {"right": int(right.sum()), "asked": int(ask_for.sum()), "taught": int(taught.sum())}
         server.event("selected", samples=len(d), **counts)
 
-        logits = logits_of(server.model(large.prototype, large.weights), x)
+        logits = logits_of(server.model(large.architecture, large.weights), x)
         drawn = Drawn(d.int(), server.public.digest)
         how = {"epsilon": self.epsilon, "distil": self.distil, "local": self.local}
         fed.map(learn_from_server, S, drawn=drawn, logits=logits, **how)
@@ -144,7 +144,7 @@ class FedGEMS:
         fine = not done.stopped and is_finite(weights)
         loss = done.loss if done.steps else None
         server.event("server_trained" if fine else "server_diverged", steps=done.steps, loss=loss)
-        return Model(before.prototype, weights) if fine else before
+        return Model(before.architecture, weights) if fine else before
 
     def models(self, state: State) -> dict[str, Model]:
-        return {state.large.prototype: state.large}
+        return {state.large.architecture: state.large}

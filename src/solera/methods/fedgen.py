@@ -58,7 +58,7 @@ class FedGen:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # theta: prototype -> weights
+        weights: dict[str, Weights]  # theta: architecture -> weights
         generator: Weights  # w
         prior: Tensor  # p(y); all 0 as long as the generator has not learned anything
 
@@ -70,9 +70,9 @@ class FedGen:
             raise ConfigError(f"fedgen: decay = {self.decay} must be at most 1")
 
     def init(self, fed: Federation, server: Server) -> State:
-        theta = {P: server.init(P) for P in server.prototypes}
+        theta = {P: server.init(P) for P in server.architectures}
         if self.share_head:
-            theta = {P: w | head_of(theta[server.prototypes[0]]) for P, w in theta.items()}
+            theta = {P: w | head_of(theta[server.architectures[0]]) for P, w in theta.items()}
         with isolated(fed.seed("generator")):
             G = latent_generator(latent_size(server), self.generator.noise, server.num_classes, self.generator.hidden)
         return self.State(theta, weights_of(G), torch.zeros(server.num_classes))
@@ -83,7 +83,7 @@ class FedGen:
         x = fed.map(
             train_with_generator,
             S,
-            weights=per_client(lambda k: theta[fed.prototype(k)]),
+            weights=per_client(lambda k: theta[fed.architecture(k)]),
             generator=state.generator,
             prior=state.prior,
             local=self.local,
@@ -96,8 +96,8 @@ class FedGen:
         if not heads:
             server.event("round_empty", reason="no upload is usable")
             return state
-        for P in server.prototypes:
-            S_P = [k for k in heads if fed.prototype(k) == P]
+        for P in server.architectures:
+            S_P = [k for k in heads if fed.architecture(k) == P]
             if S_P:
                 theta = theta | {P: average_of(self.average, x, S_P, fed)}
         if self.share_head:
@@ -133,7 +133,7 @@ class FedGen:
             z = G(*draw(everything, self.generator.batch, G.noise, rng))
         heads = {}
         for k in counts:
-            head = server.model(fed.prototype(k), x[k].weights).get_submodule("head")
+            head = server.model(fed.architecture(k), x[k].weights).get_submodule("head")
             if bool(torch.isfinite(logits_of(head, z)).all()):
                 heads[k] = head
             else:
@@ -148,7 +148,7 @@ def latent_size(server: Server) -> int:
     """How many numbers the heads take: asked of a model, with blank inputs."""
     if server.shape is None:
         raise ConfigError("fedgen: the server does not know what an input looks like: give Server its shape")
-    model: Any = server.template(server.prototypes[0])
+    model: Any = server.template(server.architectures[0])
     with evaluating(model):
         z = model.represent(torch.zeros(2, *server.shape, dtype=torch.int64 if server.tokens else torch.float32))
     if z.ndim != 2:

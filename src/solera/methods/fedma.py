@@ -58,14 +58,14 @@ class FedMA:
             raise ConfigError(f"fedma: matching = {self.matching!r} needs scipy: pip install 'solera[matching]'")
 
     def init(self, fed: Federation, server: Server) -> State:
-        x = {P: server.init(P) for P in server.prototypes}
+        x = {P: server.init(P) for P in server.architectures}
         return self.State(x, {P: chain(server.template(P)) for P in x})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, S, finished = dict(state.weights), fed.sample(), 0
         fed.quorum = 0  # who sees a cycle through is counted at its end
-        for P in sorted({fed.prototype(k) for k in S}):
-            members = [k for k in S if fed.prototype(k) == P]
+        for P in sorted({fed.architecture(k) for k in S}):
+            members = [k for k in S if fed.architecture(k) == P]
             x[P], there = self.cycle(x[P], state.chains[P], members, fed, server)
             finished += len(there)
         if finished < fed.config.min_replies:

@@ -45,7 +45,7 @@ Distance = Literal["l1", "kl"]
 DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"l1": F.l1_loss, "kl": kd_loss}  # from the consensus
 
 
-@task
+@task("prepare_and_score")
 def prepare_and_score(
     client: Client, pretrain: Local, private: Local, indices: Tensor, digest: str, classes: int
 ) -> Scores:
@@ -64,7 +64,7 @@ def prepare_and_score(
     return Scores(scores)
 
 
-@task
+@task("digest_and_revisit")
 def digest_and_revisit(
     client: Client, consensus: Tensor, digest: Local, loss: Distance, student_norm: StudentNorm, revisit: Local
 ) -> Done:

@@ -26,13 +26,13 @@ class Tuning:
     kd: float = 0.0  # times KL(received model's answers || own answers), added to the cross-entropy
 
 
-@task
+@task("fine_tune")
 def fine_tune(client: Client, weights: Weights, tuning: Tuning) -> None:
     """Train the received model on the client's own data and keep it; nothing is sent back."""
     client.state["model"] = weights_of(_tuned(client, weights, tuning))
 
 
-@task
+@task("score_tuned")
 def score_tuned(client: Client, weights: Weights, tuning: Tuning, tuned: bool) -> Score:
     """The fine-tuned model on the client's test samples; before the end, a copy that is tuned for this and dropped."""
     own = client.state.get("model") if tuned else None
@@ -42,7 +42,7 @@ def score_tuned(client: Client, weights: Weights, tuning: Tuning, tuned: bool) -
 
 def tuning_payload(x: dict[str, Weights], tuning: Tuning, fed: Federation) -> dict[str, Any]:
     """What the two tasks need: for each client the model of its architecture."""
-    return {"weights": per_client(lambda k: x[fed.prototype(k)]), "tuning": tuning}
+    return {"weights": per_client(lambda k: x[fed.architecture(k)]), "tuning": tuning}
 
 
 def _tuned(client: Client, weights: Weights, tuning: Tuning) -> nn.Module:

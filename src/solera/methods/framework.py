@@ -55,7 +55,7 @@ class Framework(Slots):
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)
         check_groups(self.shares, self.secure, self.global_trainer.designated, fed, server)
-        w = {(P, k): server.init(P, k) for P in server.prototypes for k in range(self.K)}  # w^g*_{-1,k}
+        w = {(P, k): server.init(P, k) for P in server.architectures for k in range(self.K)}  # w^g*_{-1,k}
         memory = {g: self.local_trainer.memory(g, w[g], parameter_names(server.template(g[0]))) for g in w}
         return self.State(-1, nest(w), {}, nest(memory), [])
 
@@ -91,7 +91,7 @@ class Framework(Slots):
         depend on the number of its exchange.
         """
         w, memory = flat(state.models), flat(state.memory)
-        first = [(P, 0) for P in server.prototypes if self.global_trainer.designated]
+        first = [(P, 0) for P in server.architectures if self.global_trainer.designated]
         cohort.start([g for g in w if g not in first], w, memory, self.local)
         students = {(P, 0): student for P, student in state.pending.items()}
         lesson = self.lesson(students, state.t, state.history, fed, server, clock)
@@ -121,7 +121,7 @@ class Framework(Slots):
         """Have the ensemble measured as it teaches: before any distillation."""
         members = [m for checkpoint in history for m in checkpoint]
         if self.report_ensemble and members:
-            voices, shares = [(m.prototype, m.weights) for m in members], [m.share for m in members]
+            voices, shares = [(m.architecture, m.weights) for m in members], [m.share for m in members]
             server.report_ensemble("ensemble", voices, self.ensemble_trainer.rule, shares)
 
     # -- results --
@@ -139,4 +139,4 @@ class Framework(Slots):
 
     def ensemble_models(self, state: State) -> list[tuple[Model, float]]:
         """The ensemble itself, for inference: its members, and how much each counts."""
-        return [(Model(m.prototype, m.weights), m.share) for checkpoint in state.history for m in checkpoint]
+        return [(Model(m.architecture, m.weights), m.share) for checkpoint in state.history for m in checkpoint]

@@ -6,7 +6,7 @@ from where it was. On the wire this is FedAvg: each client receives and sends it
 
 The defaults are what the ablation in benchmarks/fedet_ablation.py is about. The other settings lead back, one by one,
 to Fed-ET (Cho et al., IJCAI 2022): targets = "hard" with ensemble = "confidence" (its consensus labels),
-head = "shared" (one head, passed both ways), prototypes = "averaged" (not distilled), fusion by few steps of SGD.
+head = "shared" (one head, passed both ways), client_models = "averaged" (not distilled), fusion by few steps of SGD.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class FusionLarge:
     fusion: Distill = field(default_factory=Distill)  # of every student
     ensemble: Rule = "avg_logits"
     targets: Literal["soft", "hard"] = "soft"  # what the ensemble thinks of every class, or only its first choice
-    prototypes: Literal["distilled", "averaged"] = "distilled"  # what the next clients start from
+    client_models: Literal["distilled", "averaged"] = "distilled"  # what the next clients start from
     head: Literal["own", "shared"] = "own"  # shared: the clients' mean head to the server, the server's to all models
     average: Literal["weighted", "uniform", "median"] = "weighted"  # of the small models; heads: each client the same
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
@@ -75,7 +75,7 @@ class FusionLarge:
         self.check(server)
         w = server.init(server.large)
         shared = head_of(w) if self.head == "shared" else {}
-        return self.State({P: server.init(P) | shared for P in server.prototypes}, Model(server.large, w))
+        return self.State({P: server.init(P) | shared for P in server.architectures}, Model(server.large, w))
 
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""
@@ -83,20 +83,20 @@ class FusionLarge:
             raise ConfigError("fusionlarge: fusion.keep_init_if_better needs a validation set: set data.validation")
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
-        M, large = state.small, state.large.prototype
-        sent = per_client(lambda k: M[fed.prototype(k)])
+        M, large = state.small, state.large.architecture
+        sent = per_client(lambda k: M[fed.architecture(k)])
         x = fed.map(local_update, fed.sample(), weights=sent, local=self.local, mu=0.0)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
         models = self.teachers(x, d, fed, server)
         if not models:
             return state
-        S = {P: [k for k in models if fed.prototype(k) == P] for P in server.prototypes}
+        S = {P: [k for k in models if fed.architecture(k) == P] for P in server.architectures}
         x_0 = {P: average_of(self.average, x, S[P], fed) for P in S if S[P]}
-        for P in x_0 if self.report_ensemble and self.fusion.steps and self.prototypes == "distilled" else ():
+        for P in x_0 if self.report_ensemble and self.fusion.steps and self.client_models == "distilled" else ():
             server.report_average(P, x_0[P])
         teacher = self.teacher(models, d, fed, server)
         fuse = partial(self.fuse, teacher=teacher, d=d, fed=fed, server=server)
-        students = x_0 if self.prototypes == "distilled" else {}
+        students = x_0 if self.client_models == "distilled" else {}
         if self.head == "own":
             M = M | x_0 | fuse({large: state.large.weights} | students)
         else:  # the small models get the head before they are distilled, so that their bodies learn to use it
@@ -105,7 +105,7 @@ class FusionLarge:
             w = fuse({large: state.large.weights | h})
             M = {P: m | head_of(w[large]) for P, m in (M | x_0).items()} | w
             M = M | fuse({P: M[P] for P in students})
-        return self.State({P: M[P] for P in server.prototypes}, Model(large, M[large]))
+        return self.State({P: M[P] for P in server.architectures}, Model(large, M[large]))
 
     def teacher(
         self, models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server
@@ -115,7 +115,7 @@ class FusionLarge:
         teacher: Teacher = Ensemble(list(models.values()), self.ensemble, copies, self.fusion.temperature)
         if self.targets == "hard":
             teacher = partial(hard, teacher)
-        seed, alone = fed.seed("fusion"), self.prototypes == "averaged"  # the large model is the only student
+        seed, alone = fed.seed("fusion"), self.client_models == "averaged"  # the large model is the only student
         if self.fusion.steps == 0 or (server.public.fresh and alone):
             return teacher
         if server.public.fresh:
@@ -138,7 +138,7 @@ class FusionLarge:
         for P, (_, done) in zip(students, results, strict=True):
             facts: dict[str, Any] = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss}
             kind = "distill_diverged" if done.diverged else "distilled"
-            server.event(kind, prototype=P, accuracy=done.accuracy, **facts)
+            server.event(kind, architecture=P, accuracy=done.accuracy, **facts)
         return {P: weights for P, (weights, _) in zip(students, results, strict=True)}
 
     def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
@@ -147,10 +147,10 @@ class FusionLarge:
         if not models:
             server.event("round_empty", reason="no upload is usable")
         elif self.report_ensemble:
-            members = [(fed.prototype(k), x[k].weights) for k in models]
+            members = [(fed.architecture(k), x[k].weights) for k in models]
             server.report_ensemble("teachers", members, self.ensemble, names=list(models))
             note_teachers(models, d, fed, server)
         return models
 
     def models(self, state: State) -> dict[str, Model]:
-        return {state.large.prototype: state.large} | models_of(state.small)
+        return {state.large.architecture: state.large} | models_of(state.small)

@@ -78,7 +78,7 @@ class GlobalTrainer:
             return Lesson({}, torch.empty(0), fusion, seeds, server, clock)
         d = public_indices(fusion, seeds, server)
         probe = server.public[d[: fusion.batch]]
-        models = frozen([(m.prototype, m.weights) for m in members], server.model)
+        models = frozen([(m.architecture, m.weights) for m in members], server.model)
         fine = [m for m, model in zip(members, models, strict=True) if answers_finitely(model, probe)]
         if len(fine) < len(members):
             server.event("teacher_rejected", count=len(members) - len(fine), reason="non-finite logits")
@@ -92,7 +92,7 @@ class GlobalTrainer:
             return clock.timed("ask", _asked, teacher, several, d, fusion, seeds, server)
 
         if self.exclude_self:
-            teachers = {g: ask([m for m in fine if (m.prototype, m.group) != g]) for g in students}
+            teachers = {g: ask([m for m in fine if (m.architecture, m.group) != g]) for g in students}
         else:
             teachers = dict.fromkeys(students, ask(fine))
         validate = accuracy_on(server.validation) if self.early_stop else None
@@ -137,7 +137,7 @@ class Lesson:
         for (P, k), (_, done) in zip(taught, results, strict=True):
             kind = "distill_diverged" if done.diverged else "distilled"
             facts = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss, "accuracy": done.accuracy}
-            self.server.event(kind, prototype=P, group=k, of_round=self.seeds.t, **facts)
+            self.server.event(kind, architecture=P, group=k, of_round=self.seeds.t, **facts)
         return students | {g: weights for g, (weights, _) in zip(taught, results, strict=True)}
 
     def _student(self, g: Group, weights: Weights) -> tuple[Weights, Distilled]:

@@ -19,17 +19,17 @@ Schedule = Literal["random", "strata"]
 def members_of(fed: Federation, P: str) -> torch.Tensor:
     """Positions in the roster of the clients of architecture P that have examples."""
     roster = fed.clients
-    if P not in roster.prototypes:
+    if P not in roster.architectures:
         return torch.empty(0, dtype=torch.int64)
-    return ((roster.prototype_of == roster.prototypes.index(P)) & (roster.sizes > 0)).nonzero().flatten()
+    return ((roster.architecture_of == roster.architectures.index(P)) & (roster.sizes > 0)).nonzero().flatten()
 
 
 def split(shares: Sequence[int], schedule: Schedule, fed: Federation, server: Server) -> dict[str, Group]:
     """The cohort of this round in K groups inside each architecture: client -> (architecture, k)."""
     S, K = fed.sample(), len(shares)
     group: dict[str, Group] = {}
-    for P in server.prototypes:
-        S_P = [k for k in S if fed.prototype(k) == P]
+    for P in server.architectures:
+        S_P = [k for k in S if fed.architecture(k) == P]
         if schedule == "strata":
             found = _strata(S_P, K, P, fed)
         else:
@@ -40,7 +40,7 @@ def split(shares: Sequence[int], schedule: Schedule, fed: Federation, server: Se
         empty = sorted(set(range(K)) - set(found.values()))
         if empty:
             why = f"{len(S_P)} active clients of {P!r} for {K} groups"
-            server.event("groups_empty", prototype=P, groups=empty, reason=why)
+            server.event("groups_empty", architecture=P, groups=empty, reason=why)
         group |= {k: (P, g) for k, g in found.items()}
     return {k: group[k] for k in S if k in group}
 
@@ -63,7 +63,7 @@ def check_groups(shares: Sequence[int], secure: bool, designated: bool, fed: Fed
     """Refuse more groups than there can be clients for, and groups too small for what is asked of them."""
     K, fraction = len(shares), fed.config.fraction
     m = max(1, int(fraction * len(fed.clients) + 0.5))
-    for P in server.prototypes:
+    for P in server.architectures:
         active = min(m, len(members_of(fed, P)))
         where = f"{active} clients of {P!r} can be active in a round (federation.fraction = {fraction})"
         if active < K:
@@ -86,5 +86,7 @@ def drop_small(group: dict[str, Group], server: Server) -> dict[str, Group]:
         members.setdefault(g, []).append(k)
     for g, who in members.items():
         if len(who) < MIN_SECURE:
-            server.event("group_too_small", prototype=g[0], group=g[1], reason="secure aggregation needs two clients")
+            server.event(
+                "group_too_small", architecture=g[0], group=g[1], reason="secure aggregation needs two clients"
+            )
     return {k: g for k, g in group.items() if len(members[g]) >= MIN_SECURE}

@@ -59,7 +59,7 @@ class HeteroFL:
             )
 
     def check(self, server: Server) -> None:
-        for P in server.prototypes:
+        for P in server.architectures:
             try:
                 for rate in self.rates:
                     sub_shapes(server.template(P), rate)
@@ -67,7 +67,7 @@ class HeteroFL:
                 raise ConfigError(f"heterofl: {P!r} cannot be cut to rate {rate:g}: {e}") from None
 
     def init(self, fed: Federation, server: Server) -> State:
-        models = {P: server.template(P) for P in server.prototypes}
+        models = {P: server.template(P) for P in server.architectures}
         shapes = {P: {_text(r): sub_shapes(model, r) for r in self.used(P, fed)} for P, model in models.items()}
         x, statistics = {}, {}
         for P, model in models.items():
@@ -80,7 +80,7 @@ class HeteroFL:
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, S = dict(state.weights), fed.sample()
         rate = self.rates_of(S, fed)
-        part = {k: (fed.prototype(k), _text(rate[k])) for k in S}
+        part = {k: (fed.architecture(k), _text(rate[k])) for k in S}
         W = {(P, r): cut(x[P], state.shapes[P][r]) for P, r in set(part.values())}
         mean = fed.mean(
             train_part,
@@ -89,7 +89,7 @@ class HeteroFL:
             uniform=self.average == "uniform",
             weights=per_client(lambda k: W[part[k]]),
             classes=torch.ones(server.num_classes if self.masked else 0),
-            rows=per_client(lambda k: state.rows[fed.prototype(k)]),
+            rows=per_client(lambda k: state.rows[fed.architecture(k)]),
             local=self.local,
             rate=per_client(lambda k: rate[k] if self.scaler else 1.0),
             static=self.static_norm,
@@ -131,7 +131,7 @@ class HeteroFL:
         if self.assignment == "dynamic":
             drawn = {k: torch.Generator().manual_seed(fed.seed("rate", k)) for k in S}
             return {k: self.rates[int(torch.randint(len(self.rates), (), generator=g))] for k, g in drawn.items()}
-        of = fed.clients.prototype_of
+        of = fed.clients.architecture_of
         place = torch.zeros_like(of)  # of each client among those of its architecture that can be drawn
         for p in of.unique():
             mine = (of == p) & (fed.clients.sizes > 0)
@@ -140,7 +140,7 @@ class HeteroFL:
 
     def used(self, P: str, fed: Federation) -> list[float]:
         """The rates that clients of architecture P can have, largest first."""
-        mine = (fed.clients.prototype_of == fed.clients.prototypes.index(P)) & (fed.clients.sizes > 0)
+        mine = (fed.clients.architecture_of == fed.clients.architectures.index(P)) & (fed.clients.sizes > 0)
         given = self.rates if self.assignment == "dynamic" else self.rates[: max(1, int(mine.sum()))]
         return sorted(set(given), reverse=True)
 

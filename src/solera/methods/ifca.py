@@ -33,7 +33,7 @@ class Trained:
             raise ValueError(f"a cluster is one integer, not {tuple(self.cluster.shape)} {self.cluster.dtype}")
 
 
-@task
+@task("choose_and_train")
 def choose_and_train(client: Client, weights: Weights, others: list[Weights], local: Local) -> Trained:
     """Take the model with the lowest loss on the client's training samples, and train it on them."""
     models = [weights, *others]
@@ -43,7 +43,7 @@ def choose_and_train(client: Client, weights: Weights, others: list[Weights], lo
     return Trained(weights=weights_of(model), cluster=torch.tensor(j))
 
 
-@task
+@task("score_chosen")
 def score_chosen(client: Client, weights: Weights, others: list[Weights]) -> Score:
     """The model a client takes, by its training samples, on its own test samples."""
     models = [weights, *others]
@@ -77,14 +77,14 @@ class IFCA:
 
     @dataclass(frozen=True)
     class State:
-        clusters: dict[str, list[Weights]]  # prototype -> theta_1 ... theta_k
+        clusters: dict[str, list[Weights]]  # architecture -> theta_1 ... theta_k
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ConfigError(f"ifca: k = {self.k}: at least 1 cluster is needed")
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: [server.init(P, j) for j in range(self.k)] for P in server.prototypes})
+        return self.State({P: [server.init(P, j) for j in range(self.k)] for P in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         S = fed.sample()
@@ -96,8 +96,8 @@ class IFCA:
         chosen = {k: int(r.cluster) for k, r in replies.items()}
         server.event("clusters", chosen=chosen)
         theta = {P: list(models) for P, models in state.clusters.items()}
-        for P, j in sorted({(fed.prototype(k), j) for k, j in chosen.items()}):  # the others stay as they are
-            members = [k for k in chosen if (fed.prototype(k), chosen[k]) == (P, j)]
+        for P, j in sorted({(fed.architecture(k), j) for k, j in chosen.items()}):  # the others stay as they are
+            members = [k for k in chosen if (fed.architecture(k), chosen[k]) == (P, j)]
             theta[P][j] = average_of(self.average, replies, members, fed)
         return self.State(theta)
 
@@ -105,8 +105,8 @@ class IFCA:
         first = {P: own[0] for P, own in state.clusters.items()}
         others = {P: own[1:] for P, own in state.clusters.items()}
         return {
-            "weights": per_client(lambda k: first[fed.prototype(k)]),
-            "others": per_client(lambda k: others[fed.prototype(k)]),
+            "weights": per_client(lambda k: first[fed.architecture(k)]),
+            "others": per_client(lambda k: others[fed.architecture(k)]),
         }
 
     def models(self, state: State) -> dict[str, Model]:

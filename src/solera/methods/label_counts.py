@@ -27,7 +27,7 @@ def label_counts(client: Client) -> Tensor:
     return torch.bincount(client.train.labels, minlength=client.classes)
 
 
-@task
+@task("train_and_count")
 def train_and_count(client: Client, weights: Weights, local: Local, count: bool) -> CountedUpdate:
     """Train a copy of the received model; with `count`, also tell the label counts."""
     update = local_update(client, weights=weights, local=local, mu=0.0)

@@ -16,7 +16,7 @@ from ..wire import Weights
 from .label_counts import CountedUpdate, label_counts
 
 
-@task
+@task("train_with_generator")
 def train_with_generator(
     client: Client,
     weights: Weights,

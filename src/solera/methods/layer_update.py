@@ -27,7 +27,7 @@ class Sent:
             raise ValueError("a layer is a weight and perhaps a bias, with a row for each neuron")
 
 
-@task
+@task("first_layer")
 def first_layer(
     client: Client, weights: Weights, layers: list[Layer], local: Local, own_start: bool, count: bool
 ) -> Sent:
@@ -38,7 +38,7 @@ def first_layer(
     return _train_and_send(client, model, layers, 0, local, count)
 
 
-@task
+@task("next_layer")
 def next_layer(
     client: Client, matched: Weights, places: Tensor, layers: list[Layer], at: int, local: Local, count: bool
 ) -> Sent:

@@ -18,7 +18,7 @@ class Update:
     weights: Weights = like("weights")
 
 
-@task
+@task("local_update")
 def local_update(client: Client, weights: Weights, local: Local, mu: float) -> Update:
     """Train a copy of the received model; with mu > 0, pulled back towards it (FedProx)."""
     model = client.model(weights)  # line 2

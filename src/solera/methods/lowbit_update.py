@@ -26,7 +26,7 @@ class PackedUpdate:
     rest: Weights
 
 
-@task
+@task("lowbit_update")
 def lowbit_update(client: Client, weights: Weights, local: Local, mu: float, quantise: LowBit) -> PackedUpdate:
     """As `local_update`, with weights of a few bits: Q(w) is what is trained and what is sent."""
     model = client.model(weights)
@@ -42,7 +42,7 @@ def unpacked(replies: Replies, M: dict[str, Weights], quantise: LowBit, fed: Fed
     """
     x = Replies()
     for k, reply in replies.items():
-        P = fed.prototype(k)
+        P = fed.architecture(k)
         names = coarse_names(server.template(P), quantise)
         try:
             packing = Packing(reply.codes, reply.scales, reply.rest)

@@ -24,7 +24,7 @@ from .coefficients import block, note, shares, uniform_matrix, with_block
 from .local_update import Update
 
 
-@task
+@task("personal_update")
 def personal_update(client: Client, weights: Weights, local: Local) -> Update:
     """Train the received model, keep the result as the client's own, and send it."""
     model = client.model(weights)
@@ -65,7 +65,7 @@ class MNFLParameters:
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         c, start = state.c, state.start
-        initial = server.init(server.prototypes[0])
+        initial = server.init(server.architectures[0])
         sent = per_client(lambda k: start.get(k, initial))
         w = {k: r.weights for k, r in fed.map(personal_update, fed.sample(), weights=sent, local=self.local).items()}
         S, old = list(w), c
@@ -76,7 +76,7 @@ class MNFLParameters:
 
     def learned(self, c: Tensor, w: dict[str, Weights], fed: Federation, server: Server) -> Tensor:
         """Eq. (7) with the loss ||sum_m c_mn w^m - w^n||^2 / 2p: buffers are mixed, but do not count in it."""
-        names = parameter_names(server.template(server.prototypes[0]))
+        names = parameter_names(server.template(server.architectures[0]))
         models = list(w.values())
         p = sum(models[0][n].numel() for n in names)
         slope = partial(gram_slope, gram_matrix(models, names), p)

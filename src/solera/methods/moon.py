@@ -24,7 +24,7 @@ from .local_update import Update
 from .shared import models_of
 
 
-@task
+@task("contrastive_update")
 def contrastive_update(client: Client, weights: Weights, local: Local, mu: float, tau: float, buffer: int) -> Update:
     """Train the received model, near to it and away from the client's last models in what it makes of a sample."""
     inputs, labels = client.train.inputs, client.train.labels
@@ -72,7 +72,7 @@ class MOON:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # prototype -> weights
+        weights: dict[str, Weights]  # architecture -> weights
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < math.inf:
@@ -83,7 +83,7 @@ class MOON:
             raise ConfigError(f"moon: buffer = {self.buffer}: at least 1 is needed")
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.prototypes})
+        return self.State({P: server.init(P) for P in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x = state.weights

@@ -36,7 +36,7 @@ class PartStatistics:
     statistics: Weights = like("statistics")
 
 
-@task
+@task("train_part")
 def train_part(
     client: Client,
     weights: Weights,
@@ -61,7 +61,7 @@ def train_part(
     return PartUpdate(trained, held.to(classes.dtype))
 
 
-@task
+@task("part_statistics")
 def part_statistics(client: Client, weights: Weights, statistics: Weights) -> PartStatistics:
     """The statistics of BatchNorm after one pass of the client's data through the received part."""
     model = resized(client.template, weights | statistics)

@@ -26,7 +26,7 @@ from .shared import models_of
 Mode = Literal["fo", "hf"]
 
 
-@task
+@task("meta_update")
 def meta_update(client: Client, weights: Weights, local: Local, mode: Mode, alpha: float, delta: float) -> Update:
     """Train the received model for the loss it has after a step of adaptation."""
     model, data = client.model(weights), (client.train.inputs, client.train.labels)
@@ -63,7 +63,7 @@ class PerFedAvg:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # w: prototype -> weights
+        weights: dict[str, Weights]  # w: architecture -> weights
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < math.inf:
@@ -74,7 +74,7 @@ class PerFedAvg:
             raise ConfigError(f"perfedavg: adapt_steps = {self.adapt_steps}: at least 0 is needed")
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.prototypes})
+        return self.State({P: server.init(P) for P in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         w = state.weights

@@ -1,4 +1,4 @@
-"""pFedDF (footnote 2 of MNFL): FedDF, and at the end every client fine-tunes its prototype on its own data."""
+"""pFedDF (footnote 2 of MNFL): FedDF, and at the end every client fine-tunes its architecture on its own data."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
@@ -21,7 +21,7 @@ from .finetune import Tuning, fine_tune, score_tuned, tuning_payload
 class PFedDF:
     """FedDF with models that are made personal at the end."""
 
-    tune_epochs: int = 5  # of fine-tuning, otherwise as local training; 0: the prototypes as they are
+    tune_epochs: int = 5  # of fine-tuning, otherwise as local training; 0: the architectures as they are
 
     local: Local = field(default_factory=Local)  # from here on as in feddf
     fusion: Distill = field(default_factory=Distill)
@@ -34,7 +34,7 @@ class PFedDF:
     drop_worst: bool = False  # clients that guess on the validation set are neither averaged nor teachers
     drop_threshold: float = 1.2  # in multiples of chance
     drop_outliers: bool = False  # and if there are none, those far below the others
-    distill_absent: bool = False  # also distil prototypes that had no client this round
+    distill_absent: bool = False  # also distil architectures that had no client this round
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
     quantise: LowBit = field(default_factory=LowBit)  # of the clients' weights on the way up
     swag: Swag = field(default_factory=Swag)  # teachers drawn around the clients' models
@@ -54,7 +54,7 @@ class PFedDF:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # M: prototype -> weights
+        weights: dict[str, Weights]  # M: architecture -> weights
         tuned: bool  # the clients hold fine-tuned copies of these
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class PFedDF:
         return self.State(self.feddf.round(FedDF.State(state.weights), fed, server).weights, False)
 
     def finish(self, state: State, fed: Federation, server: Server) -> State:
-        """Every client gets its prototype, whether it was in the last cohort or not."""
+        """Every client gets its architecture, whether it was in the last cohort or not."""
         fed.map(fine_tune, list(fed.clients), **self.sent(state, fed))
         return self.State(state.weights, True)
 

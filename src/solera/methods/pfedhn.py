@@ -54,7 +54,7 @@ class PFedHN:
         self.check(server)
         generator = torch.Generator().manual_seed(fed.seed("hypernetwork"))
         size = self.hypernet.embedding or 1 + len(fed.clients) // 4
-        phi = new_hypernet({P: server.init(P) for P in server.prototypes}, size, self.hypernet, generator)
+        phi = new_hypernet({P: server.init(P) for P in server.architectures}, size, self.hypernet, generator)
         v = torch.randn(len(fed.clients), size, generator=generator)
         return self.State(phi, v, {n: torch.zeros_like(t) for n, t in (phi | {EMBEDDINGS: v}).items()})
 
@@ -69,7 +69,7 @@ class PFedHN:
         gradient = {n: torch.zeros_like(t) for n, t in x.items()}
         for k, delta in changes.items():
             i, share = fed.clients.index(k), fed.copies[k] / sum(fed.copies[m] for m in changes)
-            by_phi, by_v = pull_back(state.phi, state.v[i], fed.prototype(k), delta)
+            by_phi, by_v = pull_back(state.phi, state.v[i], fed.architecture(k), delta)
             for n, g in by_phi.items():  # (d theta / d phi)^T Delta theta, the mean over clients
                 gradient[n] += share * g
             gradient[EMBEDDINGS][i] += share * by_v  # (d theta / d v)^T Delta theta
@@ -78,14 +78,14 @@ class PFedHN:
 
     def made(self, state: State, k: str, fed: Federation) -> Weights:
         """The model of client k."""
-        return generate(state.phi, state.v[fed.clients.index(k)], fed.prototype(k))
+        return generate(state.phi, state.v[fed.clients.index(k)], fed.architecture(k))
 
     def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
         return {"weights": per_client(lambda k: self.made(state, k, fed))}
 
     def check(self, server: Server) -> None:
         """Refuse models with tensors that are no parameters of their own: the hypernetwork could not make them."""
-        for P in server.prototypes:
+        for P in server.architectures:
             unique = {name for name, _ in server.template(P).named_parameters()}
             if odd := [n for n in server.template(P).state_dict() if n not in unique]:
                 kind = "shared with another" if odd[0] in parameter_names(server.template(P)) else "a buffer"

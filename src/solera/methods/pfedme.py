@@ -24,7 +24,7 @@ from .local_update import Update
 from .shared import models_of
 
 
-@task
+@task("envelope_update")
 def envelope_update(client: Client, weights: Weights, local: Envelope) -> Update:
     """Train theta from the received model on and keep it; send w, which has followed it."""
     model = client.model(weights)
@@ -57,14 +57,14 @@ class PFedMe:
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # w: prototype -> weights
+        weights: dict[str, Weights]  # w: architecture -> weights
 
     def __post_init__(self) -> None:
         if not 0 < self.beta < math.inf:
             raise ConfigError(f"pfedme: beta = {self.beta} must be positive")
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.prototypes})
+        return self.State({P: server.init(P) for P in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         w = dict(state.weights)

@@ -80,7 +80,7 @@ def are_probabilities(probs: Tensor) -> bool:
 # ---- the client's half ------------------------------------------------------------------------------
 
 
-@task
+@task("train_and_predict")
 def train_and_predict(client: Client, local: Local, only_new: bool, drawn: Drawn, temperature: float) -> Predictions:
     """Train on private data (with `only_new`, just a client that has no model yet), then predict public samples."""
     inputs = public_inputs(client, drawn)  # before any work
@@ -93,21 +93,21 @@ def train_and_predict(client: Client, local: Local, only_new: bool, drawn: Drawn
     return Predictions(probs)
 
 
-@task
+@task("train_and_answer")
 def train_and_answer(client: Client, local: Local, indices: Tensor, digest: str, classes: int) -> Probabilities:
     """Train on private data, then say how likely each class is for each of the public samples."""
     model, inputs = _train(client, local, Drawn(indices, digest))
     return Probabilities(_predict(model, inputs, 1.0))
 
 
-@task
+@task("train_and_score")
 def train_and_score(client: Client, local: Local, indices: Tensor, digest: str, classes: int) -> Scores:
     """Train on private data, then score the public samples."""
     model, inputs = _train(client, local, Drawn(indices, digest))
     return Scores(scores_of(model, inputs))
 
 
-@task
+@task("distil_locally")
 def distil_locally(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm
 ) -> Done:
@@ -116,7 +116,7 @@ def distil_locally(
     return Done()
 
 
-@task
+@task("distil_and_predict")
 def distil_and_predict(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm
 ) -> Predictions:
@@ -125,7 +125,7 @@ def distil_and_predict(
     return Predictions(_predict(model, inputs, temperature))
 
 
-@task
+@task("distil_and_train")
 def distil_and_train(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm, local: Local
 ) -> None:

@@ -39,14 +39,14 @@ class Move:
     weights: Weights = like("weights")
 
 
-@task
+@task("controlled_update")
 def controlled_update(client: Client, weights: Weights, control: Weights, local: Local, option: Option) -> Delta:
     """Train with the corrected gradient; send the changes of the model and of the control variate."""
     dy, dc, _ = train(client, weights, control, local, option)
     return Delta(dy, dc)  # line 13
 
 
-@task
+@task("controlled_move")
 def controlled_move(client: Client, weights: Weights, control: Weights, local: Local) -> Move:
     """The same with option II, sending only the change of the model."""
     dy, _, lr_sum = train(client, weights, control, local, "II")
@@ -108,23 +108,23 @@ class Scaffold:
             raise ConfigError(f"scaffold: server_lr = {self.server_lr} must be positive")
 
     def init(self, fed: Federation, server: Server) -> State:
-        x = {P: server.init(P) for P in server.prototypes}
+        x = {P: server.init(P) for P in server.architectures}
         c = {P: {n: torch.zeros_like(x[P][n]) for n in parameter_names(server.template(P))} for P in x}
-        N = Counter(client.prototype for client in fed.clients.values() if client.num_examples)
+        N = Counter(client.architecture for client in fed.clients.values() if client.num_examples)
         return self.State(x, c, {P: N[P] for P in x})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, c, N = dict(state.weights), dict(state.control), state.clients
         S = fed.sample()  # line 4
         sent = {
-            "weights": per_client(lambda k: x[fed.prototype(k)]),
-            "control": per_client(lambda k: c[fed.prototype(k)]),
+            "weights": per_client(lambda k: x[fed.architecture(k)]),
+            "control": per_client(lambda k: c[fed.architecture(k)]),
             "local": self.local,
         }
         if self.derive_dc:
             mean = self.derived(fed.map(controlled_move, S, **sent), c, fed)
         else:
-            by, uniform = fed.prototype, not self.weighted
+            by, uniform = fed.architecture, not self.weighted
             mean = fed.mean(controlled_update, S, by=by, uniform=uniform, option=self.option, **sent)  # line 16
         for P, d in mean.items():
             share = mean.counts[P] / N[P]
@@ -138,7 +138,7 @@ class Scaffold:
         sums: dict[str, tuple[RunningMean, RunningMean]] = {}
         counts: Counter[str] = Counter()
         for k, move in replies.items():
-            P, lr_sum, copies = fed.prototype(k), move.lr_sum, fed.copies.get(k, 1)
+            P, lr_sum, copies = fed.architecture(k), move.lr_sum, fed.copies.get(k, 1)
             n = copies * (fed.num_examples(k) if self.weighted else 1)
             dc = {a: -t - move.weights[a] / lr_sum if lr_sum else torch.zeros_like(t) for a, t in c[P].items()}
             dy_mean, dc_mean = sums.setdefault(P, (RunningMean(), RunningMean()))

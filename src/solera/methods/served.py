@@ -7,7 +7,7 @@ from ..wire import SoleraError, Weights
 from .local_update import Update
 
 
-@task
+@task("train_received")
 def train_received(client: Client, weights: Weights, local: Local, mu: float) -> Update:
     """Train a copy of the received model, with mu > 0 pulled back towards it: the loss + mu/2 ||w - received||^2.
 
@@ -18,7 +18,7 @@ def train_received(client: Client, weights: Weights, local: Local, mu: float) ->
     return Update(unless_blown_up(weights_of(model), done.stopped))
 
 
-@task
+@task("score_received")
 def score_received(client: Client, weights: Weights | None) -> Score:
     """The received model on the client's own test samples; a client that was never asked has the initial one."""
     return evaluate(client.model(weights), client.test.inputs, client.test.labels)

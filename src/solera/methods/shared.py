@@ -43,7 +43,7 @@ def finite_models(
     x: Replies, probe: Tensor, fed: Federation, server: Server, probed: str = "public samples"
 ) -> dict[str, Frozen]:
     """The uploaded models whose logits on `probe` are finite numbers; the others are noted and left out."""
-    uploads = [(fed.prototype(k), x[k].weights) for k in x]
+    uploads = [(fed.architecture(k), x[k].weights) for k in x]
     models = dict(zip(x, frozen(uploads, server.model), strict=True))
     fine = side_by_side(fed, server, [partial(answers_finitely, model, probe) for model in models.values()])
     for k, ok in zip(list(models), fine, strict=True):
@@ -94,7 +94,7 @@ def average_of(how: Literal["weighted", "uniform", "median"], x: Replies, S: lis
 
 def check_logits(name: str, server: Server) -> None:
     """Refuse architectures that do not answer to a public sample with one logit for each class."""
-    for P in server.prototypes:
+    for P in server.architectures:
         shape = tuple(logits_of(server.model(P, server.init(P)), server.public[torch.tensor([0])]).shape)
         if shape != (1, server.num_classes):
             raise ConfigError(f"{name}: {P!r} gives logits {shape} for one sample, not (1, {server.num_classes})")

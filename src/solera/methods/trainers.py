@@ -48,7 +48,7 @@ class Seeds:
         return seed_from(self.run_seed, self.t, *key)
 
 
-@task
+@task("grouped_update")
 def grouped_update(client: Client, weights: Weights, control: Weights, local: Local, variate: str) -> Delta:
     """SCAFFOLD's local training with the client's control variate called `variate`: one for each group, or shared."""
     kept = client.state.get(variate)

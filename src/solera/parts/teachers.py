@@ -84,13 +84,13 @@ class Frozen(nn.Module):
     (torch refuses it afterwards).
     """
 
-    def __init__(self, prototype: str, weights: Weights, turns: "_Turns"):
+    def __init__(self, architecture: str, weights: Weights, turns: "_Turns"):
         super().__init__()
-        self.prototype, self.weights, self._turns = prototype, weights, turns
+        self.architecture, self.weights, self._turns = architecture, weights, turns
         self.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self._turns.loaded(self.prototype, self.weights)(inputs)
+        return self._turns.loaded(self.architecture, self.weights)(inputs)
 
     def state_dict(self, *_: Any, **__: Any) -> Weights:  # type: ignore[override]
         """The weights themselves, not a copy."""
@@ -103,7 +103,7 @@ def frozen(members: Iterable[tuple[str, Weights]], build: Build) -> list[Frozen]
     `build` makes a module with given weights; where there is one already, the next model's weights are loaded into it.
     """
     turns = _Turns(build)
-    return [Frozen(prototype, weights, turns) for prototype, weights in members]
+    return [Frozen(architecture, weights, turns) for architecture, weights in members]
 
 
 class _Turns(threading.local):
@@ -114,11 +114,11 @@ class _Turns(threading.local):
         self.modules: dict[Any, nn.Module] = {}
         self.holds: dict[Any, Weights] = {}  # what each of them has loaded
 
-    def loaded(self, prototype: str, weights: Weights) -> nn.Module:
+    def loaded(self, architecture: str, weights: Weights) -> nn.Module:
         """The module with these weights, until the next ones are loaded."""
-        kind = prototype, *(t.shape for t in weights.values())  # some methods change the widths of an architecture
+        kind = architecture, *(t.shape for t in weights.values())  # some methods change the widths of an architecture
         if kind not in self.modules:
-            self.modules[kind] = self.build(prototype, weights).eval().requires_grad_(False)
+            self.modules[kind] = self.build(architecture, weights).eval().requires_grad_(False)
         elif self.holds[kind] is not weights:
             self.modules[kind].load_state_dict(weights)
         self.holds[kind] = weights

@@ -187,7 +187,7 @@ def test_models_are_one_for_each_architecture(tmp_path):
     world = mixed(tmp_path)
     state = FedAvg().init(world.fed, world.server)
     models = FedAvg().models(state)
-    assert {name: m.prototype for name, m in models.items()} == {"c": "c", "m": "m"}
+    assert {name: m.architecture for name, m in models.items()} == {"c": "c", "m": "m"}
     assert same_bits(models["c"].weights, world.server.init("c"))
 
 
@@ -197,9 +197,9 @@ def test_the_mean_inside_the_exchange_equals_the_mean_of_replies(tmp_path):
     x = {P: world.server.init(P) for P in ("c", "m")}
     mean = FedAvg(LOCAL).round(FedAvg.State(x), world.fed, world.server)
     world.fed.begin(0)
-    sent = per_client(lambda k: x[world.fed.prototype(k)])
+    sent = per_client(lambda k: x[world.fed.architecture(k)])
     replies = world.fed.map(local_update, world.fed.sample(), weights=sent, local=LOCAL, mu=0.0)
     for P in x:
-        S = [k for k in replies if world.fed.prototype(k) == P]
+        S = [k for k in replies if world.fed.architecture(k) == P]
         by_hand = weighted_mean([replies[k].weights for k in S], [world.fed.num_examples(k) for k in S])
         assert same_bits(mean.weights[P], by_hand)

@@ -22,7 +22,7 @@ def test_local_models_go_on_from_where_they_were(tmp_path):
     world = mixed(tmp_path)
     world.run(LocalOnly(LOCAL), rounds=2)
     for i, k in enumerate(world.fed.clients):
-        model = world.server.model(world.fed.prototype(k), world.server.init(world.fed.prototype(k)))
+        model = world.server.model(world.fed.architecture(k), world.server.init(world.fed.architecture(k)))
         for seed in world.seeds[i::3]:
             fit(model, world.data[k].inputs, world.data[k].labels, LOCAL, seed)
         assert same_bits(world.fed.engine.states.load(k, 10**9)["model"], weights_of(model))

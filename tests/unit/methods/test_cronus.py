@@ -20,14 +20,14 @@ from toys import images, same_bits
 FIRST = Local(epochs=2, batch=8, lr=0.05)
 LOCAL = Local(epochs=1, batch=8, lr=0.05)
 METHOD = Cronus(FIRST, LOCAL, epsilon=0.4)
-ASK, TEACH = "predictions.train_and_predict", "cronus.train_mixed"
+ASK, TEACH = "train_and_predict", "train_mixed"
 
 
 def soft_labels(world, seeds):
     """What each client says of the public samples after its first training alone, and its model."""
     models = []
     for k, seed in zip(CLIENTS, seeds, strict=True):
-        P = world.fed.prototype(k)
+        P = world.fed.architecture(k)
         models.append(world.server.model(P, world.server.init(P)))
         fit(models[-1], world.data[k].inputs, world.data[k].labels, FIRST, seed)
     said = [logits_of(model, world.server.public.inputs).softmax(-1) for model in models]

@@ -68,7 +68,7 @@ def test_a_strong_pull_ends_at_the_common_model(tmp_path):
     method = Ditto(Local(steps=1, batch=64, lr=0.001), lam=1000.0)
     *_, before, _ = world.run(method, 3)
     for k in CLIENTS:
-        w, v = before.weights[world.fed.prototype(k)], own(world, k)
+        w, v = before.weights[world.fed.architecture(k)], own(world, k)
         assert all(torch.allclose(v[n], w[n], atol=0.02) for n in v if "running" not in n and "num_" not in n)
 
 
@@ -87,7 +87,7 @@ def test_both_models_see_the_same_minibatches(tmp_path):
     world = mixed(tmp_path)
     _, one, _ = world.run(Ditto(LOCAL, lam=0.5), 2)
     for i, k in enumerate(CLIENTS):
-        P, data = world.fed.prototype(k), world.data[k]
+        P, data = world.fed.architecture(k), world.data[k]
         v = world.server.model(P, world.server.init(P))
         for w, seed in zip((world.server.init(P), one.weights[P]), world.seeds[i::5], strict=True):
             fit(v, data.inputs, data.labels, LOCAL, seed, proximal(0.5, w))

@@ -21,14 +21,14 @@ LOCAL = Local(epochs=2, batch=8, lr=0.05)
 DISTIL = Local(epochs=2, batch=16, lr=0.05)
 METHOD = DSFL(LOCAL, DISTIL)
 NONE = Local(epochs=0)
-ASKED = {"probabilities": "predictions.train_and_answer", "logits": "predictions.train_and_score"}
-TEACH = "predictions.distil_locally"
+ASKED = {"probabilities": "train_and_answer", "logits": "train_and_score"}
+TEACH = "distil_locally"
 
 
 def trained(world, seeds):
     models = {}
     for k, seed in zip(CLIENTS, seeds, strict=True):
-        P = world.fed.prototype(k)
+        P = world.fed.architecture(k)
         models[k] = world.server.model(P, world.server.init(P))
         fit(models[k], world.data[k].inputs, world.data[k].labels, LOCAL, seed)
     return models
@@ -55,7 +55,7 @@ def test_a_round_by_hand(tmp_path, era_input, aggregation, target):
     for k, seed in zip(CLIENTS, world.seeds[5:], strict=True):
         fit(models[k], x, y, DISTIL, seed, towards_targets())
         assert same_bits(world.model(k), weights_of(models[k]))
-    assert start.server.prototype == end.server.prototype == "c"  # the first architecture, there being no other
+    assert start.server.architecture == end.server.architecture == "c"  # the first architecture, there being no other
     assert same_bits(start.server.weights, world.server.init("c"))
     own = world.server.model("c", start.server.weights)
     fit(own, x, y, DISTIL, world.fed.seed("distil"), towards_targets())
@@ -109,7 +109,7 @@ def test_indices_predictions_and_labels_travel_and_only_a_mean_is_seen(tmp_path,
 def test_a_bad_reply_costs_a_client_its_seat_and_nothing_else(tmp_path, era_input, lie):
     method = dataclasses.replace(METHOD, era_input=era_input)
     world, other = mixed(tmp_path / "a"), mixed(tmp_path / "b")
-    spoil(world, "c0", ASKED[era_input].split(".")[1], lie)
+    spoil(world, "c0", ASKED[era_input], lie)
     told = watch(world, "distil_locally")
     end = world.run(method)[-1]
     assert [f["client"] for f in world.fed.failures] == ["c0"]
@@ -129,7 +129,7 @@ def test_models_that_blow_up_are_not_kept(tmp_path):
     assert same_bits(world.model("c1"), before)
     assert digest(end) == digest(state)
     (event,) = world.events("distill_diverged")
-    assert event["prototype"] == "c"
+    assert event["architecture"] == "c"
     world.data["c1"] = Data(torch.full_like(world.data["c1"].inputs, 1e38), world.data["c1"].labels)
     world.fed.begin(2)
     METHOD.round(state, world.fed, world.server)

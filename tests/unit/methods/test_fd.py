@@ -23,7 +23,7 @@ C = 4
 
 def trained(world, k, seed, weights=None, teacher=None):
     """Client k's model after its local steps, and its outputs by label, by hand."""
-    P = world.fed.prototype(k)
+    P = world.fed.architecture(k)
     model = world.server.model(P, world.server.init(P) if weights is None else weights)
     teacher = torch.zeros(C, C) if teacher is None else teacher
     outputs: dict[int, list[torch.Tensor]] = {}
@@ -112,7 +112,7 @@ def test_outputs_can_be_those_of_the_trained_model(tmp_path):
     world.run(dataclasses.replace(METHOD, final_pass=True))
     reported = {}
     for k in CLIENTS:
-        model, data = world.server.model(world.fed.prototype(k), world.model(k)), world.data[k]
+        model, data = world.server.model(world.fed.architecture(k), world.model(k)), world.data[k]
         p = logits_of(model, data.inputs).softmax(-1).double()
         reported[k] = {int(y): p[data.labels == y].mean(0) for y in data.labels.unique()}
     for k in CLIENTS:
@@ -124,9 +124,9 @@ def test_a_table_goes_up_and_one_comes_down_whatever_the_models(tmp_path):
     world.run(METHOD)
     up, down = world.fed.up, world.fed.down
     numbers = {name: (t.floats, t.integers) for name, t in up.items()}
-    assert numbers == {"fd.train_and_report": (5 * C * C, 0), "fd.take_others": (0, 0)}
+    assert numbers == {"train_and_report": (5 * C * C, 0), "take_others": (0, 0)}
     numbers = {name: (t.floats, t.integers) for name, t in down.items()}
-    assert numbers == {"fd.train_and_report": (0, 0), "fd.take_others": (5 * C * C, 0)}
+    assert numbers == {"train_and_report": (0, 0), "take_others": (5 * C * C, 0)}
     assert world.fed.verbs == {"mean"}
 
 

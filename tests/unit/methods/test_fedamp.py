@@ -28,7 +28,7 @@ def mixed(tmp, sizes=SIZES, **options) -> World:
 
 
 def trained(world, k, seed, u, mu):
-    model = world.server.model(world.fed.prototype(k), u)
+    model = world.server.model(world.fed.architecture(k), u)
     fit(model, world.data[k].inputs, world.data[k].labels, LOCAL, seed, proximal(mu, u))
     return weights_of(model)
 
@@ -38,7 +38,7 @@ def test_a_client_that_was_never_asked_starts_from_the_initial_weights(tmp_path)
     start, end = world.run(FedAMP(LOCAL, lam=0.3, alpha=0.5))
     assert start.models == {}
     for k, seed in zip(world.fed.clients, world.seeds, strict=True):
-        u = world.server.init(world.fed.prototype(k))
+        u = world.server.init(world.fed.architecture(k))
         assert same_bits(end.models[k], trained(world, k, seed, u, 0.3 / 0.5))
 
 
@@ -47,7 +47,7 @@ def test_the_second_round_is_message_passing_and_a_proximal_training(tmp_path, s
     world = mixed(tmp_path)
     _, first, second = world.run(FedAMP(LOCAL, lam=0.03, alpha=50.0, sigma=sigma), 2)
     for P in "cm":
-        clients = [k for k in world.fed.clients if world.fed.prototype(k) == P]
+        clients = [k for k in world.fed.clients if world.fed.architecture(k) == P]
         names = [n for n, _ in world.server.template(P).named_parameters()]  # statistics are no distance
         flat = [torch.cat([first.models[k][n].flatten() for n in names]).double() for k in clients]
         d = [[float((a - b).square().sum()) for b in flat] for a in flat]
@@ -128,7 +128,7 @@ def test_wire(tmp_path):
     world = mixed(tmp_path)
     world.run(FedAMP(LOCAL), 2)
     d = sum(numbers(world.server.init(P))[0] for P in KINDS)
-    assert world.fed.down["served.train_received"].floats == world.fed.up["served.train_received"].floats == d
+    assert world.fed.down["train_received"].floats == world.fed.up["train_received"].floats == d
 
 
 def test_clients_find_their_camp_and_do_what_one_model_cannot(tmp_path):

@@ -63,7 +63,7 @@ def test_without_epochs_it_is_fedavg_judged_by_each_client(tmp_path):
     method = FedAvgFT(LOCAL, tune_epochs=0)
     end = finished(world, method)
     for k in CLIENTS:
-        P, data = world.fed.prototype(k), world.data[k]
+        P, data = world.fed.architecture(k), world.data[k]
         assert same_bits(own(world, k), end.weights[P])
         assert scored(world, method, end)[k] == evaluate(
             world.server.model(P, end.weights[P]), data.inputs, data.labels
@@ -90,7 +90,7 @@ def test_fine_tuning_that_blows_up_leaves_the_common_model(tmp_path, how):
     method = FedAvgFT(Local(epochs=1, batch=8, lr=1e38), **how)
     state = FedAvgFT.State({P: world.server.init(P) for P in "cm"}, False)
     method.finish(state, world.fed, world.server)
-    assert all(same_bits(own(world, k), state.weights[world.fed.prototype(k)]) for k in CLIENTS)
+    assert all(same_bits(own(world, k), state.weights[world.fed.architecture(k)]) for k in CLIENTS)
 
 
 @pytest.mark.parametrize("head", ["plain", "shared", "projection"])
@@ -100,7 +100,7 @@ def test_freeze_base_trains_the_head_and_nothing_else(tmp_path, head, kd):
     world = mixed(tmp_path, head=head)
     end = finished(world, FedAvgFT(LOCAL, freeze_base=True, kd=kd))
     for k in CLIENTS:
-        before, after = end.weights[world.fed.prototype(k)], own(world, k)
+        before, after = end.weights[world.fed.architecture(k)], own(world, k)
         changed = {n for n in before if not torch.equal(before[n], after[n])}
         assert changed == {n for n in before if n.startswith("head.")}
 
@@ -167,8 +167,8 @@ def test_the_wire_is_that_of_fedavg_and_a_model_down_at_the_end(tmp_path):
     d = {P: sum(t.numel() for t in world.server.init(P).values() if t.is_floating_point()) for P in "cm"}
     total = sum(d[P] for P in KINDS)
     down, up = ({name: t.floats for name, t in way.items()} for way in (world.fed.down, world.fed.up))
-    assert down == {"local_update.local_update": total, "finetune.fine_tune": total}
-    assert up == {"local_update.local_update": total, "finetune.fine_tune": 0}
+    assert down == {"local_update": total, "fine_tune": total}
+    assert up == {"local_update": total, "fine_tune": 0}
 
 
 def test_it_learns_models_that_suit_their_clients(tmp_path):

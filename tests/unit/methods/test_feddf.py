@@ -34,7 +34,7 @@ def uploads(world: World, state) -> dict[str, nn.Module]:
     """Every client's model after its local training, by hand."""
     models = {}
     for k, seed in zip(world.fed.clients, world.seeds, strict=True):
-        P, data = world.fed.prototype(k), world.data[k]
+        P, data = world.fed.architecture(k), world.data[k]
         models[k] = world.server.model(P, state.weights[P])
         fit(models[k], data.inputs, data.labels, LOCAL, seed)
     return models
@@ -249,7 +249,7 @@ def test_the_best_student_on_the_validation_set_is_kept(tmp_path):
     fusion = Distill(steps=12, batch=16, every=3, patience=3, keep_init_if_better=True)
     end = world.run(FedDF(LOCAL, fusion))[-1]
     average = mixed(tmp_path / "b").run(FedAvg(LOCAL))[-1]
-    noted = {e["prototype"]: e for e in world.events("distilled")}
+    noted = {e["architecture"]: e for e in world.events("distilled")}
     for P in "cm":
         model = world.server.model(P, end.weights[P])
         accuracy = evaluate(model, validation.inputs, validation.labels).accuracy
@@ -329,7 +329,7 @@ def test_g7_a_diverging_student_falls_back_to_the_average_and_is_noted(tmp_path)
     world = mixed(tmp_path)
     wild = Distill(steps=30, batch=16, optimiser="sgd", lr=1e20, clip=None, schedule="constant")
     end = world.run(FedDF(LOCAL, wild))[-1]
-    assert {e["prototype"] for e in world.events("distill_diverged")} == {"c", "m"}
+    assert {e["architecture"] for e in world.events("distill_diverged")} == {"c", "m"}
     assert digest(end) == digest(mixed(tmp_path / "b").run(FedAvg(LOCAL))[-1])
 
 

@@ -48,7 +48,7 @@ def uploads(world: World, state, bits: LowBit | None = None) -> dict[str, nn.Mod
     """Every client's model after its local training, by hand."""
     models = {}
     for k, seed in zip(world.fed.clients, world.seeds, strict=True):
-        P, data = world.fed.prototype(k), world.data[k]
+        P, data = world.fed.architecture(k), world.data[k]
         models[k] = world.server.model(P, state.weights[P])
         if bits:
             fit_coarse(models[k], data.inputs, data.labels, LOCAL, seed, bits)
@@ -73,7 +73,7 @@ def test_without_steps_it_is_fedavg_of_rounded_models(tmp_path, bits):
     start, end = world.run(FedDF(LOCAL, Distill(steps=0), quantise=bits))
     models = uploads(world, start, bits)
     for P in "cm":
-        own = [k for k in models if world.fed.prototype(k) == P]
+        own = [k for k in models if world.fed.architecture(k) == P]
         mean = weighted_mean([weights_of(models[k]) for k in own], [world.fed.num_examples(k) for k in own])
         assert same_bits(end.weights[P], mean)
 
@@ -316,7 +316,7 @@ def test_the_median_is_the_start_of_the_students(tmp_path):
     world = mixed(tmp_path)
     start, end = world.run(FedDF(LOCAL, Distill(steps=0), average="median"))
     models = uploads(world, start)
-    own = [weights_of(models[k]) for k in models if world.fed.prototype(k) == "c"]
+    own = [weights_of(models[k]) for k in models if world.fed.architecture(k) == "c"]
     assert same_bits(end.weights["c"], coordinate_median(own))
 
 

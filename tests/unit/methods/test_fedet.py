@@ -38,7 +38,7 @@ def world(tmp, order=range(5), **options) -> World:
     """Five clients of different sizes, two architectures (one with BatchNorm), a larger model on the server."""
     parties = [(KINDS[i], Data(*images(SIZES[i], SIZES[i]))) for i in order]
     made = World(tmp, BUILDERS, parties, **{"public": images(40, seed=9)[0], "large": "large", **options})
-    made.server.prototypes.remove("large")
+    made.server.architectures.remove("large")
     return made
 
 
@@ -46,7 +46,7 @@ def uploads(w: World, state, clients=None):
     """The clients' models after their local training, by hand."""
     models = {}
     for k, seed in zip(w.fed.clients if clients is None else clients, w.seeds, strict=False):
-        models[k] = w.server.model(w.fed.prototype(k), state.small[w.fed.prototype(k)])
+        models[k] = w.server.model(w.fed.architecture(k), state.small[w.fed.architecture(k)])
         fit(models[k], w.data[k].inputs, w.data[k].labels, LOCAL, seed)
     return models
 
@@ -71,7 +71,7 @@ def test_a_round_is_algorithm_1(tmp_path):
     expected = server_by_hand(w, start, models, [1] * 5)
     assert same_bits(end.large.weights, expected)
     for i in "cm":
-        mean = uniform_mean([weights_of(m) for k, m in models.items() if w.fed.prototype(k) == i])
+        mean = uniform_mean([weights_of(m) for k, m in models.items() if w.fed.architecture(k) == i])
         assert same_bits(end.small[i], mean | head_of(expected))
 
 
@@ -170,18 +170,18 @@ def test_a_client_drawn_twice_counts_twice_everywhere(tmp_path):
     models = uploads(w, start, S)
     expected = server_by_hand(w, start, models, copies)  # steps 3 and 4
     assert same_bits(end.large.weights, expected)
-    for i in {w.fed.prototype(k) for k in S}:
-        mine = [(weights_of(models[k]), n) for k, n in zip(S, copies, strict=True) if w.fed.prototype(k) == i]
+    for i in {w.fed.architecture(k) for k in S}:
+        mine = [(weights_of(models[k]), n) for k, n in zip(S, copies, strict=True) if w.fed.architecture(k) == i]
         mean = weighted_mean([m for m, _ in mine], [n for _, n in mine])  # step 6
         assert same_bits(end.small[i], mean | head_of(expected))
 
 
 def test_models_are_designated_once_and_at_random():
     a, b = (toy(assign="random", clients=30, seed=s, samples=900) for s in (0, 1))
-    kinds = [[t.roster[t.roster.id(i)].prototype for i in range(30)] for t in (a, b)]
+    kinds = [[t.roster[t.roster.id(i)].architecture for i in range(30)] for t in (a, b)]
     assert kinds[0] != kinds[1]
     assert set(kinds[0]) == {"wide", "deep"}
-    assert kinds[0] == [a.roster[a.roster.id(i)].prototype for i in range(30)]
+    assert kinds[0] == [a.roster[a.roster.id(i)].architecture for i in range(30)]
 
 
 def test_fet_5_size_of_the_shared_head():
@@ -385,12 +385,12 @@ def test_the_papers_settings_are_the_defaults():
     assert (method.diversity, method.div_target) == (0.05, "raw")
 
 
-def test_the_server_model_the_prototypes_and_the_consensus_are_reported(tmp_path):
+def test_the_server_model_the_architectures_and_the_consensus_are_reported(tmp_path):
     result = run_toy(small(FedET(report_ensemble=True)), tmp_path)
     assert list(result.models) == ["large", "deep", "wide"]
     assert set(result.summary["models"]) == {"large", "deep", "wide"}
     assert set(result.summary["ensembles"]) == {"teachers"}
-    assert result.models["large"].prototype == "large"
+    assert result.models["large"].architecture == "large"
 
 
 def test_each_client_gets_and_sends_its_own_model_and_nothing_of_the_servers(tmp_path):

@@ -24,7 +24,7 @@ def parts_of(world, k):
 
 
 def trained(world, k, seed, weights, local=LOCAL):
-    model, (train, _) = world.server.model(world.fed.prototype(k), weights), parts_of(world, k)
+    model, (train, _) = world.server.model(world.fed.architecture(k), weights), parts_of(world, k)
     fit(model, train.inputs, train.labels, local, seed)
     return weights_of(model)
 
@@ -136,7 +136,7 @@ def test_wire(tmp_path):
     d = numbers(world.server.init("m"))[0]
     method = FedFomo(**PLAIN, M=3)
     (state,) = world.run(method, 1)[1:]
-    name = "fedfomo.mix_and_train"
+    name = "mix_and_train"
     assert (world.fed.down[name].floats, world.fed.up[name].floats) == (6 * d, 6 * d)  # nobody's model but the initial
     world.fed.begin(1)
     method.round(state, world.fed, world.server)

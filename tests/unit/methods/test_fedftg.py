@@ -71,7 +71,7 @@ def test_an_architecture_without_a_client_stays(tmp_path):
     start, end = place.run(FedFTG(LOCAL, tune=QUICK))
     assert same_bits(start.weights["c"], end.weights["c"])
     assert not same_bits(start.weights["m"], end.weights["m"])
-    assert [e["prototype"] for e in place.events("distilled")] == ["m"]
+    assert [e["architecture"] for e in place.events("distilled")] == ["m"]
 
 
 def test_the_step_size_of_the_global_model_decays(tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ class Site(World):
         builders = {"c": lambda: Conv(0), "m": lambda: mlp(1), "large": lambda: mlp(2, width=48)}
         parties = [(P, Data(*images(n, n))) for n, P in zip(SIZES, KINDS, strict=True)]
         super().__init__(tmp, builders, parties, public=X, large=large, **options)
-        self.server.prototypes.remove("large")
+        self.server.architectures.remove("large")
         self.server.public = Labelled(X, Y)
         self.held = {}
 
@@ -61,7 +61,7 @@ class Site(World):
 
     def trained(self, k, seed):
         """Client k's first answer is given after training on private data."""
-        P = self.fed.prototype(k)
+        P = self.fed.architecture(k)
         model = self.server.model(P, self.server.init(P))
         fit(model, self.data[k].inputs, self.data[k].labels, LOCAL, seed)
         return model
@@ -121,7 +121,7 @@ def test_what_the_server_was_once_right_about_it_recalls_and_does_not_ask_for(tm
     state = dataclasses.replace(with_logits(start, unknown), pool=pool)
     before = state.pool.clone()
     end = site.next(METHOD, state, 0)
-    assert site.fed.down["predictions.train_and_predict"].integers == 5 * 3
+    assert site.fed.down["train_and_predict"].integers == 5 * 3
     (event,) = site.events("selected")
     assert (event["samples"], event["right"], event["asked"]) == (PUBLIC, PUBLIC - len(wrong), 3)
     known = [i for i in wrong if i not in unknown]
@@ -144,7 +144,7 @@ def test_without_anything_to_ask_clients_still_learn(tmp_path):
     site = Site(tmp_path)
     state = with_logits(METHOD.init(site.fed, site.server))
     site.next(METHOD, state, 0)
-    assert list(site.fed.up) == ["fedgems.learn_from_server"]
+    assert list(site.fed.up) == ["learn_from_server"]
     assert all("model" in site.state(k) for k in CLIENTS)
 
 
@@ -152,7 +152,7 @@ def test_fedgem_asks_for_all_pools_nothing_and_takes_the_plain_mean(tmp_path):
     site = Site(tmp_path)
     start, end = site.run(dataclasses.replace(METHOD, selective=False))
     assert not end.pooled.any()
-    assert site.fed.up["predictions.train_and_predict"].floats == 5 * PUBLIC * C
+    assert site.fed.up["train_and_predict"].floats == 5 * PUBLIC * C
     z = torch.stack([logits_of(site.trained(k, s), X) for k, s in zip(CLIENTS, site.seeds[:5], strict=True)])
     model = site.server.model("large", start.large.weights)
     fit(
@@ -182,7 +182,7 @@ def test_only_newcomers_train_before_they_answer(tmp_path):
     S, fused, _ = dataclasses.replace(METHOD, selective=False).ensemble(
         CLIENTS, torch.arange(PUBLIC), Y, site.fed, site.server
     )
-    p = torch.stack([logits_of(site.server.model(site.fed.prototype(k), kept[k]), X).softmax(-1) for k in S])
+    p = torch.stack([logits_of(site.server.model(site.fed.architecture(k), kept[k]), X).softmax(-1) for k in S])
     assert torch.equal(fused, fused_logits(p, torch.full((5, PUBLIC), 0.2)))
 
 
@@ -224,7 +224,7 @@ def test_a_client_with_other_public_data_takes_no_part(tmp_path):
     site.held["c1"] = Labelled(X, (Y + 1) % C)  # the same images, other labels
     state = METHOD.init(site.fed, site.server)
     site.next(METHOD, state, 0)
-    assert [(f["client"], f["task"]) for f in site.fed.failures] == [("c1", "predictions.train_and_predict")]
+    assert [(f["client"], f["task"]) for f in site.fed.failures] == [("c1", "train_and_predict")]
     other = Site(tmp_path / "unasked")
     other.held["c1"] = site.held["c1"]
     other.next(METHOD, with_logits(state), 0)  # also where nothing is asked

@@ -54,7 +54,7 @@ class Site(World):
         return self.fed.engine.states.load(k, before)["model"]
 
     def trained(self, k, seed, teacher=None, weights=None):
-        P = self.fed.prototype(k)
+        P = self.fed.architecture(k)
         model = self.server.model(P, self.server.init(P) if weights is None else weights)
         x, y = self.data[k].inputs, self.data[k].labels
         fit(model, x, torch.arange(len(y)), LOCAL, seed, taught(y, teacher, 0.7, 3.0))
@@ -156,7 +156,7 @@ def test_logits_on_the_fly_are_those_of_the_restored_extractor(tmp_path):
     top = tower((H,), C, 16, 2)
     top.load_state_dict(state.weights)
     for k in S:
-        P, kept = site.fed.prototype(k), site.fed.engine.states.load(k, 10**9)
+        P, kept = site.fed.architecture(k), site.fed.engine.states.load(k, 10**9)
         model = site.server.model(P, kept.get("model", site.server.init(P)))
         seen[k] = logits_of(top, extract(model, site.data[k].inputs, "adapter")[0])
     who, found = METHOD.teachers(S, state, top, (H,), site.fed, site.server)
@@ -212,7 +212,7 @@ def test_gkt_2_only_features_logits_and_labels_travel(tmp_path):
     site.fed.begin(1)
     METHOD.round(state, site.fed, site.server)
     assert floats(site) == (n * C, n * (H + C), 0, n)
-    assert list(site.fed.up) == ["feature_exchange.train_and_extract"]
+    assert list(site.fed.up) == ["train_and_extract"]
 
 
 @pytest.mark.parametrize("partial", ["on_the_fly", "cached"])
@@ -295,7 +295,7 @@ def test_features_on_the_fly_that_do_not_fit_cost_the_seat_of_the_round(tmp_path
     site.fed.begin(1)
     METHOD.round(state, site.fed, site.server)
     assert [f["client"] for f in site.fed.failures] == [bad]
-    assert site.fed.down["feature_exchange.train_and_extract"].messages == 2
+    assert site.fed.down["train_and_extract"].messages == 2
 
 
 def test_too_few_usable_replies_make_the_round_void(tmp_path):

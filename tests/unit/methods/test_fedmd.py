@@ -23,7 +23,7 @@ DIGEST = Local(epochs=2, batch=16, lr=1e-3, optimiser="adam")
 REVISIT = Local(epochs=1, batch=5, lr=1e-3, optimiser="adam")
 METHOD = FedMD(pretrain=FIRST, private=FIRST, digest=DIGEST, revisit=REVISIT)
 STILL = FedMD(pretrain=NONE, private=NONE, digest=DIGEST, revisit=NONE)
-SCORE, TEACH = "fedmd.prepare_and_score", "fedmd.digest_and_revisit"
+SCORE, TEACH = "prepare_and_score", "digest_and_revisit"
 
 
 def by_hand(world, seeds, models=None, method=METHOD):
@@ -32,7 +32,7 @@ def by_hand(world, seeds, models=None, method=METHOD):
     ready = dict(models or {})
     for k, seed in zip(CLIENTS, seeds[:5], strict=True):
         if models is None:
-            P = world.fed.prototype(k)
+            P = world.fed.architecture(k)
             ready[k] = world.server.model(P, world.server.init(P))
             if labels is not None:
                 fit(ready[k], x, labels, method.pretrain, seed_from(seed, "pretrain"))

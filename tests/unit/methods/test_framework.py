@@ -349,9 +349,9 @@ def test_drawn_teachers(tmp_path, posterior):
     method = framework(K=2, ensemble_trainer=ensemble, global_trainer=BASIC, save_ensemble=True)
     world = mixed(tmp_path)
     state = world.run(method)[-1]
-    groups = Counter((m.prototype, m.group) for m in state.history[-1])
+    groups = Counter((m.architecture, m.group) for m in state.history[-1])
     assert groups == {("c", 0): 3 + 1 + 3, ("c", 1): 2 + 1 + 3, ("m", 0): 7, ("m", 1): 6}
-    drawn = [m.weights for m in state.history[-1] if (m.prototype, m.group) == ("c", 0)][-1]
+    drawn = [m.weights for m in state.history[-1] if (m.architecture, m.group) == ("c", 0)][-1]
     probe, _ = images(40, seed=9)
     if posterior != "dirichlet":  # nobody trained it: its statistics are those of the public samples
         model = world.server.model("c", drawn)
@@ -376,9 +376,9 @@ def test_one_designated_student_for_each_architecture(tmp_path):
     world = mixed(tmp_path)
     method = framework(K=2)
     state = world.run(method)[-1]
-    assert [(e["prototype"], e["group"]) for e in world.events("distilled")] == [("c", 0), ("m", 0)]
+    assert [(e["architecture"], e["group"]) for e in world.events("distilled")] == [("c", 0), ("m", 0)]
     assert set(method.models(state)) == {"c", "m"}
-    assert {(m.prototype, m.group) for m in state.history[-1]} == {(P, k) for P in "cm" for k in (0, 1)}
+    assert {(m.architecture, m.group) for m in state.history[-1]} == {(P, k) for P in "cm" for k in (0, 1)}
     every = framework(K=2, global_trainer=BASIC)
     assert set(every.models(state)) == {"c", "c.1", "m", "m.1"}
     assert every.models(state)["m.1"].weights is state.models["m"][1]
@@ -457,7 +457,7 @@ def test_nothing_is_distilled_twice(tmp_path):
     for pipeline in ("off", "strict", "eager"):
         overlapping(tmp_path / pipeline, pipeline)
         events = [e for m in read_metrics(tmp_path / pipeline) for e in m["events"] if e["kind"] == "distilled"]
-        assert Counter((e["prototype"], e["of_round"]) for e in events) == {
+        assert Counter((e["architecture"], e["of_round"]) for e in events) == {
             (P, t): 1 for P in ("deep", "wide") for t in range(4)
         }
 
@@ -521,8 +521,8 @@ def test_an_empty_group_keeps_its_model_and_stays_in_the_ensemble(tmp_path):
 def test_a_designated_model_without_clients_is_distilled_from_its_old_weights(tmp_path):
     world = only(mixed(tmp_path), "c1", "c3", "c5", "c7")  # of architecture m alone
     start, end = world.run(framework(K=2))
-    assert {e["prototype"] for e in world.events("distilled")} == {"c", "m"}
-    teacher = Ensemble([world.server.model(m.prototype, m.weights) for m in end.history[-1]])
+    assert {e["architecture"] for e in world.events("distilled")} == {"c", "m"}
+    teacher = Ensemble([world.server.model(m.architecture, m.weights) for m in end.history[-1]])
     student = world.server.model("c", start.models["c"][0])
     world.fed.begin(0)
     distill(student, images(40, seed=9)[0], teacher, FUSION, world.fed.seed("fusion"))
@@ -563,7 +563,7 @@ def test_an_aggregate_that_is_not_finite_is_neither_kept_nor_asked(tmp_path):
     world = one_kind(tmp_path)
     trainer = Spoiled(spared=world.server.init("c", 0))
     start, end = world.run(framework(K=2, local_trainer=trainer, ensemble_trainer=EnsembleTrainer(R=2)))
-    assert [(e["prototype"], e["group"]) for e in world.events("aggregate_rejected")] == [("c", 1)]
+    assert [(e["architecture"], e["group"]) for e in world.events("aggregate_rejected")] == [("c", 1)]
     assert same_bits(end.models["c"][1], start.models["c"][1])
     assert [m.group for m in end.history[-1]] == [0]
 
@@ -784,7 +784,7 @@ class LargestGroup:
         return [Member(P, k, x, 1.0) for (P, k), x in w.items() if k == 0]
 
     def teacher(self, members, temperature, server):
-        return Ensemble([server.model(m.prototype, m.weights) for m in members], temperature=temperature)
+        return Ensemble([server.model(m.architecture, m.weights) for m in members], temperature=temperature)
 
 
 def test_own_objects_fill_slots_too(tmp_path):

@@ -33,7 +33,7 @@ def world(tmp, **options) -> World:
     """Five clients of different sizes, two architectures (one with BatchNorm), a larger model on the server."""
     parties = [(P, Data(*images(n, n))) for n, P in zip(SIZES, KINDS, strict=True)]
     made = World(tmp, BUILDERS, parties, **{"public": images(40, seed=9)[0], "large": "large", **options})
-    made.server.prototypes.remove("large")
+    made.server.architectures.remove("large")
     return made
 
 
@@ -45,7 +45,7 @@ def test_the_small_models_are_those_of_feddf_bit_for_bit(tmp_path):
 
 def test_the_small_models_are_those_of_fedavg_unless_distilled(tmp_path):
     a = world(tmp_path / "a", fraction=0.6).run(FedAvg(LOCAL), 3)[-1]
-    b = world(tmp_path / "b", fraction=0.6).run(FusionLarge(LOCAL, FUSION, prototypes="averaged"), 3)[-1]
+    b = world(tmp_path / "b", fraction=0.6).run(FusionLarge(LOCAL, FUSION, client_models="averaged"), 3)[-1]
     assert digest(a.weights) == digest(b.small)
 
 
@@ -54,7 +54,7 @@ def test_the_large_model_goes_on_from_where_it_was(tmp_path):
     start, end = w.run(FusionLarge(LOCAL, FUSION))
     models = []
     for k, seed in zip(w.fed.clients, w.seeds, strict=True):
-        models.append(w.server.model(w.fed.prototype(k), start.small[w.fed.prototype(k)]))
+        models.append(w.server.model(w.fed.architecture(k), start.small[w.fed.architecture(k)]))
         fit(models[-1], w.data[k].inputs, w.data[k].labels, LOCAL, seed)
     student = w.server.model("large", start.large.weights)
     w.fed.begin(0)
@@ -65,7 +65,7 @@ def test_the_large_model_goes_on_from_where_it_was(tmp_path):
 def test_fed_et_is_a_setting_of_it(tmp_path):
     """Without the diversity term. Cross-entropy is summed in another order: equal but for rounding."""
     back = FusionLarge(
-        LOCAL, SGD, ensemble="confidence", targets="hard", prototypes="averaged", head="shared", average="uniform"
+        LOCAL, SGD, ensemble="confidence", targets="hard", client_models="averaged", head="shared", average="uniform"
     )
     a = world(tmp_path / "a").run(FedET(LOCAL, SGD, diversity=0.0), 2)[-1]
     b = world(tmp_path / "b").run(back, 2)[-1]
@@ -95,7 +95,7 @@ def test_the_best_student_on_the_validation_set_is_kept(tmp_path):
     w = world(tmp_path, validation=Data(*images(60, seed=3)))
     w.run(FusionLarge(LOCAL, dataclasses.replace(FUSION, every=2, keep_init_if_better=True)))
     assert all(e["accuracy"] is not None for e in w.events("distilled"))
-    assert [e["prototype"] for e in w.events("distilled")] == ["large", "c", "m"]
+    assert [e["architecture"] for e in w.events("distilled")] == ["large", "c", "m"]
 
 
 def test_an_architecture_without_a_client_stays_and_gets_a_shared_head_only(tmp_path):
@@ -125,14 +125,14 @@ def test_answers_on_disk_give_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize("head", ["own", "shared"])
-@pytest.mark.parametrize("prototypes", ["distilled", "averaged"])
-def test_all_students_share_what_the_teachers_say_to_each_draw(tmp_path, monkeypatch, head, prototypes):
+@pytest.mark.parametrize("client_models", ["distilled", "averaged"])
+def test_all_students_share_what_the_teachers_say_to_each_draw(tmp_path, monkeypatch, head, client_models):
     w, asked, call = world(tmp_path), [], Ensemble.__call__
     w.server.public.fresh = True
     w.server.public.view = lambda i, seed: w.server.public[i] + seed % 7 / 50
     monkeypatch.setattr(Ensemble, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
-    w.run(FusionLarge(LOCAL, FUSION, head=head, prototypes=prototypes))
-    assert len(w.events("distilled")) == (3 if prototypes == "distilled" else 1)
+    w.run(FusionLarge(LOCAL, FUSION, head=head, client_models=client_models))
+    assert len(w.events("distilled")) == (3 if client_models == "distilled" else 1)
     assert asked == [16] * FUSION.steps
 
 

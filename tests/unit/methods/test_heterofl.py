@@ -163,7 +163,7 @@ def test_a_part_nobody_spoke_about_keeps_its_statistics(tmp_path):
 def test_a_client_with_one_example_gives_no_statistics(tmp_path):
     w = world(tmp_path, n=(20, 1))
     state = w.run(HeteroFL(ONE, [1.0]))[-1]
-    assert w.fed.up["part_update.part_statistics"].messages == 1
+    assert w.fed.up["part_statistics"].messages == 1
     assert all(bool(torch.isfinite(t).all()) for t in state.weights["net"].values())
 
 
@@ -233,10 +233,10 @@ def test_what_travels_without_batchnorm(tmp_path):
     n = {r: sum(torch.Size(s).numel() for s in shapes.values()) for r, shapes in state.shapes["net"].items()}
     assert n == {"1": 64 * 16 + 16 + 16 * 4 + 4, "0.5": 64 * 8 + 8 + 8 * 4 + 4}
     floats = 2 * (n["1"] + n["0.5"])
-    assert [w.fed.up["part_update.train_part"].floats, w.fed.down["part_update.train_part"].floats] == [floats] * 2
-    assert "part_update.part_statistics" not in w.fed.up
+    assert [w.fed.up["train_part"].floats, w.fed.down["train_part"].floats] == [floats] * 2
+    assert "part_statistics" not in w.fed.up
     w.run(HeteroFL(ONE, [1.0, 0.5]))
-    assert [w.fed.up["part_update.train_part"].floats, w.fed.down["part_update.train_part"].floats] == [floats + 16] * 2
+    assert [w.fed.up["train_part"].floats, w.fed.down["train_part"].floats] == [floats + 16] * 2
 
 
 def test_what_travels_with_batchnorm(tmp_path):
@@ -244,9 +244,9 @@ def test_what_travels_with_batchnorm(tmp_path):
     state = w.run(HeteroFL(ONE, [1.0, 0.5], masked=False))[-1]
     n = sum(t.numel() for r in ("1", "0.5") for t in cut(state.weights["net"], state.shapes["net"][r]).values())
     b = 2 * 8 + 2 * 4
-    up, down = w.fed.up["part_update.part_statistics"], w.fed.down["part_update.part_statistics"]
-    assert (w.fed.up["part_update.train_part"].floats, up.floats) == (n, b)
-    assert (w.fed.down["part_update.train_part"].floats, down.floats) == (n, n + b)
+    up, down = w.fed.up["part_statistics"], w.fed.down["part_statistics"]
+    assert (w.fed.up["train_part"].floats, up.floats) == (n, b)
+    assert (w.fed.down["train_part"].floats, down.floats) == (n, n + b)
 
 
 # ---- results and refusals ---------------------------------------------------------------------------

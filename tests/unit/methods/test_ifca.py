@@ -79,7 +79,7 @@ def test_wire(tmp_path):
     world.run(IFCA(LOCAL, k=3))
     sizes = [numbers(world.server.init(P)) for P in KINDS]
     floats, counters = sum(s[0] for s in sizes), sum(s[1] for s in sizes)  # counters of BatchNorm
-    down, up = world.fed.down["ifca.choose_and_train"], world.fed.up["ifca.choose_and_train"]
+    down, up = world.fed.down["choose_and_train"], world.fed.up["choose_and_train"]
     assert (down.floats, down.integers) == (3 * floats, 3 * counters)
     assert (up.floats, up.integers) == (floats, counters + 5)
 

@@ -73,7 +73,7 @@ def mixed(tmp, sizes=SIZES, **options) -> Federation:
 
 
 def trained(world: Federation, k: str, seed: int, weights=None, local=LOCAL):
-    P = world.fed.prototype(k)
+    P = world.fed.architecture(k)
     model = world.server.model(P, world.server.init(P) if weights is None else weights)
     fit(model, world.data[k].inputs, world.data[k].labels, local, seed)
     return model
@@ -128,12 +128,12 @@ def test_after_distillation_predictions_can_be_made_anew(tmp_path):
     world = mixed(tmp_path)
     state = world.run(MNFL(**SETTINGS, coefficients=FAST, c_pred="post_distill"))[-1]
     x = world.server.public.inputs
-    models = [world.server.model(world.fed.prototype(k), world.model(k)) for k in world.fed.clients]
+    models = [world.server.model(world.fed.architecture(k), world.model(k)) for k in world.fed.clients]
     s = torch.stack([predicted(m, x) for m in models])
     D = torch.tensor(SIZES, dtype=torch.float64)
     start = torch.full((5, 5), 0.2, dtype=torch.float64)
     assert torch.equal(state.c, learn(start, partial(kl_slope, s), D / D.sum(), 5, FAST))
-    assert world.fed.up["predictions.distil_and_predict"].floats == 5 * PUBLIC * 4
+    assert world.fed.up["distil_and_predict"].floats == 5 * PUBLIC * 4
 
 
 def test_the_order_of_the_authors_code(tmp_path):
@@ -379,7 +379,7 @@ def test_mn10_only_indices_predictions_and_targets_travel(tmp_path, method, size
     world = mixed(tmp_path)
     world.run(method(**SETTINGS, public_size=size))
     r, m, C = size or PUBLIC, 5, 4
-    ask, teach = "predictions.train_and_predict", "predictions.distil_locally"
+    ask, teach = "train_and_predict", "distil_locally"
     down, up = world.fed.down, world.fed.up
     assert set(down) == {ask, teach}
     assert (down[ask].floats, down[ask].integers) == (0, m * r)
@@ -651,13 +651,13 @@ def test_pfeddf_is_feddf_and_then_fine_tuning(tmp_path):
     end = method.finish(state, a.fed, a.server)
     assert end.tuned
     assert digest(end.weights) == digest(plain.weights)
-    down = a.fed.down["finetune.fine_tune"]
+    down = a.fed.down["fine_tune"]
     sizes = [sum(t.numel() for t in end.weights[P].values() if t.is_floating_point()) for P in KINDS]
     assert down.floats == sum(sizes)  # one more model down for each client, and nothing up
-    assert a.fed.up["finetune.fine_tune"].floats == 0
+    assert a.fed.up["fine_tune"].floats == 0
     three = dataclasses.replace(LOCAL, epochs=3)
     for k, seed in zip(CLIENTS, a.seeds[seen:], strict=True):
-        model = trained(a, k, seed, end.weights[a.fed.prototype(k)], three)
+        model = trained(a, k, seed, end.weights[a.fed.architecture(k)], three)
         assert same_bits(a.model(k), weights_of(model))
         score = a.fed.map(score_tuned, [k], **method.personal_payload(end, a.fed))[k]
         assert score.correct == evaluate(model, a.data[k].inputs, a.data[k].labels).correct
@@ -667,7 +667,7 @@ def test_pfeddf_without_epochs_is_feddf_judged_by_each_client(tmp_path):
     world = mixed(tmp_path)
     method = PFedDF(tune_epochs=0, local=LOCAL, fusion=FUSION)
     end = method.finish(world.run(method)[-1], world.fed, world.server)
-    assert all(same_bits(world.model(k), end.weights[world.fed.prototype(k)]) for k in CLIENTS)
+    assert all(same_bits(world.model(k), end.weights[world.fed.architecture(k)]) for k in CLIENTS)
     assert {n: digest(m.weights) for n, m in method.models(end).items()} == {P: digest(end.weights[P]) for P in "cm"}
 
 
@@ -688,7 +688,7 @@ def test_pfeddf_a_tuned_copy_that_blows_up_is_not_kept(tmp_path):
     method = PFedDF(local=Local(epochs=1, batch=8, lr=1e38), fusion=Distill(steps=0))
     state = PFedDF.State({P: world.server.init(P) for P in "cm"}, False)
     method.finish(state, world.fed, world.server)
-    assert all(same_bits(world.model(k), state.weights[world.fed.prototype(k)]) for k in CLIENTS)
+    assert all(same_bits(world.model(k), state.weights[world.fed.architecture(k)]) for k in CLIENTS)
 
 
 def test_pfeddf_has_all_settings_of_feddf():

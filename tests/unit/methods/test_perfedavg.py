@@ -91,7 +91,7 @@ def test_no_adaptation_scores_the_common_model(tmp_path):
     state = world.run(method)[-1]
     scores = world.fed.map(score_tuned, list(world.fed.clients), **method.personal_payload(state, world.fed))
     for k, score in scores.items():
-        P, data = world.fed.prototype(k), world.data[k]
+        P, data = world.fed.architecture(k), world.data[k]
         assert score == evaluate(world.server.model(P, state.weights[P]), data.inputs, data.labels)
 
 

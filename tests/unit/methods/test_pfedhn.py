@@ -36,7 +36,7 @@ def gradient_by_hand(world, state, seeds):
     by_phi = {n: torch.zeros_like(t) for n, t in state.phi.items()}
     by_v = torch.zeros_like(state.v)
     for i, (k, seed) in enumerate(zip(world.fed.clients, seeds, strict=True)):
-        P = world.fed.prototype(k)
+        P = world.fed.architecture(k)
         theta = generate(state.phi, state.v[i], P)
         model = world.server.model(P, theta)
         fit(model, world.data[k].inputs, world.data[k].labels, LOCAL, seed)
@@ -77,7 +77,7 @@ def test_only_who_takes_part_moves_its_embedding_and_its_architectures_heads(tmp
     quiet = Hypernet(layers=2, width=10, lr=0.1, weight_decay=0.0)
     start, end = world.run(PFedHN(LOCAL, quiet), 1)
     (k,) = world.fed.answered
-    i, P = world.fed.clients.index(k), world.fed.prototype(k)
+    i, P = world.fed.clients.index(k), world.fed.architecture(k)
     assert [bool((a != b).any()) for a, b in zip(start.v, end.v, strict=True)] == [j == i for j in range(5)]
     for n, t in end.phi.items():
         moved = not torch.equal(t, start.phi[n])
@@ -92,7 +92,7 @@ def test_wire(tmp_path):
     world = mixed(tmp_path)
     world.run(PFedHN(LOCAL, SMALL))
     d = sum(numbers(world.server.init(P))[0] for P in "cmcmc")
-    assert world.fed.down["served.train_received"].floats == world.fed.up["served.train_received"].floats == d
+    assert world.fed.down["train_received"].floats == world.fed.up["train_received"].floats == d
 
 
 def test_one_hypernetwork_makes_models_that_contradict_each_other(tmp_path):

@@ -41,7 +41,7 @@ def test_a_round_of_theta_begins_at_the_received_model(tmp_path):
     world = mixed(tmp_path)
     _, one, _ = world.run(PFedMe(LOCAL), 2)
     for i, k in enumerate(CLIENTS):
-        P, data = world.fed.prototype(k), world.data[k]
+        P, data = world.fed.architecture(k), world.data[k]
         model = world.server.model(P, one.weights[P])
         follow_envelope(model, data.inputs, data.labels, LOCAL, world.seeds[5 + i])
         assert same_bits(theta(world, k), weights_of(model))
