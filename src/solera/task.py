@@ -94,8 +94,8 @@ def _inbox(task: Task) -> Any:
 def task(name: str) -> Callable[[Callable[..., Any]], Task]:
     """Register a client function under `name`. Its first argument is the `Client`; the rest and its result are messages.
 
-    The name is part of the protocol: it is what a message carries and what the metrics count bytes by, so it stays when
-    the function moves to another file.
+    The name is part of the protocol: it is what a message carries and what the metrics count bytes by, so it stays
+    when the function moves to another file.
     """
     if not isinstance(name, str):
         raise TypeError('a task is registered under a name: @task("my_package.train"), not @task')
