@@ -92,7 +92,7 @@ def _inbox(task: Task) -> Any:
 
 
 def task(name: str) -> Callable[[Callable[..., Any]], Task]:
-    """Register a client function under `name`. Its first argument is the `Client`; the rest and its result are messages.
+    """Register a client function under `name`. It takes the `Client` first; the rest and the result are messages.
 
     The name is part of the protocol: it is what a message carries and what the metrics count bytes by, so it stays
     when the function moves to another file.
