@@ -51,28 +51,34 @@ def measure(method: Any, state: Any, fed: Federation, server: Server, test: Data
         found["averages"] = dict(zip(server.averages, scores[len(models) + len(server.ensembles) :], strict=True))
     if task := personal_task(method):
         payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
-        accuracies = _measure_personal(task, payload, fed, eval_clients)
-        found["personal"] = _spread(sorted(accuracies.values()))
-        found["personal_accuracies"] = {k: round(a, 4) for k, a in list(accuracies.items())[:NOTED_CLIENTS]}
+        own = _measure_personal(task, payload, fed, eval_clients)
+        found["personal"] = _spread(list(own.values()))
+        found["personal_accuracies"] = {k: round(s.accuracy, 4) for k, s in list(own.items())[:NOTED_CLIENTS]}
     return found
 
 
-def _measure_personal(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, float]:
-    """The accuracy of each client's own model on its own test split. What this costs on the wire is not the method's
+def _measure_personal(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, Score]:
+    """The score of each client's own model on its own test split. What this costs on the wire is not the method's
     traffic."""
     g = torch.Generator().manual_seed(fed.run_seed)
     who = torch.randperm(len(fed.clients), generator=g)[:eval_clients].tolist()
     fed.quorum = 0  # who is missing is not measured; the round counts all the same
     replies = fed.map(task, [fed.clients.id(i) for i in who], **payload)
-    return {k: r.correct / r.total for k, r in replies.items() if r.total}
+    return {k: r for k, r in replies.items() if r.total}
 
 
-def _spread(accuracy: list[float]) -> dict[str, Any]:
-    """Mean, spread and the worst of accuracies in ascending order."""
+def _spread(scores: list[Score]) -> dict[str, Any]:
+    """Both means, the spread and the worst of the clients' accuracies.
+
+    In "mean" every client counts the same, in "weighted_mean" every test sample does. That is mean(correct) /
+    mean(total), so a server that sees means only can have it, too.
+    """
+    accuracy = sorted(s.accuracy for s in scores)
     if not accuracy:
         return {"clients": 0}
     return {
         "mean": statistics.fmean(accuracy),
+        "weighted_mean": sum(s.correct for s in scores) / sum(s.total for s in scores),
         "std": statistics.pstdev(accuracy),
         "worst_decile": statistics.fmean(accuracy[: max(1, len(accuracy) // 10)]),
         "clients": len(accuracy),

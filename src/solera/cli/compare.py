@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..track.compare import Printed, as_csv, as_json, as_latex, printed, rows_of
-from ..track.runs import Group, Run, between_methods, cautions, companions, distinguishing, group_runs, read_runs, show
+from ..track.compare import Printed, as_csv, as_json, as_latex, printed, rows_in
+from ..track.results import Comparison, compared_results, unlike
+from ..track.runs import Run, between_methods, cautions, companions, distinguishing, group_runs, read_runs, show
 from .errors import Debug, Json, reported
 from .output import console, print_json
 
@@ -45,11 +46,12 @@ def compare(
     runs = read_runs(directories)
     wanted = _keys(by, runs)
     groups = group_runs(runs, wanted)
-    rows = rows_of(groups, target)
-    warnings = warnings_of(runs, groups)
+    results = compared_results(groups)
+    rows = rows_in(results, target)
+    warnings = warnings_of(runs, results)
     if json:
-        found = {"target": target, "by": wanted, "rows": as_json(rows), "between_methods": between_methods(runs)}
-        print_json(found | {"warnings": warnings})
+        found = {"target": target, "by": wanted, "main_result": main_result(results), "rows": as_json(rows)}
+        print_json(found | {"between_methods": between_methods(runs), "warnings": warnings})
         return
     for text in warnings if csv or latex else ():
         typer.echo(f"warning: {text}", err=True)
@@ -57,11 +59,11 @@ def compare(
         typer.echo(as_csv(rows), nl=False)
         return
     together = companions(groups) if wanted is None else dict.fromkeys(wanted, ())
-    table = printed(rows, target, together)
+    tables = printed(rows, target, together)
     if latex:
-        typer.echo(as_latex(table), nl=False)
+        typer.echo(as_latex(tables), nl=False)
     else:
-        print_comparison(console(), table, runs, warnings, together)
+        print_comparison(console(), tables, results, runs, warnings, together)
 
 
 def _keys(by: list[str] | None, runs: Sequence[Run]) -> list[str] | None:
@@ -81,21 +83,34 @@ def _keys(by: list[str] | None, runs: Sequence[Run]) -> list[str] | None:
     return list(dict.fromkeys(wanted))
 
 
-def warnings_of(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:
+def warnings_of(runs: Sequence[Run], results: Comparison) -> list[str]:
     """What is missing in the runs, and why they may not be comparable."""
     missing = [f"{run.path}: {what}" for run in runs for what in run.missing if not what.startswith("not finished")]
-    return missing + cautions(groups)
+    return missing + unlike(results) + cautions(results.groups)
+
+
+def main_result(results: Comparison) -> str | None:
+    """The result by which all cases can be compared, as it is called in the tables; None if they share none."""
+    there = [r for r in results.main if r is not None]
+    if results.shared is None or not there:
+        return None
+    return "the server's own model" if results.shared.kind == "server" else there[0].label
 
 
 def print_comparison(
     out: Console,
-    found: Printed,
+    tables: Sequence[Printed],
+    results: Comparison,
     runs: Sequence[Run],
     warnings: Sequence[str],
     together: Mapping[str, Sequence[str]],
 ) -> None:
-    """The table, then what differs besides, then what to be careful about."""
-    out.print(table_of(found))
+    """A table for each kind of result, then what differs besides, then what to be careful about."""
+    for i, found in enumerate(tables):
+        out.print(("\n" if i else "") + found.title, style="italic", markup=False, highlight=False, soft_wrap=True)
+        out.print(table_of(found))
+    if len(results.groups) > 1 and (main := main_result(results)):
+        out.print(f"\nmain result, which all cases have: {main}", markup=False, highlight=False, soft_wrap=True)
     for key, others in together.items():
         if others:
             out.print(f"{key} stands for {', '.join(others)}, too", markup=False, highlight=False, soft_wrap=True)
@@ -112,7 +127,7 @@ def print_comparison(
 
 
 def table_of(found: Printed) -> Table:
-    """The comparison as the terminal shows it."""
+    """Results of one kind as the terminal shows them."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for i, head in enumerate(found.heads):
         if i < found.words:

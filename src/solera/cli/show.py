@@ -129,7 +129,10 @@ def _print(found: dict[str, Any]) -> None:
     line("traffic", f"{human_bytes(found['bytes']['down'])} down, {human_bytes(found['bytes']['up'])} up")
     if found["personal"] and "mean" in found["personal"]:
         own = found["personal"]
-        line("own models", f"{percent(own['mean'])} on average, worst tenth {percent(own['worst_decile'])}")
+        told = [f"{percent(own['mean'])} on average (each client counts the same)"]
+        for key, words in (("weighted_mean", "{} weighted by test samples"), ("worst_decile", "worst tenth {}")):
+            told += [words.format(percent(own[key]))] if key in own else []
+        line("own models", ", ".join(told))
     if found["failures"]:
         named = [f"{k} ({n})" for k, n in list(found["failures"].items())[:FAILURES_SHOWN]]
         more = len(found["failures"]) - len(named)

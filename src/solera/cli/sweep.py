@@ -11,10 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..track.compare import as_json, printed, rows_of
+from ..track.compare import as_json, printed, rows_in
 from ..track.display import human_time
+from ..track.results import compared_results
 from ..track.runs import companions, group_runs, read_runs
-from .compare import print_comparison, warnings_of
+from .compare import main_result, print_comparison, warnings_of
 from .errors import Debug, Json, fail, reported
 from .output import console, print_json
 
@@ -104,12 +105,14 @@ def _report(planned: "list[Planned]", home: Path, index: dict[str, Any], target:
     wanted = {home / run.name for run in planned if is_done(home / run.name)}
     runs = [run for run in read_runs([home]) if run.path in wanted] if wanted else []
     groups = group_runs(runs)
-    rows = rows_of(groups, target)
+    results = compared_results(groups)
+    rows, warnings = rows_in(results, target), warnings_of(runs, results)
     if json:
-        print_json(index | {"out": str(home), "rows": as_json(rows), "warnings": warnings_of(runs, groups)})
+        main = {"main_result": main_result(results)}
+        print_json(index | {"out": str(home)} | main | {"rows": as_json(rows), "warnings": warnings})
     elif runs:
         together = companions(groups)
-        print_comparison(console(), printed(rows, target, together), runs, warnings_of(runs, groups), together)
+        print_comparison(console(), printed(rows, target, together), results, runs, warnings, together)
 
 
 class SweepDisplay:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..track.runs import PHASES, Group, Point, Run, cautions, companions, group_runs, series, show
+from ..track.results import Comparison, Lines, Result, compared_results, unlike
+from ..track.runs import PHASES, Group, Point, Run, cautions, companions, group_runs, show
 from .order import similar_order
 from .profile import profiles
 from .read import Matrix, Record
@@ -24,8 +25,6 @@ ROWS = 300  # of a table
 LISTED = 12  # entries of a list among the facts of an event
 SPANS = 2000  # of a timeline
 TEACHERS = 60
-MEAN = "mean of the models"
-OWN = "own models"
 STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets one can choose from
 NAMING = ("case", "data.name")  # say what a case is, even where its method alone would tell it from the others
 DRAWN = {"coefficients", "timeline", "distilled", "teachers"}  # events that have a figure; the others are listed
@@ -40,16 +39,22 @@ def report_data(records: Sequence[Record], target: float | None = None) -> dict[
     partitions = _Distinct()
     labels = _labels(groups)
     cells = CELLS // max(1, sum(bool(own[0].matrices) for own in members))
+    results = compared_results(groups)
+    measured = [
+        [_with_averages(r, of) for r, of in zip(g.runs, own, strict=True)]
+        for g, own in zip(groups, results.lines, strict=True)
+    ]
     data = {
         "title": _title(groups),
         "subtitle": _subtitle(groups, ordered),
-        "notes": [*_cautions(groups, ordered), *_missing(ordered)],
+        "notes": [*_cautions(results, ordered), *_missing(ordered)],
+        "main_shared": results.shared is not None,
         "groups": [
-            {"label": label, **_group(g, own, partitions, cells)}
-            for label, g, own in zip(labels, groups, members, strict=True)
+            {"label": label, "main": None if main is None else list(main), **_group(g, own, lines, partitions, cells)}
+            for label, g, own, lines, main in zip(labels, groups, members, measured, results.main, strict=True)
         ],
         "runs": [_run(r, i) for i, own in enumerate(members) for r in own],
-        "targets": targets(groups, target),
+        "targets": targets(measured, results.main, target),
         "partitions": partitions.items,
         "profiles": profiles(ordered),
     }
@@ -105,17 +110,11 @@ def _subtitle(groups: Sequence[Group], records: Sequence[Record]) -> str:
     return " · ".join(told)
 
 
-def _cautions(groups: Sequence[Group], records: Sequence[Record]) -> list[str]:
+def _cautions(results: Comparison, records: Sequence[Record]) -> list[str]:
     """Why the cases may not be comparable. That a single run which goes on is not finished needs no warning."""
     alone = len(records) == 1 and records[0].status == "running"
-    found = [c for c in cautions(groups) if not (alone and c.startswith("not finished"))]
-    judged = {key[0] == "own" for g in groups if (key := main_line(g.runs[0])) is not None}
-    if len(judged) > 1:
-        found.append(
-            "some cases have a model for everybody, judged on the whole test set, others only clients' own models, "
-            "judged on the few classes that a client has: these accuracies are not comparable"
-        )
-    return found
+    found = [c for c in cautions(results.groups) if not (alone and c.startswith("not finished"))]
+    return unlike(results) + found
 
 
 def _missing(records: Sequence[Record]) -> list[str]:
@@ -131,42 +130,16 @@ def _missing(records: Sequence[Record]) -> list[str]:
 # ---- accuracy ---------------------------------------------------------------------------------------
 
 
-def lines(run: Run) -> dict[tuple[str, str], list[Point]]:
-    """Everything that was measured of a run, by (kind, name): models, their mean, ensembles, averages, own models."""
-    found: dict[tuple[str, str], list[Point]] = {}
-    for label, points in series(run).items():
-        if label == OWN:
-            found["own", OWN] = points
-        elif label.startswith("ensemble "):
-            found["ensemble", label.removeprefix("ensemble ")] = points
-        else:
-            found["model", label] = points
-    models = {name: points for (kind, name), points in found.items() if kind == "model"}
-    if len(models) > 1:
-        found["mean", MEAN] = [
-            Point(same[0].round, same[0].bytes_so_far, statistics.fmean(p.accuracy for p in same))
-            for same in _by_round(models.values())
-            if len(same) == len(models)
-        ]
-    sent = {p.round: p.bytes_so_far for points in found.values() for p in points}
+def _with_averages(run: Run, lines: Lines) -> Lines:
+    """What was measured of a run, and the averages of the clients' models before they were distilled."""
+    found = dict(lines)
+    sent = {p.round: p.bytes_so_far for points in lines.values() for p in points}
     for m in run.rounds:
-        averages = m.get("averages")
-        for name, score in averages.items() if isinstance(averages, dict) else ():
-            accuracy = score.get("accuracy") if isinstance(score, dict) else None
-            if isinstance(accuracy, int | float) and m["round"] in sent:
-                point = Point(m["round"], sent[m["round"]], float(accuracy))
-                found.setdefault(("average", str(name)), []).append(point)
+        for name, score in m["averages"].items():
+            if m["round"] in sent:
+                point = Point(m["round"], sent[m["round"]], score["accuracy"])
+                found.setdefault(Result("average", name), []).append(point)
     return found
-
-
-def main_line(run: Run) -> tuple[str, str] | None:
-    """Which of its lines stands for a run: the server's own model, the mean of its models, or clients' own models."""
-    found = lines(run)
-    server = run.settings.get("models.server")
-    for kind, name in (("model", server), ("mean", MEAN)):
-        if (kind, name) in found:
-            return kind, str(name)
-    return next((key for kind in ("model", "own", "ensemble") for key in found if key[0] == kind), None)
 
 
 def _by_round(many: Iterable[Sequence[Point]]) -> list[list[Point]]:
@@ -178,28 +151,25 @@ def _by_round(many: Iterable[Sequence[Point]]) -> list[list[Point]]:
     return [found[t] for t in sorted(found)]
 
 
-def _bands(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _bands(each: Sequence[Lines]) -> list[dict[str, Any]]:
     """Each line's mean over the seeds, and the lowest and highest seed."""
-    each = [lines(run) for run in runs]
-    keys = dict.fromkeys(key for found in each for key in found)
     bands = []
-    for kind, name in keys:
-        rounds = thinned(_by_round(found[kind, name] for found in each if (kind, name) in found), POINTS)
+    for result in dict.fromkeys(r for found in each for r in found):
+        there = [found[result] for found in each if found.get(result)]
+        rounds = thinned(_by_round(there), POINTS)
         values = [[p.accuracy for p in same] for same in rounds]
         bands.append(
             {
-                "kind": kind,
-                "name": name,
+                "kind": result.kind,
+                "name": result.name,
                 "round": [same[0].round + 1 for same in rounds],
                 "bytes": [round(statistics.fmean(p.bytes_so_far for p in same)) for same in rounds],
                 "mean": [_short(statistics.fmean(v)) for v in values],
                 "low": [_short(min(v)) for v in values],
                 "high": [_short(max(v)) for v in values],
                 "runs": [len(v) for v in values],
-                "last": mean_std([found[kind, name][-1].accuracy for found in each if found.get((kind, name))]),
-                "best": mean_std(
-                    [max(p.accuracy for p in found[kind, name]) for found in each if found.get((kind, name))]
-                ),
+                "last": mean_std([points[-1].accuracy for points in there]),
+                "best": mean_std([max(p.accuracy for p in points) for points in there]),
             }
         )
     return bands
@@ -223,24 +193,23 @@ def _short(x: float) -> float:
     return round(x, 5)
 
 
-def targets(groups: Sequence[Group], wanted: float | None = None) -> dict[str, Any]:
+def targets(
+    measured: Sequence[Sequence[Lines]], main: Sequence[Result | None], wanted: float | None = None
+) -> dict[str, Any]:
     """Rounds and bytes until a target accuracy was first reached, for the targets one can choose from.
 
-    The one shown first, unless it is given: the highest multiple of 5 % that at least half of the groups reach.
+    The one shown first, unless it is given: the highest multiple of 5 % that the main result of at least half of the
+    groups reaches.
     """
     values = sorted({*STEPS, *([wanted] if wanted is not None else [])})
     rows = []
     peaks = []
-    for number, g in enumerate(groups):
-        measured = [lines(run) for run in g.runs]
-        keys = dict.fromkeys(key for found in measured for key in found if key[0] != "average")
-        for kind, name in keys:
-            each = [found.get((kind, name), []) for found in measured]
-            rows.append(
-                {"group": number, "kind": kind, "name": name, "at": [_reached(each, value) for value in values]}
-            )
-        if (key := main_line(g.runs[0])) is not None:
-            peaks.append(max(p.accuracy for p in measured[0][key]))
+    for number, (each, result) in enumerate(zip(measured, main, strict=True)):
+        for kind, name in dict.fromkeys(r for found in each for r in found if r.kind != "average"):
+            own = [found.get(Result(kind, name), []) for found in each]
+            rows.append({"group": number, "kind": kind, "name": name, "at": [_reached(own, v) for v in values]})
+        if points := next((found[result] for found in each if result is not None and found.get(result)), None):
+            peaks.append(max(p.accuracy for p in points))
     if wanted is None:
         common = sorted(peaks)[(len(peaks) - 1) // 2] if peaks else 0.0
         wanted = max((v for v in values if v <= common), default=values[0])
@@ -258,17 +227,14 @@ def _reached(each: Sequence[Sequence[Point]], target: float) -> list[Any]:
 # ---- one group --------------------------------------------------------------------------------------
 
 
-def _group(g: Group, records: Sequence[Record], partitions: "_Distinct", cells: int) -> dict[str, Any]:
+def _group(
+    g: Group, records: Sequence[Record], lines: Sequence[Lines], partitions: "_Distinct", cells: int
+) -> dict[str, Any]:
     first = records[0]
-    main = main_line(g.runs[0])
-    bands = _bands(g.runs)
-    if main is None and bands:
-        main = bands[0]["kind"], bands[0]["name"]
     return {
         "method": g.method,
         "runs": len(g.runs),
-        "lines": bands,
-        "main": None if main is None else list(main),
+        "lines": _bands(lines),
         "partition": partitions.place(partition(first)),
         "personal": personal(g.runs),
         "coefficients": coefficients(first.matrices, cells),
@@ -306,7 +272,8 @@ def partition(record: Record) -> dict[str, Any] | None:
 
 
 def personal(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Accuracy of clients' own models: mean and worst tenth by round, and every client after the last evaluation."""
+    """Accuracy of clients' own models: both means and the worst tenth by round, and every client after the last
+    evaluation. What a run does not tell is NaN."""
     by_round: dict[int, list[dict[str, Any]]] = {}
     latest: list[list[Any]] = []
     for run in runs:
@@ -320,10 +287,15 @@ def personal(runs: Sequence[Run]) -> dict[str, Any] | None:
     if not by_round:
         return None
     rounds = thinned(sorted(by_round), POINTS)
+
+    def by(key: str) -> list[float]:
+        return [_short(statistics.fmean(p.get(key, math.nan) for p in by_round[t])) for t in rounds]
+
     return {
         "round": [t + 1 for t in rounds],
-        "mean": [_short(statistics.fmean(p["mean"] for p in by_round[t])) for t in rounds],
-        "worst": [_short(statistics.fmean(p.get("worst_decile", math.nan) for p in by_round[t])) for t in rounds],
+        "mean": by("mean"),
+        "weighted": by("weighted_mean"),
+        "worst": by("worst_decile"),
         "clients": sorted(latest, key=lambda pair: pair[1]),
     }
 

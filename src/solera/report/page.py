@@ -18,6 +18,7 @@ EMPTY: dict[str, Any] = {
     "title": "Waiting",
     "subtitle": "",
     "notes": [],
+    "main_shared": False,
     "groups": [],
     "runs": [],
     "targets": {"values": [], "shown": 0, "rows": []},

@@ -273,7 +273,8 @@ def outcome(summary: Mapping[str, Any]) -> list[str]:
     if len(named) > MODELS_SHOWN:
         lines.append(f"  ... {len(named) - MODELS_SHOWN} more")
     if "mean" in (own := summary.get("personal") or {}):
-        lines.append(f"  clients' own models: {percent(own['mean'])} on average of {own['clients']}")
+        weighted = f", {percent(own['weighted_mean'])} weighted by test samples" if "weighted_mean" in own else ""
+        lines.append(f"  clients' own models: {percent(own['mean'])} on average of {own['clients']}{weighted}")
     if summary["failures"]:
         lines.append(f"  {sum(summary['failures'].values())} replies dropped, of {len(summary['failures'])} clients")
     return [*lines, f"run directory: {summary['out']}"]

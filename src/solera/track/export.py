@@ -87,7 +87,7 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
             found[f"accuracy/{word}{name}"] = score["accuracy"]
             found[f"loss/{word}{name}"] = score["loss"]
     personal = metrics.get("personal") or {}
-    found |= {f"own models/{k}": personal[k] for k in ("mean", "std", "worst_decile") if k in personal}
+    found |= {f"own models/{k}": personal[k] for k in ("mean", "weighted_mean", "std", "worst_decile") if k in personal}
     for way, sent in metrics["bytes"].items():
         found[f"bytes/{way}"] = sum(sent.values())
     found |= {f"seconds/{k}": s for k, s in metrics["seconds"].items()}

@@ -42,6 +42,7 @@ class Run:
     summary: dict[str, Any] | None
     finished: bool
     missing: list[str]  # what is absent or damaged, each in a few words
+    samples: int | None = None  # all clients' training samples together, if partition.json tells
 
     @property
     def seed(self) -> int | None:
@@ -205,7 +206,9 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         missing.append("no round was evaluated yet")
     method = _dig(config, "method", "name") or (summary or {}).get("method") or "unknown"
     name = _dig(config, "run", "name") or (summary or {}).get("name") or home.resolve().name
-    return Run(home, str(name), str(method), config, rounds, summary, finished, missing)
+    samples = _dig(_read_json(home / "partition.json", []), "samples")  # the report names it where it is not there
+    known = samples if isinstance(samples, int) and not isinstance(samples, bool) and samples > 0 else None
+    return Run(home, str(name), str(method), config, rounds, summary, finished, missing, known)
 
 
 def _read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:

@@ -37,12 +37,14 @@ def runs(tmp_path) -> Path:
 def test_the_table(runs):
     result = solera("compare", runs, "--target", 0.6)
     assert result.exit_code == 0
-    head, first, second, *rest = [re.split(r"\s{2,}", text.strip()) for text in result.stdout.splitlines()]
+    title, *lines = result.stdout.splitlines()
+    assert title == "models for everybody, on the whole test set"
+    head, first, second, *rest = [re.split(r"\s{2,}", text.strip()) for text in lines]
     assert head[:5] == ["method", "runs", "measured", "last %", "best %"]
     assert head[5:] == ["rounds to 60%", "bytes to 60%", "down", "up", "time"]
     assert first == ["fedavg", "2", "mlp", "55.0 ± 7.1", "55.0 ± 7.1", "3 (1 of 2)", "450 B", "300 B", "150 B", "6.0 s"]
     assert second[:4] == ["feddf", "2", "mlp", "75.0 ± 7.1"]
-    assert rest == []
+    assert rest == [[""], ["main result, which all cases have: mlp"]]
 
 
 def test_the_example_of_the_help(runs, monkeypatch):
@@ -61,7 +63,7 @@ def test_settings_that_differ_are_columns(tmp_path):
     for a in (0.1, 1.0):
         make_run(tmp_path / f"a{a}", partition__alpha=a)
     out = solera("compare", tmp_path).stdout
-    assert out.split()[:3] == ["method", "alpha", "runs"]
+    assert out.splitlines()[1].split()[:3] == ["method", "alpha", "runs"]
     assert "warning: different partition.alpha" in out
 
 
@@ -71,10 +73,10 @@ def test_settings_that_go_together_are_one_column(tmp_path):
             data = {"data__name": name, "data__path": f"files/{name}"}
             make_run(tmp_path / f"{name}{a}", partition__alpha=a, **data)
     out = solera("compare", tmp_path).stdout
-    assert out.split()[:4] == ["method", "data.name", "alpha", "runs"]
+    assert out.splitlines()[1].split()[:4] == ["method", "data.name", "alpha", "runs"]
     assert "data.name stands for data.path, too" in out
     by_both = solera("compare", tmp_path, "--by", "data.name,data.path").stdout
-    assert by_both.split()[:4] == ["method", "data.name", "data.path", "runs"]
+    assert by_both.splitlines()[1].split()[:4] == ["method", "data.name", "data.path", "runs"]
     assert "data.path" in solera("compare", tmp_path, "--csv").stdout
 
 
@@ -120,7 +122,9 @@ def test_latex(tmp_path):
     assert r"my\_net \& co" in out
     assert r"last \%" in out
     assert out.endswith("\\bottomrule\n\\end{tabular}\n")
-    assert all(text.count(" & ") == 7 for text in out.splitlines() if text.endswith(r"\\"))
+    title, *rest = [text for text in out.splitlines() if text.endswith(r"\\")]
+    assert title == r"\multicolumn{8}{l}{\emph{models for everybody, on the whole test set}} \\"
+    assert all(text.count(" & ") == 7 for text in rest)
 
 
 def test_names_with_markup_are_shown_as_they_are(tmp_path):
@@ -176,7 +180,8 @@ def test_nothing_evaluated_is_a_row_without_numbers(tmp_path):
 def test_no_number_is_cut_in_a_narrow_terminal(runs, width):
     console = Console(width=width, file=io.StringIO())
     rows = rows_of(group_runs([read_run(runs / "feddf-0"), read_run(runs / "feddf-1")]))
-    console.print(table_of(printed(rows)))
+    (found,) = printed(rows)
+    console.print(table_of(found))
     text = console.file.getvalue()
     assert "…" not in text
     if width >= 60:

@@ -8,10 +8,9 @@ import pytest
 
 from run_directories import write_run
 from solera.report import figures
-from solera.report.figures import coefficients, confusion, finite, main_line, report_data, thinned
+from solera.report.figures import coefficients, confusion, finite, report_data, thinned
 from solera.report.order import similar_order
 from solera.report.read import Matrix, read_all
-from solera.track.runs import group_runs
 from solera.wire import RunError
 
 
@@ -38,7 +37,7 @@ def test_every_figure_of_a_whole_run_has_its_numbers(run):
     assert data["notes"] == []
     kinds = {(line["kind"], line["name"]) for line in group["lines"]}
     assert kinds == {
-        ("model", "lenet5"), ("model", "mlp"), ("mean", "mean of the models"), ("ensemble", "teachers"),
+        ("model", "lenet5"), ("model", "mlp"), ("mean", "mean of lenet5, mlp"), ("ensemble", "teachers"),
         ("own", "own models"), ("average", "lenet5"), ("average", "mlp"),
     }  # fmt: skip
     (told,) = data["runs"]
@@ -111,14 +110,18 @@ def test_the_target_shown_is_one_that_half_of_the_cases_reach(tmp_path):
     assert targets["values"][targets["shown"]] == 0.55
 
 
-def test_the_main_result_is_the_servers_own_model(tmp_path):
-    write_run(tmp_path / "run")
-    config = tmp_path / "run" / "config.toml"
-    (run,) = group_runs([r.run for r in read_all([tmp_path])])[0].runs
-    assert main_line(run) == ("mean", "mean of the models")
-    config.write_text(config.read_text().replace("[models]", '[models]\nserver = "mlp"'))
-    (run,) = group_runs([r.run for r in read_all([tmp_path])])[0].runs
-    assert main_line(run) == ("model", "mlp")
+def test_the_main_result_is_the_servers_own_model_if_all_cases_have_one(tmp_path):
+    write_run(tmp_path / "one", personal=False)
+    (group,) = data_of(tmp_path)["groups"]
+    assert group["main"] == ["mean", "mean of lenet5, mlp"]
+    config = tmp_path / "one" / "config.toml"
+    config.write_text(config.read_text().replace('clients = [\n    "lenet5",', 'server = "lenet5"\nclients = [\n'))
+    (group,) = data_of(tmp_path)["groups"]
+    assert group["main"] == ["server", "lenet5"]
+    write_run(tmp_path / "two", method="fedavg", personal=False)
+    data = data_of(tmp_path)
+    assert data["main_shared"]
+    assert [g["main"] for g in data["groups"]] == [["model", "mlp"]] * 2  # lenet5 is a client's there: mlp is alike
 
 
 # ---- what is missing --------------------------------------------------------------------------------
@@ -276,8 +279,14 @@ def test_the_subtitle_tells_only_what_all_cases_share(tmp_path):
 
 def test_a_model_for_all_and_clients_own_models_are_not_compared_silently(tmp_path):
     only_own(write_run(tmp_path / "own", method="mnfl"))
-    write_run(tmp_path / "all", method="fedavg")
-    assert any("judged on the whole test set, others only clients' own" in note for note in data_of(tmp_path)["notes"])
+    write_run(tmp_path / "all", method="fedavg", personal=False)
+    data = data_of(tmp_path)
+    assert any(
+        "no main result that all cases have: mean of lenet5, mlp (fedavg); own models (mnfl)" in note
+        for note in data["notes"]
+    )
+    assert not data["main_shared"]
+    assert [g["main"][0] for g in data["groups"]] == ["mean", "own"]
     assert data_of(tmp_path / "own")["notes"] == data_of(tmp_path / "all")["notes"] == []
 
 

@@ -1,26 +1,34 @@
 // The figures. Each says when it can be drawn (has), how it is read (how), which controls it has, how it is drawn from
 // the data, and which rows stand behind it. `s` is the figure's own state: it outlives redrawing.
 
-const KINDS = { model: "", mean: "", own: "", ensemble: "ensemble ", average: "average " };
-const nameOf = (line) => `${KINDS[line.kind]}${line.name}`;
+const KINDS = { ensemble: "ensemble ", average: "average ", server: "server's " };
+const MODELS = ["model", "server", "part"]; // single models, judged on the whole test set
+const nameOf = (line) => `${KINDS[line.kind] || ""}${line.name}`;
 const toggler = (s, redraw) => (id) => { if (!s.hidden.delete(id)) s.hidden.add(id); redraw(); };
 const several = (data) => data.groups.length > 1;
 const isMain = (g, line) => g.main && line.kind === g.main[0] && line.name === g.main[1];
 const coefficient = (c, byte) => c.low + ((c.top - c.low) * byte) / 255;
-const judged = (line) => (line.kind === "own" ? "own" : "all"); // on clients' own test splits, or on the whole test set
+const alike = (line) => (line.kind === "server" ? "server" : `${line.kind}/${line.name}`); // lines with the same one may be ranked together
 const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 
 function chosenLines(data, s) {
   const many = several(data), found = [];
   data.groups.forEach((g, number) => g.lines.forEach((line, at) => {
-    const wanted = s.what === "main" ? isMain(g, line) : s.what === "all" ? ["model", "own", "ensemble"].includes(line.kind) : nameOf(line) === s.what;
+    const wanted = s.what === "main" ? isMain(g, line) : s.what === "all" ? [...MODELS, "own", "ensemble"].includes(line.kind) : nameOf(line) === s.what;
     if (!wanted) return;
     const tone = many ? number : found.length;
     const style = many && s.what === "all" ? at : tone;
-    const name = many ? (s.what === "all" ? `${g.label}: ${nameOf(line)}` : g.label) : nameOf(line);
+    const unlike = s.what === "all" || (s.what === "main" && !data.main_shared); // then a line says what it is of
+    const name = many ? (unlike ? `${g.label}: ${nameOf(line)}` : g.label) : nameOf(line);
     found.push({ id: `${number}/${line.kind}/${line.name}`, name, colour: colour(tone), dash: dashOf(style), shape: style, line, group: g });
   }));
   return found;
+}
+
+// The main result of a comparison as its cases call it.
+function sharedName(data) {
+  const line = data.groups.find((g) => g.main)?.main;
+  return line[0] === "server" ? "the server's own model" : nameOf({ kind: line[0], name: line[1] });
 }
 
 const whatControl = {
@@ -28,7 +36,7 @@ const whatControl = {
   initial: (data) => (several(data) ? "main" : "all"),
   options: (data) => {
     const names = [...new Set(data.groups.flatMap((g) => g.lines.filter((l) => l.kind !== "average").map(nameOf)))];
-    const main = several(data) ? [["main", "main result of each"]] : [];
+    const main = several(data) ? [["main", data.main_shared ? `main result: ${sharedName(data)}` : "main result of each: not alike"]] : [];
     return [...main, ["all", "everything"], ...names.map((n) => [n, n])];
   },
 };
@@ -73,17 +81,17 @@ const FIGURES = [
     },
     draw(body, data, g, s) {
       const found = this.body(data, s);
-      const least = (kind) => { // of those that were judged alike and sent anything; nobody's if two share it
-        const [first, second] = found.filter(({ r, found: [n, of, , sent] }) => judged(r) === kind && n === of && sent[0] > 0).map((f) => f.found[3][0]).sort((a, b) => a - b);
+      const least = (kind) => { // of those that are alike and sent anything; nobody's if two share it
+        const [first, second] = found.filter(({ r, found: [n, of, , sent] }) => alike(r) === kind && n === of && sent[0] > 0).map((f) => f.found[3][0]).sort((a, b) => a - b);
         return second === undefined || first === second ? null : first;
       };
-      const fewest = { own: least("own"), all: least("all") };
+      const fewest = Object.fromEntries([...new Set(found.map(({ r }) => alike(r)))].map((kind) => [kind, least(kind)]));
       const widest = Math.max(1, ...found.map((f) => (f.found[3] ? f.found[3][0] : 0)));
       const rows = found.map(({ r, found: [reached, of, rounds, sent] }) => {
         const bar = draw("svg", { viewBox: "0 0 100 8", "aria-hidden": "true", preserveAspectRatio: "none" });
         bar.style.width = "100px"; bar.style.height = "8px";
         if (sent) bar.append(draw("rect", { width: Math.max(1, (100 * sent[0]) / widest), height: 8, rx: 2, fill: colour(several(data) ? r.group : 0), opacity: 0.85 }));
-        const cheapest = sent && sent[0] === fewest[judged(r)] && reached === of ? " ◂ fewest bytes" : "";
+        const cheapest = sent && sent[0] === fewest[alike(r)] && reached === of ? " ◂ fewest bytes" : "";
         return [...(several(data) ? [data.groups[r.group].label] : []), nameOf(r), `${reached} of ${of}`, plus(rounds, (v) => String(Math.round(v * 10) / 10)), plus(sent, bytes) + cheapest, bar];
       });
       const many = several(data) ? 0 : 1;
@@ -95,15 +103,15 @@ const FIGURES = [
   },
   {
     id: "fusion", title: "Student, ensemble and average", nav: "fusion", per: true,
-    has: (data, g) => g.lines.some((l) => l.kind === "ensemble" || l.kind === "average") && g.lines.some((l) => l.kind === "model"),
+    has: (data, g) => g.lines.some((l) => l.kind === "ensemble" || l.kind === "average") && g.lines.some((l) => MODELS.includes(l.kind)),
     how: () => "What distillation adds: solid, the models after the round (the students); dashed, the clients' models answering together (the teachers); dotted, the average of the clients' models before it was distilled. A student above its average has learned from the ensemble.",
     draw(body, data, g, s, redraw) {
-      const models = g.lines.filter((l) => l.kind === "model").map((l) => l.name);
-      const style = { model: ["", 2.2, 0], ensemble: ["8 4", 2.2, 3], average: ["2 3", 1.8, 1] };
+      const models = g.lines.filter((l) => MODELS.includes(l.kind)).map((l) => l.name);
+      const style = { model: ["", 2.2, 0], server: ["", 2.2, 0], part: ["", 2.2, 0], ensemble: ["8 4", 2.2, 3], average: ["2 3", 1.8, 1] };
       const lines = g.lines.filter((l) => style[l.kind]).map((l) => {
         const tone = l.kind === "ensemble" ? 6 : Math.max(0, models.indexOf(l.name)) % 6;
         const [dash, width, shape] = style[l.kind];
-        return { id: `${l.kind}/${l.name}`, name: l.kind === "model" ? `student ${l.name}` : nameOf(l), colour: colour(tone), dash, width, shape, x: l.round, y: l.mean, low: l.low, high: l.high };
+        return { id: `${l.kind}/${l.name}`, name: MODELS.includes(l.kind) ? `student ${nameOf(l)}` : nameOf(l), colour: colour(tone), dash, width, shape, x: l.round, y: l.mean, low: l.low, high: l.high };
       });
       lineChart(body, { lines, label: this.title, xLabel: "round", xText: String, yText: level, tipText: percent, tipHead: (v) => `round ${v}`, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: true, most: 1, exact: true });
     },
@@ -165,7 +173,7 @@ const FIGURES = [
       const words = { client: "client", average: "average", ensemble: "ensemble", model: joint ? "student" : "model" };
       const tones = Array.from({ length: g.regions.classes }, (_, c) => rgb(`--c${c % COLOURS}`));
       for (const p of g.regions.panels) {
-        const line = g.lines.find((l) => l.kind === p.kind && l.name === p.name);
+        const line = g.lines.find((l) => (MODELS.includes(l.kind) ? "model" : l.kind) === p.kind && l.name === p.name);
         const holder = make("div", {}, make("h3", { text: `${words[p.kind] || p.kind} ${p.name}${line ? `: ${percent(line.mean.at(-1))}` : ""}` }));
         panels.append(holder);
         regionPanel(holder, g.regions, p, tones);
@@ -176,14 +184,16 @@ const FIGURES = [
   {
     id: "personal", title: "Accuracy of clients' own models", nav: "clients", per: true, wide: true,
     has: (data, g) => g.personal !== null,
-    how: (data, g) => `Each client's model on its own test split.${g.personal.clients.length ? " Left: how many clients reach which accuracy after the last evaluation, and below every single one as a mark; the worst tenth is drawn as diamonds." : " The run did not record single clients, so only means are shown."} The worst tenth is what a mean hides: a method should lift it too.`,
+    how: (data, g) => `Each client's model on its own test split.${g.personal.clients.length ? " Left: how many clients reach which accuracy after the last evaluation, and below every single one as a mark; the worst tenth is drawn as diamonds." : " The run did not record single clients, so only means are shown."} In the mean each client counts the same; weighted, each test sample does. The worst tenth is what a mean hides: a method should lift it too.`,
     draw(body, data, g, s, redraw) {
       const [left, right] = sideBySide(body, g.personal.clients.length ? 2 : 1);
       if (right) spread(left, g.personal.clients, this.title);
       const line = (id, name, y, at) => ({ id, name, colour: colour(at), dash: DASHES[at], shape: at ? 3 : 0, x: g.personal.round, y });
-      lineChart(right || left, { lines: [line("mean", "mean of the clients", g.personal.mean, 0), line("worst", "mean of the worst tenth", g.personal.worst, 1)], label: "mean and worst tenth by round", xLabel: "round", xText: String, yText: level, tipText: percent, tipHead: (v) => `round ${v}`, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: true, most: 1, exact: true, height: 280 });
+      const lines = [line("mean", "mean of the clients", g.personal.mean, 0), line("worst", "mean of the worst tenth", g.personal.worst, 1)];
+      if (g.personal.weighted.some((v) => v !== null)) lines.push(line("weighted", "mean weighted by test samples", g.personal.weighted, 2));
+      lineChart(right || left, { lines, label: "means and worst tenth by round", xLabel: "round", xText: String, yText: level, tipText: percent, tipHead: (v) => `round ${v}`, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: true, most: 1, exact: true, height: 280 });
     },
-    rows: (data, g) => (g.personal.clients.length ? { head: ["client", "accuracy"], rows: g.personal.clients } : { head: ["round", "mean", "worst tenth"], rows: g.personal.round.map((t, i) => [t, g.personal.mean[i], g.personal.worst[i]]) }),
+    rows: (data, g) => (g.personal.clients.length ? { head: ["client", "accuracy"], rows: g.personal.clients } : { head: ["round", "mean", "mean weighted by samples", "worst tenth"], rows: g.personal.round.map((t, i) => [t, g.personal.mean[i], g.personal.weighted[i], g.personal.worst[i]]) }),
   },
   {
     id: "coefficients", title: "Knowledge coefficients between clients", nav: "coefficients", per: true, wide: true,

@@ -105,7 +105,12 @@ function overview() {
     if (line) {
       box.append(tile("accuracy", plus(line.last, (v) => percent(v)), `${nameOf(line)}, last round`), tile("best", plus(line.best, (v) => percent(v)), "best round: for orientation"));
     }
-    if (g.personal) box.append(tile("worst tenth", percent(g.personal.worst.at(-1)), "of the clients' own models"));
+    if (g.personal) {
+      const [mean, weighted] = [g.personal.mean.at(-1), g.personal.weighted.at(-1)];
+      if (line?.kind !== "own") box.append(tile("own models", percent(mean), "mean of the clients, on their own test splits"));
+      if (weighted !== null) box.append(tile("weighted by samples", percent(weighted), "clients' own models, each test sample counts the same"));
+      box.append(tile("worst tenth", percent(g.personal.worst.at(-1)), "of the clients' own models"));
+    }
     const wanted = runs[0].wanted;
     box.append(tile("rounds", wanted ? `${Math.max(...done)} of ${wanted}` : String(Math.max(...done)), [...new Set(runs.map((r) => r.status))].join(", ")));
     if (g.traffic.down) box.append(tile("sent", bytes(g.traffic.down[0] + g.traffic.up[0]), `${bytes(g.traffic.down[0])} down, ${bytes(g.traffic.up[0])} up`));
@@ -113,19 +118,39 @@ function overview() {
     host.append(box);
     return;
   }
-  const best = {};
-  for (const line of data.groups.map(main)) if (line) best[judged(line)] = Math.max(best[judged(line)] ?? 0, line.last[0]);
-  const rows = data.groups.map((g, i) => {
-    const line = main(g), own = data.runs.filter((r) => r.group === i);
-    const name = make("span", {}, make("span", { class: `swatch c${i % COLOURS}` }), g.label);
-    const status = own.every((r) => r.status === "finished") ? "" : own.map((r) => `${r.done}${r.wanted ? `/${r.wanted}` : ""} ${r.status}`).join(", ");
-    const accuracy = line ? plus(line.last, (v) => percent(v)) : "–";
-    return [name, line ? nameOf(line) : "–", line && line.last[0] === best[judged(line)] ? make("b", { text: `${accuracy} ★` }) : accuracy, line ? plus(line.best, (v) => percent(v)) : "–", g.personal ? percent(g.personal.worst.at(-1)) : "–", g.traffic.down ? bytes(g.traffic.down[0] + g.traffic.up[0]) : "–", g.time ? seconds(g.time[0]) : "–", g.runs, status];
+  host.append(make("div", { class: "card wide" }, ...sections().flatMap(({ title, lines }) => [make("h3", { text: title }), ranking(lines)]),
+    make("p", { class: "of", text: "Accuracy after the last round, ± standard deviation over seeds; ★ marks the highest of results that are alike. “Best” is the best round on the test set: for orientation, not for selection." })));
+}
+
+// What may be ranked together: the main result (without one that all share, everybody's), and servers' own models.
+function sections() {
+  const main = (g) => g.lines.find((l) => isMain(g, l));
+  const keys = new Set(data.groups.map(main).filter(Boolean).map(alike));
+  if (data.groups.some((g) => g.lines.some((l) => l.kind === "server"))) keys.add("server");
+  const words = ({ kind, name }) => (kind === "server" ? "The server's own model, on the whole test set" : kind === "own" ? "Clients' own models, on their own test splits" : `${nameOf({ kind, name })}, on the whole test set`);
+  const found = [...keys].map((key) => {
+    const lines = data.groups.flatMap((g) => g.lines.filter((l) => alike(l) === key).map((l) => [g, l]));
+    const shared = data.main_shared && alike(main(lines[0][0]) ?? {}) === key;
+    return { title: `${shared ? "Main result, which all cases have: " : ""}${words(lines[0][1])}`, lines };
   });
-  const head = ["case", "main result", "accuracy", "best", "worst tenth", "sent", "time", "runs", ""], classes = ["", "", "n", "n", "n", "n", "n", "n", ""];
-  const kept = head.map((_, i) => i).filter((i) => (i !== 4 || data.groups.some((g) => g.personal)) && (i !== 8 || rows.some((r) => r[8])));
-  const pick = (cells) => kept.map((i) => cells[i]);
-  host.append(make("div", { class: "card wide" }, table(pick(head), rows.map(pick), pick(classes)), make("p", { class: "of", text: `Accuracy after the last round, ± standard deviation over seeds; ★ marks the highest${Object.keys(best).length > 1 ? " on the whole test set and the highest of clients' own models on their own splits" : ""}. “Best” is the best round on the test set: for orientation, not for selection.` })));
+  const waiting = data.groups.filter((g) => !main(g)).map((g) => [g, null]);
+  return waiting.length ? [...found, { title: "No main result yet", lines: waiting }] : found;
+}
+
+function ranking(lines) {
+  const top = lines.length > 1 ? Math.max(...lines.map(([, line]) => line?.last[0] ?? -1)) : null;
+  const own = lines.some(([, line]) => line?.kind === "own");
+  const rows = lines.map(([g, line]) => {
+    const number = data.groups.indexOf(g), runs = data.runs.filter((r) => r.group === number);
+    const name = make("span", {}, make("span", { class: `swatch c${number % COLOURS}` }), g.label);
+    const status = runs.every((r) => r.status === "finished") ? "" : runs.map((r) => `${r.done}${r.wanted ? `/${r.wanted}` : ""} ${r.status}`).join(", ");
+    const accuracy = line ? plus(line.last, (v) => percent(v)) : "–";
+    const tenth = own ? [g.personal ? percent(g.personal.weighted.at(-1)) : "–", g.personal ? percent(g.personal.worst.at(-1)) : "–"] : [];
+    return [name, line ? nameOf(line) : "–", line && line.last[0] === top ? make("b", { text: `${accuracy} ★` }) : accuracy, ...tenth, line ? plus(line.best, (v) => percent(v)) : "–", g.traffic.down ? bytes(g.traffic.down[0] + g.traffic.up[0]) : "–", g.time ? seconds(g.time[0]) : "–", g.runs, status];
+  });
+  const head = ["case", "measured", own ? "mean of the clients" : "accuracy", ...(own ? ["weighted by samples", "worst tenth"] : []), "best", "sent", "time", "runs", ""];
+  const kept = head.map((_, i) => i).filter((i) => head[i] || rows.some((r) => r[i])), pick = (cells) => kept.map((i) => cells[i]);
+  return table(pick(head), rows.map(pick), pick(head.map((_, i) => (i < 2 || i === head.length - 1 ? "" : "n"))));
 }
 
 function header() {
