@@ -244,8 +244,8 @@ def _seeds(groups: Sequence[Group]) -> str | None:
 
 
 def _traffic(groups: Sequence[Group]) -> str | None:
-    sent = [(statistics.fmean(r.bytes("down") + r.bytes("up") for r in g.runs), g) for g in groups]
-    there = sorted(((n, g.label) for n, g in sent if n))
+    sent = [statistics.fmean(r.bytes("down") + r.bytes("up") for r in g.runs) for g in groups]
+    there = sorted((n, name) for n, name in zip(sent, _names(groups), strict=True) if n)
     if len(there) < 2 or there[-1][0] <= FAR * there[0][0]:
         return None
     (least, cheap), (most, dear) = there[0], there[-1]
@@ -257,9 +257,14 @@ def _traffic(groups: Sequence[Group]) -> str | None:
 
 def _listed(groups: Sequence[Group], values: Iterable[Any]) -> str:
     """Each value with the cases that have it: 0 (fedavg), 0.2 (mnfl and 4 more)."""
-    alone = len({g.method for g in groups}) == len(groups)
     cases: dict[Any, list[str]] = {}
-    for g, value in zip(groups, values, strict=True):
-        cases.setdefault(value, []).append(g.method if alone else g.label)
+    for name, value in zip(_names(groups), values, strict=True):
+        cases.setdefault(value, []).append(name)
     more = lambda of: f" and {len(of) - LISTED} more" if len(of) > LISTED else ""  # noqa: E731
     return "; ".join(f"{value} ({', '.join(of[:LISTED])}{more(of)})" for value, of in cases.items())
+
+
+def _names(groups: Sequence[Group]) -> list[str]:
+    """The cases by their methods, or by all that is special about them where methods repeat."""
+    alone = len({g.method for g in groups}) == len(groups)
+    return [g.method if alone else g.label for g in groups]

@@ -191,3 +191,46 @@ def test_no_number_is_cut_in_a_narrow_terminal(runs, width):
 def test_it_is_quick():
     code = "import sys, solera.cli.compare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def mixed(tmp_path) -> Path:
+    """A method with a model for everybody, and one with clients' own models."""
+    make_run(tmp_path / "a", method__name="fedavg")
+    own = {"mean": 0.744, "weighted_mean": 0.793, "std": 0.1, "worst_decile": 0.2, "clients": 4}
+    rounds = [line(t, {}, personal=own) for t in range(3)]
+    make_run(tmp_path / "b", rounds=rounds, method__name="mnfl", data__client_test=0.2)
+    return tmp_path
+
+
+def test_personal_and_global_accuracies_are_in_tables_of_their_own(mixed):
+    result = solera("compare", mixed)
+    everybody, own = result.stdout.split("\nclients' own models, each on its client's test split")
+    assert "models for everybody, on the whole test set" in everybody
+    assert "mnfl" not in everybody
+    assert "fedavg" not in own.split("\n\n")[0].split("warning")[0]
+    assert "74.4" in own
+    assert "79.3" in own
+    assert "main result, which" not in result.stdout
+    assert "warning: no main result that all cases have: mlp (fedavg); own models (mnfl)" in result.stdout
+    assert "warning: different data.client_test: 0 (fedavg); 0.2 (mnfl)" in result.stdout
+
+
+def test_every_form_names_the_kind_and_warns(mixed):
+    latex = solera("compare", mixed, "--latex")
+    assert latex.stdout.count(r"\begin{tabular}") == 2
+    assert r"\emph{models for everybody" in latex.stdout
+    assert r"weighted \%" in latex.stdout.split(r"\emph{clients' own models")[1]
+    assert "no main result that all cases have" in latex.stderr
+    table = solera("compare", mixed, "--csv")
+    rows = list(csv.DictReader(io.StringIO(table.stdout)))
+    assert [(r["kind"], r["last_weighted"]) for r in rows] == [("model", ""), ("own", "0.793")]
+    assert "no main result that all cases have" in table.stderr
+    found = json.loads(solera("compare", mixed, "--json").stdout)
+    assert [r["kind"] for r in found["rows"]] == ["model", "own"]
+    assert found["main_result"] is None
+    assert any("no main result that all cases have" in w for w in found["warnings"])
+
+
+def test_the_main_result_is_named(runs):
+    assert json.loads(solera("compare", runs, "--json").stdout)["main_result"] == "mlp"
