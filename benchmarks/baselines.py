@@ -115,15 +115,28 @@ def models_of(tables: Tables) -> str:
     return ", ".join(chosen["clients"]) + (f"; server {chosen['server']}" if "server" in chosen else "")
 
 
-def of_models(lines: list[dict[str, Any]], server: str | None) -> float | None:
-    """The server's own model, or else the mean over the models there are."""
-    seen = [[v["accuracy"] for n, v in m["models"].items() if server is None or n == server] for m in lines]
-    return statistics.fmean(statistics.fmean(s) for s in seen) if all(seen) else None
+def of_models(lines: list[dict[str, Any]], tables: Tables) -> tuple[str, float | None]:
+    """What is in the column, and its accuracy: the server's own model, or the mean over the clients' architectures (of
+    HeteroFL's the whole ones); of a method with several models of an architecture, such as Fed-ensemble, their mean.
+    """
+    chosen = merged(BASE, tables)["models"]
+    names = [chosen["server"]] if "server" in chosen else list(dict.fromkeys(chosen["clients"]))
+    word = f"server's {names[0]}" if "server" in chosen else names[0] if len(names) == 1 else f"mean of {len(names)}"
+    if members := [n for n in lines[-1]["models"] if n.rpartition(".")[0] in names]:
+        names += members
+        word = f"mean of {len(names)}, each alone"
+    seen = [[m["models"][n]["accuracy"] for n in names if n in m["models"]] for m in lines]
+    return word, statistics.fmean(statistics.fmean(s) for s in seen) if all(seen) else None
 
 
 def of_ensemble(lines: list[dict[str, Any]]) -> float | None:
     seen = [next(iter(m["ensembles"].values()))["accuracy"] for m in lines if m.get("ensembles")]
     return statistics.fmean(seen) if seen else None
+
+
+def of_clients(lines: list[dict[str, Any]], key: str) -> float | None:
+    """A figure of clients' own models; runs of older versions have no weighted mean."""
+    return statistics.fmean(m["personal"][key] for m in lines) if all(key in m["personal"] for m in lines) else None
 
 
 def cell(values: list[float | None]) -> str:
@@ -135,27 +148,27 @@ def tables(found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
     """The two tables in Markdown: one model (or one of each architecture) for all, and a model for each client."""
     lines: list[str] = []
     heads = {
-        "One model for all": "accuracy, global test set | its ensemble",
-        "A model for each client": "accuracy, own test split | worst decile",
+        "One model for all": "measured | accuracy, global test set | its ensemble",
+        "A model for each client": "accuracy, own test split | weighted by samples | worst decile",
     }
     for (heading, columns), group in zip(heads.items(), (GLOBAL, PERSONAL), strict=True):
         lines += [f"### {heading}", "", f"| method | models | {columns} | MB up | MB down | CPU seconds |"]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
         for name, (title, settings) in group.items():
             runs = [f"{name}/s{seed}" for seed in SEEDS]
             if any(r not in found for r in runs):
-                lines.append(f"| {title} | {models_of(settings)} | not run | | | | |")
+                lines.append(f"| {title} | {models_of(settings)} | not run | | | | | |")
                 continue
             rounds = [lines_of(out / r) for r in runs]
             if group is GLOBAL:
-                server = settings.get("models", {}).get("server")
-                both = [[of_models(m, server) for m in rounds], [of_ensemble(m) for m in rounds]]
+                words, accuracies = zip(*(of_models(m, settings) for m in rounds), strict=True)
+                results = [words[0], cell(list(accuracies)), cell([of_ensemble(m) for m in rounds])]
             else:
-                keys = ("mean", "worst_decile")
-                both = [[statistics.fmean(m["personal"][key] for m in run) for run in rounds] for key in keys]
+                keys = ("mean", "weighted_mean", "worst_decile")
+                results = [cell([of_clients(run, key) for run in rounds]) for key in keys]
             sent = [statistics.fmean(found[r]["bytes"][way] for r in runs) / 1e6 for way in ("up", "down")]
             seconds = statistics.fmean(cpu_seconds(out / r) for r in runs)
-            cells = [title, models_of(settings), *map(cell, both), *(f"{mb:.1f}" for mb in sent), f"{seconds:.0f}"]
+            cells = [title, models_of(settings), *results, *(f"{mb:.1f}" for mb in sent), f"{seconds:.0f}"]
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)

@@ -145,17 +145,18 @@ def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathl
             lines.append("| " + " | ".join([*row, megabytes(names) if done(names) else "not run"]) + " |")
         lines += ["", f"### {data}: a model for each client", ""]
         lines += [
-            "| method | mean over clients, alpha 0.1 | worst decile | mean over clients, alpha 1 | worst decile "
-            "| MB both ways |",
-            "|---|---|---|---|---|---|",
+            "| method | mean over clients, alpha 0.1 | weighted by samples | worst decile | mean over clients, alpha 1 "
+            "| weighted by samples | worst decile | MB both ways |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         for name, (title, _) in PERSONAL.items():
             row = [title]
             for alpha in ALPHAS:
                 names = runs(data, alpha, f"p-{name}")
                 scores = [found[n]["personal"] for n in names] if done(names) else []
-                both = [[s["mean"] for s in scores], [s["worst_decile"] for s in scores]]
-                row += [spread(values) for values in both] if scores else ["not run"] * 2
+                keys = ("mean", "weighted_mean", "worst_decile")
+                told = [spread([s[k] for s in scores]) if all(k in s for s in scores) else "–" for k in keys]
+                row += told if scores else ["not run"] * 3
             names = runs(data, 0.1, f"p-{name}")
             lines.append("| " + " | ".join([*row, megabytes(names) if done(names) else "not run"]) + " |")
         lines.append("")

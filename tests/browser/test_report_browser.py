@@ -185,6 +185,54 @@ def test_no_two_of_twenty_cases_look_the_same_and_the_best_is_chosen_among_those
     assert v.js("document.querySelector('#figure-accuracy .legend').clientHeight") <= 210
 
 
+def test_a_servers_model_is_ranked_apart_from_the_main_result_that_all_share(visit, tmp_path):
+    for method, level in (("fedavg", 0.6), ("feddf", 0.5), ("large", 0.9)):
+        run = write_run(tmp_path / method, method=method, level=level, rounds=3, personal=False, coefficients=False)
+        if method == "large":  # lenet5 is the server's own here, and far ahead of everything
+            config = (run / "config.toml").read_text()
+            (run / "config.toml").write_text(
+                config.replace('"lenet5",', "").replace("[models]", '[models]\nserver = "lenet5"')
+            )
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            for m in lines:
+                m["models"]["mlp"]["accuracy"] = 0.1
+            (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
+    v = visit(write_report(tmp_path / "report.html", tmp_path))
+    main, server = v.page.locator("#overview table").all()
+    titles = v.page.locator("#overview h3").all_text_contents()
+    assert titles == [
+        "Main result, which all cases have: mlp, on the whole test set", "The server's own model, on the whole test set"
+    ]  # fmt: skip
+    assert [row.split("\t")[1] for row in main.locator("tbody tr").all_inner_texts()] == ["mlp"] * 3
+    assert "fedavg" in main.locator("tr", has_text="★").inner_text()
+    assert "server's lenet5" in server.inner_text()
+    assert "★" not in server.inner_text()
+    assert "main result: mlp" in v.page.inner_text("#figure-accuracy select")
+    assert "left out of it: lenet5 (fedavg, feddf)" in v.page.inner_text("#notes")
+    assert v.complaints == []
+
+
+def test_without_a_result_in_common_every_line_says_what_it_is(visit, tmp_path):
+    write_run(tmp_path / "all", method="fedavg", rounds=3, personal=False)
+    run = write_run(tmp_path / "own", method="mnfl", rounds=3)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for m in lines:
+        m |= {"models": {}, "ensembles": {}, "averages": {}}
+        m["personal"]["weighted_mean"] = 0.793
+    (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
+    v = visit(write_report(tmp_path / "report.html", tmp_path))
+    assert not any("★" in text for text in v.page.locator("#overview td").all_inner_texts())
+    own = v.page.locator("#overview table", has_text="mnfl")
+    assert "weighted by samples" in own.inner_text()
+    assert "79.3%" in own.inner_text()
+    legend = v.page.inner_text("#figure-accuracy .legend")
+    assert "fedavg: mean of lenet5, mlp" in legend
+    assert "mnfl: own models" in legend
+    v.page.select_option("#focus", "mnfl")
+    assert "mean weighted by test samples" in v.page.inner_text("#figure-personal .legend")
+    assert v.complaints == []
+
+
 def test_an_axis_never_says_the_same_twice(visit, tmp_path):
     run = write_run(tmp_path / "run", rounds=10, clients=10)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
