@@ -36,13 +36,13 @@ faults: $(STAMP) ## the slow ones: many kills, long fuzzing
 
 bench: $(STAMP)  ## every workload, with other frameworks beside us (an hour); the tables go into docs/performance.md
 	mkdir -p build
-	$(BIN)/solera bench --peers all --peers-dir build/peers --out build/bench.json --write docs/performance.md
+	PYTHONPATH=benchmarks $(BIN)/python -m bench --peers all --peers-dir build/peers --out build/bench.json --write docs/performance.md
 
 bench-quick: $(STAMP) ## the regression guard: about two minutes; fails when a ratio fell by more than a fifth
-	$(BIN)/solera bench --quick --against benchmarks/recorded.json
+	PYTHONPATH=benchmarks $(BIN)/python -m bench --quick --against benchmarks/recorded.json
 
 bench-record: $(STAMP) ## measure this machine for the guard
-	$(BIN)/solera bench --quick --record benchmarks/recorded.json
+	PYTHONPATH=benchmarks $(BIN)/python -m bench --quick --record benchmarks/recorded.json
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build site src/*.egg-info

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from grid import put
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from grid import put
 from solera.allocator import keep_freed_memory
 from solera.models import build
 from solera.parts.local import ASKED, Local, fit, logits_of

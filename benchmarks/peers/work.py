@@ -1,6 +1,6 @@
-"""The work that `solera bench` gives to other frameworks: the data, the model and the training loop, in plain torch.
+"""The work that the benchmark gives to other frameworks: the data, the model and the training loop, in plain torch.
 
-A program here is started as `python with_NAME.py FOLDER`, by `solera bench --peers`. The folder holds the settings,
+A program here is started as `python with_NAME.py FOLDER`, by `make bench`. The folder holds the settings,
 the samples (client k has the k-th run of them), the weights to start from and `pace.py`, the conversation with the
 benchmark. Every program trains the same model on the same samples for the same number of steps; what differs is the
 framework around it.

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from ..version import __version__
-from .bench import bench
 from .compare import compare
 from .doctor import doctor
 from .errors import EXIT_CODES
@@ -29,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (quickstart, run, resume, show, report, watch, compare, sweep, predict, export, ls, doctor, bench):
+for command in (quickstart, run, resume, show, report, watch, compare, sweep, predict, export, ls, doctor):
     app.command(epilog=EXIT_CODES)(command)
 
 

@@ -16,24 +16,25 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..allocator import keep_freed_memory
-from ..config import EngineConfig, RunConfig
-from ..data import PublicConfig
-from ..engines import ClientStates, InProcess, default_workers
-from ..federation import Federation, FederationConfig
-from ..methods.fedavg import FedAvg
-from ..methods.feddf import FedDF
-from ..methods.fedeed import FedEED
-from ..methods.fedet import FedET
-from ..methods.mnfl import MNFL
-from ..parts.distill import Distill, distill, visits
-from ..parts.local import Local, evaluate, weights_of
-from ..parts.teachers import Ensemble
-from ..randomness import one_thread
-from ..run import simulate
-from ..scenario import Architecture, Scenario
-from ..track.display import Watcher
-from ..wire import ConfigError, Weights, encode
+from solera.allocator import keep_freed_memory
+from solera.config import EngineConfig, RunConfig
+from solera.data import PublicConfig
+from solera.engines import ClientStates, InProcess, default_workers
+from solera.federation import Federation, FederationConfig
+from solera.methods.fedavg import FedAvg
+from solera.methods.feddf import FedDF
+from solera.methods.fedeed import FedEED
+from solera.methods.fedet import FedET
+from solera.methods.mnfl import MNFL
+from solera.parts.distill import Distill, distill, visits
+from solera.parts.local import Local, evaluate, weights_of
+from solera.parts.teachers import Ensemble
+from solera.randomness import one_thread
+from solera.run import simulate
+from solera.scenario import Architecture, Scenario
+from solera.track.display import Watcher
+from solera.wire import ConfigError, Weights, encode
+
 from . import made_up, plain
 from .machine import Peak, answering_flops, training_flops
 from .pace import Pace

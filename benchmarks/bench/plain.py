@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..parts.optimisers import Sgd
+from solera.parts.optimisers import Sgd
+
 from .machine import Crew, Job
 
 Client = tuple[Tensor, Tensor]  # prepared inputs and labels

@@ -1,4 +1,4 @@
-"""`solera bench`: how fast this is, against what, on this machine."""
+"""`python -m bench`, with this folder's parent on the path: how fast Solera is, against what, on this machine."""
 
 import json as json_
 from pathlib import Path
@@ -8,11 +8,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .errors import Debug, Json, fail, reported
-from .output import console, print_json
+from solera.cli.errors import Debug, Json, fail, reported
+from solera.cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from ..bench.workloads import Case, Scale
+    from .workloads import Case, Scale
 
 
 @reported
@@ -40,11 +40,11 @@ def bench(
 ) -> None:
     """Measure named workloads, each in turn with a reference that does the same work in the same minutes.
 
-    Example: [bold]solera bench --list[/bold] names the workloads; `solera bench fedavg-cnn --peers all` measures one.
+    Example: [bold]python -m bench --list[/bold] names the workloads; `python -m bench fedavg-cnn --peers all` runs one.
     """
-    from ..bench import guard, page, programme
-    from ..bench.peers import chosen
-    from ..bench.workloads import find
+    from . import guard, page, programme
+    from .peers import chosen
+    from .workloads import find
 
     scale: Scale = "quick" if quick else "full"
     cases = find(names or [], scale)
@@ -92,7 +92,7 @@ def _list(cases: "list[Case]", json: bool) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from ..bench import page
+    from . import page
 
     screen = console()
     screen.print(escape(page.machine_line(found)))
@@ -101,3 +101,7 @@ def _print(found: dict[str, Any]) -> None:
         for row in rows:
             table.add_row(*map(escape, row))
         screen.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(bench)

@@ -7,13 +7,13 @@ import pathlib
 import pytest
 import torch
 
-from solera.bench import machine, made_up, page, peers, plain, workloads
-from solera.bench.workloads import Fleet, find
+from bench import machine, made_up, page, peers, plain, workloads
+from bench.workloads import Fleet, find
 from solera.models import build
 from solera.parts.local import evaluate
 from solera.wire import ConfigError
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 MNIST = (1, 28, 28)
 
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from solera.bench import pace
-from solera.bench.contest import Dropped, Measured, Runner, checks, outcome, spread
-from solera.bench.machine import family
-from solera.bench.workloads import Case, Fleet
+from bench import pace
+from bench.contest import Dropped, Measured, Runner, checks, outcome, spread
+from bench.machine import family
+from bench.workloads import Case, Fleet
 
 PROGRAM = """
 import os, sys, time
@@ -93,7 +93,7 @@ def test_median_and_quartiles():
 def test_ratios_compare_laps_of_the_same_turn():
     slow = [9.0, 1.0, 10.0]  # the machine was ten times slower in the last turn: so it was for both
     found = outcome(
-        case(), {"ours": Measured(slow), "other": Measured([9.0, 3.0, 30.0])}, {"flower": "not measured: x"}
+        case(), {"ours": Measured(slow), "other": Measured([9.0, 3.0, 30.0])}, {"flower": "not measured: x"}, "full"
     )
     assert found["ratios"]["other"] == {"median": 3.0, "q1": 3.0, "q3": 3.0}
     assert found["sides"]["ours"]["laps"] == [1.0, 10.0]  # the first lap warms up
@@ -109,7 +109,7 @@ def test_shares_and_totals():
         "bare": Measured([1.0, 1.5, 1.5]),
         "peak": Measured([1.0, 1.0, 1.0], flops=(1.0, 100.0, 100.0)),
     }
-    found = outcome(case(flops=lambda: 120.0, fleet=fleet), sides, {})
+    found = outcome(case(flops=lambda: 120.0, fleet=fleet), sides, {}, "full")
     assert found["peak_share"]["median"] == pytest.approx(0.6)
     assert found["framework_share"]["median"] == pytest.approx(0.25)
     assert found["total_ratios"] == {"other": pytest.approx((16 + 4 + 45) / (3 + 4 + 18))}
@@ -118,7 +118,7 @@ def test_shares_and_totals():
 
 def test_growth_is_counted_for_one_unit():
     sides = {"ours": Measured([1.0, 1.0, 1.0]), "other": Measured([20.0, 22.0, 22.0])}
-    found = outcome(case(units={"ours": 10, "other": 200}), sides, {})
+    found = outcome(case(units={"ours": 10, "other": 200}), sides, {}, "full")
     assert found["growth"] is True
     assert found["ratios"]["other"]["median"] == pytest.approx(1.1)
 
@@ -126,16 +126,18 @@ def test_growth_is_counted_for_one_unit():
 def test_checks():
     ours = {"digest": "aa", "steps": 10, "accuracy": 0.8}
     fine = {"digest": "aa", "steps": 10, "accuracy": 0.75}
-    assert set(checks(case(same_digest=True), {"ours": ours, "other": fine}).values()) == {"ok"}
-    bad = checks(case(same_digest=True), {"ours": ours, "other": {"digest": "ab", "steps": 9, "accuracy": 0.6}})
+    assert set(checks(case(same_digest=True), {"ours": ours, "other": fine}, "full").values()) == {"ok"}
+    bad = checks(case(same_digest=True), {"ours": ours, "other": {"digest": "ab", "steps": 9, "accuracy": 0.6}}, "full")
     assert {k: v.partition(":")[0] for k, v in bad.items()} == {
         "equal bits": "differ",
         "equal steps": "differ",
         "accuracy in one range": "differ",
     }
-    assert checks(case(), {"ours": ours, "other": {}}) == {}
+    assert checks(case(), {"ours": ours, "other": {}}, "full") == {}
     sizes = case(units={"ours": 1, "other": 2})
-    assert checks(sizes, {"ours": {"accuracy": 0.9}, "other": {"accuracy": 0.1}}) == {}
+    assert checks(sizes, {"ours": {"accuracy": 0.9}, "other": {"accuracy": 0.1}}, "full") == {}
+    apart = {"ours": {"steps": 2, "accuracy": 0.9}, "other": {"steps": 2, "accuracy": 0.1}}
+    assert checks(case(), apart, "quick") == {"equal steps": "ok"}
 
 
 def test_the_copy_of_the_conversation_needs_nothing():

@@ -3,7 +3,8 @@
 import pathlib
 from typing import Any
 
-from ..wire import ConfigError
+from solera.wire import ConfigError
+
 from .peers import PEERS
 
 Table = tuple[list[str], list[list[str]]]

@@ -1,4 +1,4 @@
-"""The conversation between `solera bench` and a program it measures: lines of JSON on the standard streams.
+"""The conversation between the benchmark and a program it measures: lines of JSON on the standard streams.
 
 The program says it is ready, waits for "go", does one lap, tells how long it took, and waits again. So programs that
 are compared take turns, and nobody works while another is timed. Only the standard library is used: a copy of this

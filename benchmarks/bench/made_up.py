@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..data import Dataset, Partition, from_tensors
+from solera.data import Dataset, Partition, from_tensors
 
 CLASSES = 10
 PATCH = 4  # pixels a side that a pattern keeps constant: what pooling and strides leave visible

@@ -1,4 +1,4 @@
-"""`python -m solera.bench.side CASE SIDE SCALE LAPS`: one side of a case, in a process of its own."""
+"""`python -m bench.side CASE SIDE SCALE LAPS`: one side of a case, in a process of its own."""
 
 import sys
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..version import __version__
-from ..wire import ConfigError
+from solera.version import __version__
+from solera.wire import ConfigError
+
 from . import peers
 from .contest import hold
 from .machine import describe

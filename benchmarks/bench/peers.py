@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from ..engines import default_workers
-from ..wire import ConfigError
+from solera.engines import default_workers
+from solera.wire import ConfigError
+
 from . import pace
 from .workloads import LR, Fleet
 

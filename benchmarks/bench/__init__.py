@@ -1,0 +1,1 @@
+"""the benchmark: named workloads, each a ratio against a reference that runs in turn with it."""

@@ -1,1 +1,0 @@
-"""`solera bench`: named workloads, each a ratio against a reference that runs in turn with it."""
