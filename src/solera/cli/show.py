@@ -129,7 +129,8 @@ def _print(found: dict[str, Any]) -> None:
     line("traffic", f"{human_bytes(found['bytes']['down'])} down, {human_bytes(found['bytes']['up'])} up")
     if found["personal"] and "mean" in found["personal"]:
         own = found["personal"]
-        line("own models", f"{percent(own['mean'])} on average, worst tenth {percent(own['worst_decile'])}")
+        tenth = f"worst tenth {percent(own['worst_decile'])}" if "worst_decile" in own else "single scores are not sent"
+        line("own models", f"{percent(own['mean'])} on average, {tenth}")
     if found["failures"]:
         named = [f"{k} ({n})" for k, n in list(found["failures"].items())[:FAILURES_SHOWN]]
         more = len(found["failures"]) - len(named)

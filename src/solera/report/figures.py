@@ -323,9 +323,16 @@ def personal(runs: Sequence[Run]) -> dict[str, Any] | None:
     return {
         "round": [t + 1 for t in rounds],
         "mean": [_short(statistics.fmean(p["mean"] for p in by_round[t])) for t in rounds],
-        "worst": [_short(statistics.fmean(p.get("worst_decile", math.nan) for p in by_round[t])) for t in rounds],
+        "worst": [_worst_tenth(by_round[t]) for t in rounds],
         "clients": sorted(latest, key=lambda pair: pair[1]),
     }
+
+
+def _worst_tenth(scores: Sequence[dict[str, Any]]) -> float | None:
+    """Over seeds; None where the server saw means only."""
+    if any("worst_decile" not in p for p in scores):
+        return None
+    return _short(statistics.fmean(p["worst_decile"] for p in scores))
 
 
 def coefficients(matrices: Sequence[Matrix], cells: int) -> dict[str, Any] | None:
