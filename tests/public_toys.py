@@ -1,5 +1,6 @@
 """A tiny federation whose clients hold the public samples too, for methods that exchange predictions."""
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,7 +10,7 @@ from solera.engines.base import Call, Reply
 from solera.parts.local import evaluate
 from solera.task import Data
 from solera.wire import Packed
-from toys import Conv, Samples, World, images, mlp
+from toys import Conv, Samples, World, images, kept_by, mlp
 
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
 CLIENTS = [f"c{i}" for i in range(5)]
@@ -43,7 +44,7 @@ class Exchange(World):
 
     def kept(self, k: str) -> dict[str, dict[str, torch.Tensor]]:
         """All that client k keeps now."""
-        return self.fed.engine.states.load(k, 10**9)
+        return kept_by(self.fed, k)
 
     def model(self, k: str) -> dict[str, torch.Tensor]:
         """The weights client k holds now."""
@@ -86,7 +87,7 @@ def spoil(world: Exchange, client: str, task: str, change: Callable[[torch.Tenso
             for r in collect():
                 if r.client == client and told[client].endswith(task) and r.error is None:
                     (name,) = r.message.tree
-                    r = Reply(client, Packed({name: change(r.message.tensors[0])}))
+                    r = dataclasses.replace(r, message=Packed({name: change(r.message.tensors[0])}))
                 yield r
 
         return replies

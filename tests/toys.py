@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from solera.engines import ClientInfo, ClientStates, InProcess, Roster
-from solera.federation import Federation, FederationConfig
+from solera.federation import Federation, FederationConfig, Replies, _Exchange
 from solera.server import Server
 from solera.task import Client, Data
 
@@ -82,6 +82,24 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
+def kept_by(fed: Federation, k: str) -> dict[str, dict[str, Tensor]]:
+    """All that client k keeps now."""
+    return fed.engine.states.load(k, fed.ledger.get(k))  # type: ignore[attr-defined]
+
+
+def give(fed: Federation, k: str, state: dict[str, dict[str, Tensor]]) -> None:
+    """Have client k keep this."""
+    fed.ledger[k] = fed.engine.states.save(k, 0, state)  # type: ignore[attr-defined]
+
+
+def replies_of(values: dict[str, Any]) -> Replies:
+    """Replies to an exchange that nobody made; none of them has to be valid."""
+    replies = Replies(values)
+    replies.failures = {}
+    replies.exchange = _Exchange("nothing", len(values), 0, dict.fromkeys(values), {})
+    return replies
+
+
 class Samples:
     """Public samples as methods see them, without any data set behind them."""
 
@@ -136,7 +154,8 @@ class World:
         return Client(k, P, data, data, None, self.classes, seed, state, template)
 
     def run(self, method: Any, rounds: int = 1, state: Any = None) -> list[Any]:
-        """The states after 0, 1, ... rounds."""
+        """The states after 0, 1, ... rounds; clients begin with nothing of their own."""
+        self.fed.ledger = {}
         states = [method.init(self.fed, self.server) if state is None else state]
         for t in range(rounds):
             self.fed.begin(t)

@@ -5,6 +5,7 @@ a method reads like its paper.
 """
 
 import dataclasses
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -14,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .engines.base import Call, Engine, Reply, Roster
+from .engines.base import SHA256, Call, Engine, Reply, Roster, Version
 from .parts.aggregate import RunningMean
 from .randomness import seed_from
 from .task import Task
-from .wire import ConfigError, Limits, Packed, SoleraError, WireError, decode
+from .wire import ConfigError, Limits, Packed, RunError, SoleraError, WireError, decode, encode
 
 log = logging.getLogger("solera")
 REASON = 500  # characters kept of why a client failed: the text may be the client's own
@@ -75,6 +76,13 @@ class Replies(dict[str, Any]):
     """Valid replies by client id, in canonical order; `failures` has the reason for everyone else."""
 
     failures: dict[str, str]
+    exchange: "_Exchange"  # what they are replies to
+
+    def read_as(self, values: Mapping[str, Any]) -> "Replies":
+        """The same replies as the server reads them: with other values, and of those clients only."""
+        read = Replies(values)
+        read.failures, read.exchange = self.failures, self.exchange
+        return read
 
 
 class Means(dict[Any, Any]):
@@ -103,8 +111,29 @@ class Traffic:
         self.integers += message.integers
 
 
+@dataclasses.dataclass
+class _Exchange:
+    """One task and the clients that were asked for it."""
+
+    task: str
+    asked: int
+    quorum: int  # fewer valid replies than this make it void
+    after: dict[str, Version | None]  # the client state that each call builds on
+    ledger: dict[str, Version]  # the federation's, of its time
+
+    def set(self, k: str, version: Version | None) -> None:
+        """What client `k` has now."""
+        if version is None:
+            self.ledger.pop(k, None)
+        else:
+            self.ledger[k] = version
+
+
 class Federation:
-    """Five verbs: `map` and `mean`, `submit` and `submit_mean` for the same without waiting, and `sample`."""
+    """Six verbs: `map` and `mean`, `submit` and `submit_mean` for the same without waiting, `reject`, and `sample`.
+
+    `ledger` says which state each client has. It changes when a reply counts, and never otherwise.
+    """
 
     def __init__(
         self,
@@ -113,22 +142,23 @@ class Federation:
         config: FederationConfig | None = None,
         limits: Limits | None = None,
         progress: Callable[[str, int, int], None] | None = None,
+        ledger: Mapping[str, Version] | None = None,
     ):
         self.engine, self.run_seed = engine, seed
         self.config, self.limits = config or FederationConfig(), limits or Limits()
         self.config.check()
         self.clients: Roster = engine.roster
         self.progress = progress or (lambda what, done, of: None)
+        self.ledger: dict[str, Version] = dict(ledger or {})  # of the clients that keep something
         self.begin(0)
 
-    def begin(self, round: int, keep_from: int | None = None) -> None:
+    def begin(self, round: int, kept: Sequence[Mapping[str, Version]] = ()) -> None:
         """Enter a round: everything random in it follows from the run's seed and its number.
 
-        `keep_from` is the first round a run may still fall back to (its oldest checkpoint).
+        `kept` are the ledgers of the checkpoints that the run may fall back to.
         """
-        self.round, self._exchange = round, 0
-        self._keep_from = STEPS * (round if keep_from is None else keep_from)
-        self.quorum = self.config.min_replies
+        self.round, self._exchange, self._kept = round, 0, list(kept)
+        self.settle()
         self._pending: set[str] = set()  # clients whose replies have not been collected yet
         self.rng = torch.Generator().manual_seed(self.seed("server"))
         self.copies: Counter[str] = Counter()  # how often each client of the cohort was drawn
@@ -139,6 +169,25 @@ class Federation:
         self.verbs: set[str] = set()  # which of map and mean were used: a method's privacy class
         self.waited_s = 0.0  # time spent waiting for clients
         self.idle: Callable[[], None] = lambda: None  # called when an exchange is over and the server is on its own
+
+    def settle(self) -> None:
+        """What clients have now stays, even should what follows be void. Replies that are still out change nothing."""
+        self._settled, self.ledger = self.ledger, dict(self.ledger)  # a late reply writes into the one of its time
+
+    def void(self) -> None:
+        """Too few answered: every client, also those that did answer, has what it had when this began."""
+        self.ledger = dict(self._settled)
+
+    def digest(self, state: Any) -> str:
+        """sha256 of all there is: the server's state, and the state of every client by its own sha256."""
+        whole = hashlib.sha256(encode(state))
+        for k in sorted(self.ledger, key=self.clients.index):
+            whole.update(f"{k} {self.ledger[k].sha256}\n".encode())
+        return whole.hexdigest()
+
+    def dismiss(self) -> None:
+        """The cohort's work is done: from here on every client counts once, however often it was drawn."""
+        self.copies = Counter()
 
     def seed(self, *key: Any) -> int:
         """A seed fixed by (run, round, key): never by scheduling, arrival order or engine."""
@@ -162,9 +211,12 @@ class Federation:
 
     # -- exchanges --
 
-    def map(self, task: Task, clients: Sequence[str], /, **payload: Any) -> Replies:
-        """Run a task on each client and return the individual replies."""
-        return self.submit(task, clients, **payload)()
+    def map(self, task: Task, clients: Sequence[str], /, min_replies: int | None = None, **payload: Any) -> Replies:
+        """Run a task on each client and return the individual replies.
+
+        Fewer than `min_replies` valid ones make the exchange void; federation.min_replies counts unless it is given.
+        """
+        return self.submit(task, clients, min_replies=min_replies, **payload)()
 
     def mean(
         self,
@@ -173,23 +225,27 @@ class Federation:
         /,
         by: Callable[[str], Hashable] | None = None,
         uniform: bool = False,
+        min_replies: int | None = None,
         **payload: Any,
     ) -> Any:
         """Run a task on each client and return only the mean of the replies, weighted by examples or uniform.
 
-        Replies are summed as they come and not kept. With `by` there is one mean for each group of clients.
+        Replies are summed as they come and not kept. With `by` there is one mean for each group of clients. With
+        `min_replies=0` there may be nothing to average: then the result is None (or has no group).
         """
-        return self.submit_mean(task, clients, by=by, uniform=uniform, **payload)()
+        return self.submit_mean(task, clients, by=by, uniform=uniform, min_replies=min_replies, **payload)()
 
-    def submit(self, task: Task, clients: Sequence[str], /, **payload: Any) -> Callable[[], Replies]:
+    def submit(
+        self, task: Task, clients: Sequence[str], /, min_replies: int | None = None, **payload: Any
+    ) -> Callable[[], Replies]:
         """As `map`, but start now and return a function that waits for the replies."""
         self.verbs.add("map")
-        arriving = self._start(task, clients, payload)
+        exchange, arriving = self._start(task, clients, min_replies, payload)
 
         def result() -> Replies:
             failures: dict[str, str] = {}
             replies = Replies(arriving(failures))
-            replies.failures = failures
+            replies.failures, replies.exchange = failures, exchange
             return replies
 
         return result
@@ -201,12 +257,13 @@ class Federation:
         /,
         by: Callable[[str], Hashable] | None = None,
         uniform: bool = False,
+        min_replies: int | None = None,
         **payload: Any,
     ) -> Callable[[], Any]:
         """As `mean`, but start now and return a function that waits."""
         self.verbs.add("mean")
         fields = _averaged_fields(task)
-        arriving = self._start(task, clients, payload)
+        _, arriving = self._start(task, clients, min_replies, payload)
 
         def result() -> Any:
             sums: dict[Any, dict[str, RunningMean]] = {}
@@ -221,7 +278,7 @@ class Federation:
                     value = getattr(reply, f)
                     means[f].add(value if isinstance(value, dict) else {"": torch.as_tensor(value)}, n)
             if by is None:
-                return _mean_reply(task, sums[None])
+                return _mean_reply(task, sums[None]) if sums else None
             groups = sorted(sums, key=str)
             out = Means((g, _mean_reply(task, sums[g])) for g in groups)
             out.counts = {g: counts[g] for g in groups}
@@ -229,10 +286,44 @@ class Federation:
 
         return result
 
+    def reject(self, replies: Replies, k: str, reason: str) -> None:
+        """Take the reply of client `k` out: it was of the declared type, but it is of no use.
+
+        It counts as a failure from then on: `k` is named, has the state it had before, and if too few replies are
+        left, the exchange is void.
+        """
+        exchange = replies.exchange
+        del replies[k]
+        replies.failures[k] = _plain(reason)
+        self.answered.discard(k)
+        exchange.set(k, exchange.after[k])
+        self._note_failure(k, exchange.task, replies.failures[k])
+        self._check_quorum(exchange, len(replies), replies.failures)
+
+    def _note_failure(self, k: str, task: str, reason: str) -> None:
+        self.failures.append({"client": k, "task": task, "reason": reason})
+        log.warning("round %d: %s dropped from %s: %s", self.round, k, task, reason[:300])
+
+    def _check_quorum(self, exchange: _Exchange, valid: int, failures: Mapping[str, str]) -> None:
+        if valid < exchange.quorum:
+            for k, version in exchange.after.items():  # void for the clients that did answer, too
+                exchange.set(k, version)
+            why = "; nobody was asked" if not exchange.asked else ""
+            if failures:
+                why = f"; first reason: {next(iter(failures.values()))[:200]}"
+            raise QuorumNotMet(
+                f"round {self.round}: {valid} of {exchange.asked} clients gave a valid reply to {exchange.task}, "
+                f"federation.min_replies is {exchange.quorum}{why}"
+            )
+
+    def _keep(self, k: str) -> tuple[Version, ...]:
+        """The states of client `k` that a fallback or a void round would need."""
+        return tuple(sorted({ledger[k] for ledger in (*self._kept, self._settled) if k in ledger}))
+
     def _start(
-        self, task: Task, clients: Sequence[str], payload: Mapping[str, Any]
-    ) -> Callable[[dict[str, str]], Iterator[tuple[str, Any]]]:
-        """Begin an exchange; the result yields (client, valid reply) in canonical order and fills in failures."""
+        self, task: Task, clients: Sequence[str], min_replies: int | None, payload: Mapping[str, Any]
+    ) -> tuple[_Exchange, Callable[[dict[str, str]], Iterator[tuple[str, Any]]]]:
+        """Begin an exchange; the function yields (client, valid reply) in canonical order and fills in failures."""
         if set(payload) != set(task.takes):
             raise TypeError(f"{task.name} takes {sorted(task.takes)}, was given {sorted(payload)}")
         step, self._exchange = self.round * STEPS + self._exchange, self._exchange + 1
@@ -246,6 +337,8 @@ class Federation:
         self._pending.update(asked)
         round, down = self.round, self.down.setdefault(task.name, Traffic())
         up = self.up.setdefault(task.name, Traffic())
+        quorum = self.config.min_replies if min_replies is None else min_replies
+        exchange = _Exchange(task.name, len(asked), quorum, {k: self.ledger.get(k) for k in asked}, self.ledger)
         sent, calls = {}, []
         packed: dict[tuple[int, ...], Packed] = {}
         for k in asked:
@@ -258,8 +351,9 @@ class Federation:
             down.sent(m.size)
             down.held(m)
             seed = seed_from(self.run_seed, round, step % STEPS, k, "task")
-            calls.append(Call(k, task.name, step, seed, m, self._keep_from, self.config.deadline_s))
-        collect, quorum = self.engine.start(calls), self.quorum
+            after, keep = exchange.after[k], self._keep(k)
+            calls.append(Call(k, task.name, step, seed, m, after, keep, round * STEPS, self.config.deadline_s))
+        collect = self.engine.start(calls)
 
         def arriving(failures: dict[str, str]) -> Iterator[tuple[str, Any]]:
             waiting = dict.fromkeys(asked)
@@ -271,7 +365,7 @@ class Federation:
                 if r.message:
                     up.sent(r.message.size if isinstance(r.message, Packed) else len(r.message))
                 if r.fatal:
-                    raise TaskError(f"round {round}: {r.error}")
+                    raise (RunError if r.fatal == "run" else TaskError)(f"round {round}: {r.error}")
                 if r.client not in waiting or r.client in heard:
                     log.warning("round %d: unexpected reply from %s ignored", round, _plain(str(r.client)[:64]))
                     continue
@@ -280,9 +374,11 @@ class Federation:
                 try:
                     if r.error is not None:
                         raise WireError(r.error)
+                    version = _version_of(r, step, exchange.after[r.client])
                     reply = decode(r.message, task.returns, sent[r.client], self.limits)
                     up.held(r.message if isinstance(r.message, Packed) else Packed(reply))
                     early[r.client] = reply
+                    exchange.set(r.client, version)
                 except WireError as e:
                     failures[r.client] = _plain(str(e))
                 while turn < len(asked) and asked[turn] in heard:
@@ -302,18 +398,10 @@ class Federation:
                     self.answered.add(k)
                     yield k, early.pop(k)
             for k in (k for k in asked if k in failures):
-                self.failures.append({"client": k, "task": task.name, "reason": failures[k]})
-                log.warning("round %d: %s dropped from %s: %s", round, k, task.name, failures[k][:300])
-            if valid < quorum:
-                why = "; nobody was asked" if not asked else ""
-                if failures:
-                    why = f"; first reason: {next(iter(failures.values()))[:200]}"
-                raise QuorumNotMet(
-                    f"round {round}: {valid} of {len(asked)} clients gave a valid reply to {task.name}, "
-                    f"federation.min_replies is {quorum}{why}"
-                )
+                self._note_failure(k, task.name, failures[k])
+            self._check_quorum(exchange, valid, failures)
 
-        return arriving
+        return exchange, arriving
 
     def _timed(self, replies: Iterator[Reply]) -> Iterator[Reply]:
         while True:
@@ -352,6 +440,16 @@ def _mean_reply(task: Task, means: Mapping[str, RunningMean]) -> Any:
         return task.returns(**values)
     except ValueError as e:  # every reply was just within what it may be, and rounding took the mean beyond
         raise QuorumNotMet(f"the mean of the replies to {task.name} is not usable: {e}") from None
+
+
+def _version_of(r: Reply, step: int, after: Version | None) -> Version | None:
+    """The client's state after a call: the one before it, or one that the call made."""
+    if r.version == after:
+        return after
+    made = r.version is not None and r.version.step == step and isinstance(r.version.sha256, str)
+    if not made or not SHA256.fullmatch(r.version.sha256):  # type: ignore[union-attr]
+        raise WireError(f"it tells of a state that this call cannot have made: {_plain(str(r.version)[:100])}")
+    return r.version
 
 
 def _plain(reason: str) -> str:

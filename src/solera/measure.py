@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .config import RunConfig
-from .engines import ClientStates
 from .federation import Federation
-from .method import Model, name_of, personal_task
+from .method import MeanScore, Model, name_of, personal_task
 from .parts.local import Score, evaluate, logits_of
 from .parts.teachers import Ensemble, frozen
 from .server import EnsembleReport, Server
@@ -51,6 +50,8 @@ def measure(method: Any, state: Any, fed: Federation, server: Server, test: Data
         found["averages"] = dict(zip(server.averages, scores[len(models) + len(server.ensembles) :], strict=True))
     if task := personal_task(method):
         payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
+        if task.returns is MeanScore:
+            return found | {"personal": _measure_mean(task, payload, fed, eval_clients)}
         own = _measure_personal(task, payload, fed, eval_clients)
         found["personal"] = _spread(list(own.values()))
         found["personal_accuracies"] = {k: round(s.accuracy, 4) for k, s in list(own.items())[:NOTED_CLIENTS]}
@@ -60,11 +61,32 @@ def measure(method: Any, state: Any, fed: Federation, server: Server, test: Data
 def _measure_personal(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, Score]:
     """The score of each client's own model on its own test split. What this costs on the wire is not the method's
     traffic."""
-    g = torch.Generator().manual_seed(fed.run_seed)
-    who = torch.randperm(len(fed.clients), generator=g)[:eval_clients].tolist()
-    fed.quorum = 0  # who is missing is not measured; the round counts all the same
-    replies = fed.map(task, [fed.clients.id(i) for i in who], **payload)
+    replies = fed.map(task, _scored(fed, eval_clients), min_replies=0, **payload)  # who is missing is not measured
     return {k: r for k, r in replies.items() if r.total}
+
+
+def _scored(fed: Federation, eval_clients: int) -> list[str]:
+    """The clients whose own models are scored: the same in every round."""
+    g = torch.Generator().manual_seed(fed.run_seed)
+    return [fed.clients.id(i) for i in torch.randperm(len(fed.clients), generator=g)[:eval_clients].tolist()]
+
+
+def _measure_mean(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, Any]:
+    """The same where the server may see means only: single clients' accuracies, and so the worst, stay unknown."""
+    fed.dismiss()
+    means = fed.mean(
+        task, _scored(fed, eval_clients), by=lambda k: "all", uniform=True, min_replies=0, **payload
+    )  # fmt: skip
+    if "all" not in means or not means["all"].scored:
+        return {"clients": 0}
+    m, share = means["all"], means["all"].scored.item()
+    mean = m.accuracy.item() / share
+    return {
+        "mean": mean,
+        "weighted_mean": m.correct.item() / m.total.item(),  # every test sample counts the same, not every client
+        "std": max(0.0, m.squared.item() / share - mean**2) ** 0.5,
+        "clients": round(share * means.counts["all"]),
+    }
 
 
 def _spread(scores: list[Score]) -> dict[str, Any]:
@@ -103,9 +125,7 @@ def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Ten
     return torch.cat([ensemble(x)[0] for x in inputs.split(512)])
 
 
-def summarise(
-    home: RunDirectory, method: Any, state: Any, states: ClientStates, fed: Federation, config: RunConfig
-) -> dict[str, Any]:
+def summarise(home: RunDirectory, method: Any, state: Any, fed: Federation, config: RunConfig) -> dict[str, Any]:
     """The outcome of a run, from what it recorded."""
     rounds = list(home.metrics())
     failures = Counter(f["client"] for m in rounds for f in m["failures"])
@@ -126,7 +146,7 @@ def summarise(
         "method": name_of(method),
         "rounds": len(rounds),
         "finished": True,
-        "digest": states.digest(state),
+        "digest": fed.digest(state),
         "models": best("models"),
         "ensembles": best("ensembles"),
         **({"personal": evaluated[-1]["personal"]} if evaluated and "personal" in evaluated[-1] else {}),

@@ -7,13 +7,18 @@ group `solera.methods`.
 
 import dataclasses
 import difflib
+import functools
 import importlib.metadata
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
+import torch
+from torch import Tensor
+
 from .federation import Federation
+from .parts.local import Score
 from .server import Server
-from .task import Task
+from .task import TASKS, Client, Task
 from .wire import ConfigError, Weights, check_type
 
 
@@ -122,7 +127,40 @@ def needs_of(method: Any) -> set[str]:
     return set(getattr(method, "needs", ()))
 
 
+@dataclasses.dataclass(frozen=True)
+class MeanScore:
+    """A client's score in a form of which a mean can be taken. Without test samples all of it is 0."""
+
+    scored: Tensor  # 1 with test samples
+    accuracy: Tensor
+    squared: Tensor  # the accuracy's square: its mean gives the spread
+    correct: Tensor
+    total: Tensor
+
+
 def personal_task(method: Any) -> Task | None:
-    """The task that scores a client's own model, if the method has personal models."""
+    """The task that scores a client's own model, if the method has personal models.
+
+    Its replies are single clients' scores (`Score`) where the server sees single replies anyway. From a method that
+    declares less than that, the server gets the mean over clients (of `MeanScore`) and nothing else.
+    """
     found = getattr(method, "personal", None)
-    return found if isinstance(found, Task) else None
+    if not isinstance(found, Task):
+        return None
+    return found if info_of(method).privacy.startswith("individual") else _averaged(found)
+
+
+def _averaged(scoring: Task) -> Task:
+    """The same task with a reply of which a mean can be taken; registered beside it, as NAME.mean."""
+    known = TASKS.get(name := f"{scoring.name}.mean")
+    if known is None or getattr(known.fn, "__wrapped__", None) is not scoring.fn:
+
+        @functools.wraps(scoring.fn)
+        def score(client: Client, **inbox: Any) -> MeanScore:
+            found: Score = scoring.fn(client, **inbox)
+            a = found.accuracy
+            numbers = (float(found.total > 0), a, a * a, float(found.correct), float(found.total))
+            return MeanScore(*(torch.tensor(n, dtype=torch.float64) for n in numbers))
+
+        known = TASKS[name] = Task(name, score, scoring.takes, MeanScore)
+    return known

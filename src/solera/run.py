@@ -23,7 +23,7 @@ from . import detail
 from .allocator import keep_freed_memory
 from .config import Config, EngineConfig, RunConfig, load_config, to_toml
 from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
-from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
+from .federation import Federation, FederationConfig, QuorumNotMet
 from .measure import measure, summarise, traffic
 from .method import info_of, name_of, needs_of, personal_task
 from .models import require_split
@@ -140,11 +140,10 @@ def simulate(
         if not (home.path / "partition.json").exists():
             home.write_facts("partition.json", detail.partition_facts(scenario))
         states = ClientStates(home.clients)
-        start, state, damaged = home.latest(type(method).State) if resume else (0, None, [])
+        start, state, ledger, damaged = home.latest(type(method).State, states.check) if resume else (0, None, {}, [])
         for text in damaged:
             watcher.warn(text)
         home.rewind(start)
-        states.rewind(start * STEPS)
         with contextlib.closing(_open_engine(engine, scenario, states)) as moving:
             if profile:
                 watcher = Profile(watcher, moving, scenario, states, home, scenario.server.parallel)
@@ -153,7 +152,7 @@ def simulate(
                 check_stop()
                 watcher.progress(what, done, of)
 
-            fed = Federation(moving, scenario.seed, federation, progress=progress)
+            fed = Federation(moving, scenario.seed, federation, progress=progress, ledger=ledger)
             loop = _Loop(scenario, method, fed, home, states, config, watcher)
             watcher.begin(
                 {
@@ -209,7 +208,6 @@ class _Loop:
         self.test: Data = scenario.test
         self.commit_s = 0.0
         self.cpu = time.process_time()
-        self.unsaved: set[str] = set()  # clients whose state may be newer than the last checkpoint
 
     def __call__(self, start: int, state: Any) -> Result:
         fed, server, rounds = self.fed, self.server, self.config.rounds
@@ -219,22 +217,24 @@ class _Loop:
         empty = 0
         for t in range(start, rounds):
             began = time.monotonic()
-            fed.begin(t, keep_from=self.home.oldest_round())
+            fed.begin(t, kept=self.home.ledgers())
             server.begin()
             self.watcher.phase(t, "clients")
             fed.idle = functools.partial(self.watcher.phase, t, "server")
             try:
                 state, empty = self.method.round(state, fed, server), 0
             except QuorumNotMet as e:
-                self.states.rewind(t * STEPS)  # void for the clients that did answer, too
+                fed.void()
                 empty += 1
                 if empty >= fed.config.max_empty_rounds:
                     raise QuorumNotMet(f"{empty} rounds in a row were void; last: {e}") from None
                 self._void("round_empty", e)
             if t == rounds - 1 and hasattr(self.method, "finish"):  # also after a void last round
+                fed.settle()
                 try:
                     state = self.method.finish(state, fed, server)
                 except QuorumNotMet as e:
+                    fed.void()
                     self._void("finish_empty", e)
             self._close_round(t, state, began)
         if empty == rounds:
@@ -269,11 +269,10 @@ class _Loop:
         metrics["failures"], metrics["events"] = fed.failures, server.events
         self.watcher.phase(t, "commit")
         self.home.append(metrics)
-        self.unsaved |= fed.answered
         if last or (t + 1) % self.config.checkpoint_every == 0:
-            self.states.flush(self.unsaved, range((t + 1 - self.config.checkpoint_every) * STEPS, (t + 1) * STEPS))
-            self.home.commit(t, state)
-            self.unsaved.clear()
+            saved = (self.home.ledgers() or [{}])[-1]
+            self.states.flush({k: v for k, v in fed.ledger.items() if saved.get(k) != v})
+            self.home.commit(t, state, fed.ledger)
         self.commit_s = time.monotonic() - measured
         for f in fed.failures:
             self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
@@ -300,7 +299,7 @@ class _Loop:
         for i, (m, share) in enumerate(ensemble):
             member = {"architecture": m.architecture, "share": str(share), "rule": rule}
             self.home.write_model(f"ensemble-{i}", m.weights, facts | member)
-        summary = summarise(self.home, self.method, state, self.states, self.fed, self.config)
+        summary = summarise(self.home, self.method, state, self.fed, self.config)
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)
 

@@ -274,6 +274,17 @@ def decode(
         raise WireError(f"{type(e).__name__}: {e}") from None
 
 
+def decode_field(message: bytes, name: str, into: Any, limits: Limits) -> Any:
+    """One field of a message, as the type `into`; the others may be of any type."""
+    try:
+        tree, tensors = _parse(message, limits)
+        return _build(tree[name], into, tensors, set(), {}, f".{name}", 0, limits)
+    except WireError:
+        raise
+    except (Exception, RecursionError) as e:
+        raise WireError(f"{type(e).__name__}: {e}") from None
+
+
 def _check_size(size: int, header: int, tensors: int, limits: Limits) -> None:
     if size > limits.bytes:
         raise WireError(f"{size} bytes is over the limit of {limits.bytes}")

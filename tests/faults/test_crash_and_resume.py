@@ -121,7 +121,7 @@ def test_death_at_every_removal_of_a_file_that_was_shared(tmp_path, monkeypatch)
                 points += 1
             seen = -(10**9)
             home = RunDirectory(out, solera.__version__, resume=True)
-            _, _, damaged = home.latest(find_method(name).State)
+            damaged = home.latest(find_method(name).State)[-1]
             home.close()
             assert damaged == [], f"died at removal {point}"
             assert run_few(name, out, rounds).digest == expected, f"died at removal {point}"
@@ -222,7 +222,7 @@ def test_truncation_at_any_offset_is_noticed(tmp_path):
     for cut in torch.linspace(0, len(content) - 1, 200).int().tolist():
         newest.write_bytes(content[:cut])
         home = RunDirectory(tmp_path, solera.__version__, resume=True)
-        rounds, _, damaged = home.latest(method.State)
+        rounds, _, _, damaged = home.latest(method.State)
         home.close()
         assert rounds == 2, f"cut at {cut}"
         assert "checkpoint of round 2 is damaged" in damaged[0]
@@ -230,19 +230,20 @@ def test_truncation_at_any_offset_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("name", ["fedamp", "fedfomo"])
 def test_a_shared_file_cut_anywhere_is_noticed_and_named(name, tmp_path):
-    """Both checkpoints need it, so neither is usable; the run starts again and ends in the same bits."""
+    """One checkpoint needs it, never both: the other one serves, and the run ends in the same bits."""
     expected = run_few(name, tmp_path / "whole", 6).digest
     run_few(name, tmp_path / "hurt", 5)
-    needed = shared_files(tmp_path / "hurt")[0]
+    newest = sorted((tmp_path / "hurt" / "checkpoints").glob("*.safetensors"))[-1]
+    needed = next(p for p in shared_files(tmp_path / "hurt") if p.name.encode() in newest.read_bytes())
     content = needed.read_bytes()
     for cut in torch.linspace(0, len(content) - 1, 100).int().tolist():
         needed.write_bytes(content[:cut])
         home = RunDirectory(tmp_path / "hurt", solera.__version__, resume=True)
-        rounds, _, damaged = home.latest(find_method(name).State)
+        rounds, _, _, damaged = home.latest(find_method(name).State)
         home.close()
-        assert rounds == 0, f"cut at {cut}"
-        assert len(damaged) == 2
-        assert all(f"{needed} is damaged" in text for text in damaged), damaged
+        assert rounds == 4, f"cut at {cut}"
+        assert len(damaged) == 1
+        assert f"{needed} is damaged" in damaged[0]
     assert run_few(name, tmp_path / "hurt", 6).digest == expected
 
 
@@ -253,7 +254,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_one_with_shared_files(name, t
     newest = sorted((tmp_path / "hurt" / "checkpoints").glob("*.safetensors"))[-1]
     newest.write_bytes(newest.read_bytes()[:-1])
     home = RunDirectory(tmp_path / "hurt", solera.__version__, resume=True)
-    rounds, _, damaged = home.latest(find_method(name).State)
+    rounds, _, _, damaged = home.latest(find_method(name).State)
     home.close()
     assert (rounds, len(damaged)) == (4, 1)
     assert run_few(name, tmp_path / "hurt", 6).digest == expected
@@ -269,16 +270,129 @@ def test_all_checkpoints_damaged_means_from_the_start_and_the_same_end(tmp_path)
 
 
 def test_without_versions_of_client_state_a_resumed_run_would_differ(tmp_path, monkeypatch):
-    """The control: loading the newest state, whatever the step, gives other bits. So the tests above can fail."""
+    """The control: loading the newest state, whatever the call names, gives other bits. So the tests above can fail."""
     method = make(STATEFUL)
     expected = run_toy(method, tmp_path / "whole", rounds=3).digest
     load = ClientStates.load
-    monkeypatch.setattr(ClientStates, "load", lambda self, k, step: load(self, k, 10**9))
-    monkeypatch.setattr(ClientStates, "rewind", lambda self, step: None)
+    newest_of = ClientStates.versions
+    monkeypatch.setattr(ClientStates, "load", lambda self, k, _: load(self, k, (newest_of(self, k) or [None])[-1]))
     run_toy(method, tmp_path / "hurt", rounds=3)
     newest = sorted((tmp_path / "hurt" / "checkpoints").glob("*.safetensors"))[-1]
     newest.unlink()
     assert run_toy(method, tmp_path / "hurt", rounds=3).digest != expected
+
+
+def ledgers_of(out: pathlib.Path) -> list[dict]:
+    """Those of the two checkpoints, oldest first."""
+    home = RunDirectory(out, solera.__version__, resume=True)
+    home.rewind(10**6)
+    home.close()
+    return home.ledgers()
+
+
+def flip(path: pathlib.Path, other: pathlib.Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def swap(path: pathlib.Path, other: pathlib.Path) -> None:
+    mine, others = path.read_bytes(), other.read_bytes()
+    path.write_bytes(others)
+    other.write_bytes(mine)
+
+
+DAMAGES = {
+    "deleted": lambda path, other: path.unlink(),
+    "flipped": flip,
+    "cut": lambda path, other: path.write_bytes(path.read_bytes()[:-1]),
+    "swapped": swap,
+    "renamed": lambda path, other: path.rename(path.with_name("000000009999" + path.name[12:])),
+    "another's": lambda path, other: path.write_bytes(other.read_bytes()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["scaffold", "local"])
+def test_damaged_client_state_changes_no_bit_without_a_word(name, damage, tmp_path):
+    """One that only the newest checkpoint needs costs that checkpoint; one that both need stops the run by its name."""
+    expected = run_toy(make(name), tmp_path / "whole", rounds=4).digest
+    run_toy(make(name), tmp_path / "hurt", rounds=3)
+    before, after = ledgers_of(tmp_path / "hurt")
+    states = ClientStates(tmp_path / "hurt" / "clients")
+    moved = [k for k in after if before.get(k) != after[k]]
+    resting = [k for k in after if before.get(k) == after[k]]
+    assert len(moved) > 1
+    assert resting
+    # Two that moved: whatever befalls them, the checkpoint before needs neither.
+    DAMAGES[damage](states.path(moved[0], after[moved[0]]), states.path(moved[1], after[moved[1]]))
+    assert run_toy(make(name), tmp_path / "hurt", rounds=4).digest == expected
+
+    run_toy(make(name), tmp_path / "lost", rounds=3)
+    states = ClientStates(tmp_path / "lost" / "clients")
+    path = states.path(resting[0], after[resting[0]])
+    DAMAGES[damage](path, states.path(moved[0], after[moved[0]]))
+    with pytest.raises(RunError, match=f"cannot be continued: .*{path}|cannot be continued: .*{moved[0]}"):
+        run_toy(make(name), tmp_path / "lost", rounds=4)
+
+
+def test_client_state_that_is_damaged_while_the_run_goes_on_stops_it_by_its_name(tmp_path, monkeypatch):
+    method, save = make(STATEFUL), ClientStates.save
+
+    def damaging(self, client, *rest):
+        version = save(self, client, *rest)
+        flip(self.path(client, version), self.root)
+        return version
+
+    with monkeypatch.context() as m:
+        m.setattr(ClientStates, "save", damaging)
+        with pytest.raises(RunError, match=r"round 1: the state of c\d+ is damaged: .*clients/c\d+/0000000000"):
+            run_toy(method, tmp_path, rounds=3)
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "threads", "processes"])
+def test_a_full_disk_for_client_state_stops_the_run_and_blames_no_client(engine, tmp_path, monkeypatch):
+    method = make(STATEFUL)
+    expected = run_toy(method, tmp_path / "whole", rounds=4).digest
+    run_toy(method, tmp_path / "full", rounds=2)
+    write = pathlib.Path.write_bytes
+
+    def full(self, content):
+        if "clients" in self.parts and self.name.startswith("00000000300"):
+            write(self, content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
+        return write(self, content)
+
+    with monkeypatch.context() as m:
+        m.setattr(pathlib.Path, "write_bytes", full)
+        with pytest.raises(RunError, match=r"round 3: the state of c\d+ cannot be stored in .*No space left.*resume"):
+            run_toy(method, tmp_path / "full", engine, rounds=4)
+    assert [m["failures"] for m in read_metrics(tmp_path / "full")] == [[], [], []]
+    assert not list((tmp_path / "full" / "clients").rglob("*.draft"))
+    assert run_toy(method, tmp_path / "full", engine, rounds=4).digest == expected
+
+
+def test_a_disk_that_is_full_when_client_state_is_flushed_stops_the_run(tmp_path, monkeypatch):
+    method = make(STATEFUL)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr("solera.engines.serve.os.fsync", full)
+        with pytest.raises(RunError, match="No space left on device"):
+            run_toy(method, tmp_path, rounds=2)
+
+
+def test_client_state_that_no_checkpoint_needs_is_removed(tmp_path):
+    method = make(STATEFUL)
+    run_toy(method, tmp_path, rounds=9)
+    named = [{(k, v) for k, v in ledger.items()} for ledger in ledgers_of(tmp_path)]
+    states = ClientStates(tmp_path / "clients")
+    there = {(k, v) for k in toy_for(method).roster for v in states.versions(k)}
+    assert there >= named[0] | named[1]
+    # Beside them, of each client: what it began its last round with.
+    assert len(there) <= len(named[0] | named[1]) + len(toy_for(method).roster)
 
 
 def test_metrics_have_one_line_a_round_after_a_crash(tmp_path):
@@ -445,22 +559,25 @@ def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
     result = simulate(toy_for(method), method, tmp_path, RunConfig(rounds=2), config, EngineConfig(name="inprocess"))
     assert [e["kind"] for m in read_metrics(tmp_path) for e in m["events"]] == ["round_empty"]
     states = ClientStates(tmp_path / "clients")
-    assert {states._versions(k)[-1] // 1000 for k in toy_for(method).roster} == {0}
+    home = RunDirectory(tmp_path, solera.__version__, resume=True)
+    ledger = home.latest(method.State)[2]
+    home.close()
+    assert {ledger[k].step // 1000 for k in toy_for(method).roster} == {0}
     for P, c in result.state.control.items():
-        own = [states.load(k, 9999)["control"] for k, i in toy_for(method).roster.items() if i.architecture == P]
+        own = [states.load(k, ledger[k])["control"] for k, i in toy_for(method).roster.items() if i.architecture == P]
         for n, t in c.items():
             assert torch.allclose(t, torch.stack([c_k[n] for c_k in own]).mean(0), atol=1e-5)
 
 
 def test_all_client_state_since_the_last_checkpoint_is_flushed(tmp_path, monkeypatch):
-    flushed: list[tuple[set, range]] = []
-    monkeypatch.setattr(ClientStates, "flush", lambda self, who, steps: flushed.append((set(who), steps)))
+    flushed: list[dict] = []
+    monkeypatch.setattr(ClientStates, "flush", lambda self, ledger: flushed.append(dict(ledger)))
     method = make(STATEFUL)
     config = RunConfig(rounds=5, checkpoint_every=2)
     simulate(toy_for(method), method, tmp_path, config, FederationConfig(fraction=0.25), EngineConfig("inprocess"))
-    assert [s.stop for _, s in flushed] == [2000, 4000, 5000]
-    assert [s.start for _, s in flushed[:2]] == [0, 2000]
-    assert len(flushed[0][0]) > 2  # two a round: not those of the last round alone
+    rounds = [{v.step // 1000 for v in ledger.values()} for ledger in flushed]
+    assert rounds == [{0, 1}, {2, 3}, {4}]  # of all rounds since the last, and of no other
+    assert len(flushed[0]) > 2  # two a round: not those of the last round alone
 
 
 def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, monkeypatch):

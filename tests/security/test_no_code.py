@@ -1,6 +1,7 @@
 """Nothing that arrives can run code or leave the run directory."""
 
 import ast
+import hashlib
 import os
 import pathlib
 import subprocess
@@ -11,7 +12,7 @@ import torch
 
 import solera
 from helpers import Site
-from solera.engines import ClientInfo, ClientStates, InProcess, Roster
+from solera.engines import ClientInfo, ClientStates, InProcess, Roster, StateError, Version
 from solera.task import TASKS
 from solera.track.store import RunDirectory
 from solera.wire import ConfigError, WireError, decode, encode
@@ -59,12 +60,14 @@ def test_a_canary_sent_by_every_route_stays_silent(tmp_path, monkeypatch):
         with pytest.raises(WireError):
             decode(blob, dict[str, torch.Tensor])
         states = ClientStates(tmp_path / "states")
-        states.save("c00", 1, {"a": {"b": torch.ones(1)}})
-        (tmp_path / "states" / "c00" / "000000000001.safetensors").write_bytes(blob)
-        with pytest.raises(WireError):
-            states.load("c00", 5)
+        version = states.save("c00", 1, {"a": {"b": torch.ones(1)}})
+        forged = Version(2, hashlib.sha256(blob).hexdigest())
+        for named in (version, forged):
+            states.path("c00", named).write_bytes(blob)
+            with pytest.raises(StateError):
+                states.load("c00", named)
         home = RunDirectory(tmp_path / "run", "0", resume=(tmp_path / "run").exists())
-        home.commit(0, {"a": torch.ones(1)})
+        home.commit(0, {"a": torch.ones(1)}, {})
         (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
         checkpoint.write_bytes(blob)
         assert home.latest(dict[str, torch.Tensor])[0] == 0
@@ -134,7 +137,7 @@ def test_weights_that_come_back_are_tied_to_weights_that_were_sent():
 
     tied = 0
     for task in TASKS.values():
-        if task.name.startswith(("local_update", "scaffold")) and dataclasses.is_dataclass(task.returns):
+        if task.fn.__module__.endswith((".local_update", ".scaffold")) and dataclasses.is_dataclass(task.returns):
             for f in dataclasses.fields(task.returns):
                 if "Weights" in str(f.type) or "dict" in str(f.type):
                     assert "like" in f.metadata, f"{task.name} returns {f.name} untied"

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from helpers import Site
-from solera.engines import Call, ClientStates, InProcess, Processes, Threads, default_engine
+from solera.engines import Call, ClientStates, InProcess, Processes, StateError, Threads, default_engine
 from solera.engines.processes import _let_threads_end
-from solera.federation import Federation, FederationConfig
+from solera.federation import Federation, FederationConfig, QuorumNotMet
 from solera.randomness import Parallel
 from solera.task import Client, task
-from solera.wire import ConfigError, Packed, SoleraError, Weights, WireError, encode
+from solera.wire import ConfigError, Packed, SoleraError, Weights
+from solera.wire import digest as wire_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +103,78 @@ def test_one_torch_thread_in_every_task(engine):
     assert [r.t.tolist() for r in replies.values()] == [[1, 4]] * 6
 
 
-def test_state_is_versioned_by_step(engine):
+def test_a_call_builds_on_the_version_it_names(engine):
     fed = Federation(engine, 0)
     assert fed.map(count, ["c00"])["c00"].t.item() == 1
     assert fed.map(count, ["c00"])["c00"].t.item() == 2
+    then = dict(fed.ledger)
     fed.begin(1)
     assert fed.map(count, ["c00"])["c00"].t.item() == 3
-    fed.begin(0)  # a server that fell back: the client is as it was then
-    assert fed.map(count, ["c00"])["c00"].t.item() == 1
+    back = Federation(engine, 0, ledger=then)  # a server that fell back: the client is as it was then
+    back.begin(1)
+    assert back.map(count, ["c00"])["c00"].t.item() == 3
+    assert back.ledger == fed.ledger
+    assert Federation(engine, 0).map(count, ["c00"])["c00"].t.item() == 1
+
+
+def test_a_reply_tells_the_version_it_leaves(engine):
+    fed = Federation(engine, 0)
+    fed.map(count, ["c00"])
+    first = fed.ledger["c00"]
+    assert (first.step, len(first.sha256)) == (0, 64)
+    fed.map(dropped, ["c00", "c01"])  # keeps nothing, changes nothing
+    assert fed.ledger == {"c00": first}
+    fed.map(count, ["c00"])
+    assert fed.ledger["c00"].step == 2
+    assert fed.ledger["c00"].sha256 != first.sha256
+
+
+def test_a_void_round_and_late_replies_leave_the_ledger_as_it_was(engine):
+    fed = Federation(engine, 0, FederationConfig(min_replies=2))
+    fed.map(count, ["c00", "c01"])
+    before = dict(fed.ledger)
+    fed.begin(1)
+    late = fed.submit(count, ["c02", "c03"])
+    with pytest.raises(QuorumNotMet):
+        fed.map(count, ["c00"])
+    assert fed.ledger == before, "an exchange that is void moves nobody"
+    fed.map(count, ["c00", "c01"])
+    fed.void()
+    assert fed.ledger == before
+    late()
+    assert fed.ledger == before, "a reply that came after the round was void"
+    fed.begin(2)
+    assert fed.map(count, ["c00", "c01"])["c00"].t.item() == 2
+
+
+def test_a_rejected_reply_leaves_the_client_as_it_was(engine):
+    fed = Federation(engine, 0)
+    fed.map(count, ["c00", "c01"])
+    before = dict(fed.ledger)
+    replies = fed.map(count, ["c00", "c01", "c02"])
+    fed.reject(replies, "c01", "of no use")
+    fed.reject(replies, "c02", "of no use either")
+    assert list(replies) == ["c00"]
+    assert fed.ledger == {"c00": fed.ledger["c00"], "c01": before["c01"]}
+    assert fed.ledger["c00"] != before["c00"]
+    with pytest.raises(QuorumNotMet):
+        fed.reject(replies, "c00", "nor this one")
+    assert fed.ledger == before
+
+
+def test_the_digest_is_of_the_server_state_and_of_what_clients_have(engine):
+    fed = Federation(engine, 0)
+    nobody = fed.digest({"w": torch.ones(2)})
+    assert nobody == wire_digest({"w": torch.ones(2)})
+    fed.map(count, ["c03"])
+    one = fed.digest({"w": torch.ones(2)})
+    fed.begin(7)  # the same state made by another step
+    fed.ledger.clear()
+    fed.map(count, ["c03"])
+    assert one == fed.digest({"w": torch.ones(2)}) != nobody
+    fed.ledger.clear()
+    fed.map(count, ["c02"])
+    assert fed.digest({"w": torch.ones(2)}) not in (one, nobody), "the same state, but another client's"
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
@@ -157,8 +222,8 @@ def test_a_straggler_loses_its_seat_and_its_state_does_not_advance(kind, tmp_pat
         assert time.monotonic() - began < 5
         assert list(replies.failures) == ["c00"]
         assert "deadline" in replies.failures["c00"]
-        assert states.load("c00", 10) == {}
-        assert "done" in states.load("c01", 10)
+        assert "c00" not in fed.ledger
+        assert "done" in states.load("c01", fed.ledger["c01"])
     finally:
         engine.close()
 
@@ -231,24 +296,30 @@ def test_an_unknown_task_is_an_answer_not_a_crash(engine):
 
 
 def test_client_states_keep_what_a_run_may_fall_back_to(tmp_path):
-    states = ClientStates(tmp_path)
-    for step in (0, 1000, 1001, 2000, 3000):
-        states.save("c00", step, {"s": {"t": torch.tensor([float(step)])}}, keep_from=2000)
-    kept = sorted(int(p.stem) for p in (tmp_path / "c00").iterdir())
-    assert kept == [1001, 2000, 3000]  # the newest before step 2000, and all since
-    assert states.load("c00", 2000)["s"]["t"].item() == 1001
-    states.rewind(2000)
-    assert states.load("c00", 9999)["s"]["t"].item() == 1001
-    assert states.load("c01", 5) == {}
+    states, made = ClientStates(tmp_path), {}
+    for step in (0, 1000, 1001, 2000, 3000):  # 1001: of a reply that did not count
+        state = {"s": {"t": torch.tensor([float(step)])}}
+        keep = [made[1000]] if step > 1000 else ()
+        made[step] = states.save("c00", step, state, keep, keep_from=min(step, 2000))
+    assert states.versions("c00") == [made[1000], made[2000], made[3000]]
+    assert {step: states.load("c00", made[step])["s"]["t"].item() for step in (1000, 2000)} == {1000: 1000, 2000: 2000}
+    assert states.load("c01", None) == {}
 
 
 def test_damaged_client_state_is_an_error_that_names_the_file(tmp_path):
     states = ClientStates(tmp_path)
-    states.save("c00", 0, {"s": {"t": torch.ones(2)}})
-    path = tmp_path / "c00" / "000000000000.safetensors"
-    path.write_bytes(encode({"s": {"t": torch.ones(2)}})[:-3])
-    with pytest.raises(WireError, match=r"state of c00 at step 0 is damaged .*000000000000"):
-        states.load("c00", 5)
+    version = states.save("c00", 0, {"s": {"t": torch.ones(2)}})
+    (path,) = (tmp_path / "c00").iterdir()
+    content = path.read_bytes()
+    for damaged in (content[:-3], bytes([*content[:-1], content[-1] ^ 1]), b"", content + b"\0"):
+        path.write_bytes(damaged)
+        for look in (lambda: states.load("c00", version), lambda: states.check({"c00": version})):
+            with pytest.raises(StateError, match=rf"state of c00 is damaged: {path} does not match"):
+                look()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateError, match=rf"state of c00 is missing: {path}"):
+        states.check({"c00": version})
 
 
 def test_worker_counts(tmp_path):
@@ -294,25 +365,24 @@ def count_and_fail(client: Client, what: str) -> Seen:
 @pytest.mark.parametrize("what", ["nan", "type"])
 def test_a_client_whose_reply_is_refused_is_left_as_it_was(engine, what):
     fed = Federation(engine, 0)
-    fed.quorum = 0
-    assert "c00" in fed.map(count_and_fail, ["c00"], what=what).failures
-    assert engine.states.load("c00", 99) == {}
+    assert "c00" in fed.map(count_and_fail, ["c00"], min_replies=0, what=what).failures
+    assert fed.ledger == {}
+    assert engine.states.versions("c00") == []
 
 
 def test_state_that_is_not_finite_or_large_is_read_back_as_it_was_written(tmp_path):
     states = ClientStates(tmp_path)
-    states.save("c00", 0, {"s": {"t": torch.tensor([float("nan"), float("inf")])}})
-    assert states.load("c00", 1)["s"]["t"].isfinite().logical_not().all()
+    version = states.save("c00", 0, {"s": {"t": torch.tensor([float("nan"), float("inf")])}})
+    assert states.load("c00", version)["s"]["t"].isfinite().logical_not().all()
 
 
 def test_foreign_files_among_client_states_are_left_alone(tmp_path):
     states = ClientStates(tmp_path)
     states.save("c00", 5, {"s": {"t": torch.ones(1)}})
-    (tmp_path / ".DS_Store").write_text("")
     (tmp_path / "c00" / "abcdefghijkl.safetensors").write_text("")
-    states.rewind(0)
-    assert states.load("c00", 9) == {}
-    assert (tmp_path / ".DS_Store").exists()
+    newer = states.save("c00", 1005, {"s": {"t": torch.ones(2)}}, keep_from=1000)
+    assert states.versions("c00") == [newer]
+    assert (tmp_path / "c00" / "abcdefghijkl.safetensors").exists()
 
 
 def test_two_engines_at_once_close_in_any_order(tmp_path):
@@ -378,8 +448,7 @@ def leave(client: Client) -> None:
 
 def test_a_task_that_exits_costs_one_client(engine):
     fed = Federation(engine, 0)
-    fed.quorum = 0
-    assert "SystemExit: a task has no business" in fed.map(leave, ["c00"]).failures["c00"]
+    assert "SystemExit: a task has no business" in fed.map(leave, ["c00"], min_replies=0).failures["c00"]
 
 
 @task("test_engines.talk_nonsense")
@@ -392,7 +461,16 @@ def talk_nonsense(client: Client, frame: str) -> None:
                     os.write(fd, struct.pack("<QQ", len(frame), 0) + frame.encode())
 
 
-@pytest.mark.parametrize("frame", ["[1]", '{"error": null}', '{"seconds": "x", "error": null, "fatal": 0}', "[" * 9999])
+FACTS = '{"error": null, "seconds": 0, "version": %s, "fatal": %s}'
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "[1]", '{"error": null}', FACTS.replace("0", '"x"') % ("null", '""'), FACTS % ("null", "0"),
+        FACTS % ("[1]", '""'), FACTS % ('[0, "../../c02"]', '""'), FACTS % ('[[], {}]', '""'), "[" * 9999,
+    ],
+)  # fmt: skip
 def test_a_worker_that_sends_nonsense_costs_one_client(processes, frame):
     fed = Federation(processes, 0)
     assert list(fed.map(talk_nonsense, everyone(fed), frame=frame).failures) == ["c01"]

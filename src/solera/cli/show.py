@@ -132,6 +132,8 @@ def _print(found: dict[str, Any]) -> None:
         told = [f"{percent(own['mean'])} on average (each client counts the same)"]
         for key, words in (("weighted_mean", "{} weighted by test samples"), ("worst_decile", "worst tenth {}")):
             told += [words.format(percent(own[key]))] if key in own else []
+        if "worst_decile" not in own:
+            told.append("single scores are not sent")
         line("own models", ", ".join(told))
     if found["failures"]:
         named = [f"{k} ({n})" for k, n in list(found["failures"].items())[:FAILURES_SHOWN]]

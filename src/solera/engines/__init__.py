@@ -4,10 +4,10 @@ import dataclasses
 import os
 import sys
 
-from .base import Call, ClientInfo, Engine, Reply, Roster, Site
+from .base import Call, ClientInfo, Engine, Reply, Roster, Site, Version
 from .inprocess import InProcess
 from .processes import Processes
-from .serve import ClientStates, serve
+from .serve import ClientStates, StateError, serve
 from .threads import Threads
 
 ENGINES: dict[str, type] = {"inprocess": InProcess, "threads": Threads, "processes": Processes}
@@ -54,7 +54,9 @@ __all__ = [
     "Reply",
     "Roster",
     "Site",
+    "StateError",
     "Threads",
+    "Version",
     "default_engine",
     "default_workers",
     "serve",

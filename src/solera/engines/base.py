@@ -1,8 +1,9 @@
 """What an engine has to do: take calls to clients, bring back replies. It moves messages and knows nothing else."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -67,16 +68,28 @@ class Roster(Mapping[str, ClientInfo]):
         return len(self.sizes)
 
 
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Version(NamedTuple):
+    """One state of one client: the step that made it, and what it is."""
+
+    step: int
+    sha256: str  # of the encoded state
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """One task for one client."""
 
     client: str
     task: str
-    step: int  # round * 1000 + exchange: orders client state and makes a repeated call harmless
+    step: int  # round * 1000 + exchange
     seed: int
     message: Packed  # shared by all calls that send the same
-    keep_from: int = 0  # the oldest step a run may fall back to: older client state can go
+    after: Version | None = None  # the client's state that this call builds on; None: it has none
+    keep: tuple[Version, ...] = ()  # states of this client that the run may go back to
+    keep_from: int = 0  # the first step of this round: what is older and not in `keep` can go
     deadline_s: float | None = None  # how long the client may take
 
 
@@ -86,9 +99,12 @@ class Reply:
 
     client: str
     message: Packed | bytes = b""
+    version: Version | None = None  # the client's state after the call: a new one, or `Call.after`
     error: str | None = None
     seconds: float = 0.0
-    fatal: bool = False  # a programming error that would give other bits elsewhere: the run must stop
+    # The run must stop. task: a programming error, which would give other bits elsewhere; run: client state cannot be
+    # read or written, which is not the client's failure.
+    fatal: Literal["", "task", "run"] = ""
 
 
 class Site(Protocol):

@@ -1,5 +1,6 @@
 """An engine that misbehaves on purpose, around any other engine: for tests and for trying out a deployment's nerves."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -48,21 +49,21 @@ def _spoil(r: Reply, fault: str | None, others: Iterator[str]) -> Iterator[Reply
     message = r.message
     blob = message.blob if isinstance(message, Packed) else message
     if fault == "raise":
-        yield Reply(r.client, error="RuntimeError: out of memory")
+        yield dataclasses.replace(r, message=b"", error="RuntimeError: out of memory")
     elif fault == "garbage":
-        yield Reply(r.client, bytes(range(256)) * 4)
+        yield dataclasses.replace(r, message=bytes(range(256)) * 4)
     elif fault == "empty":
-        yield Reply(r.client, b"")
+        yield dataclasses.replace(r, message=b"")
     elif fault == "truncate":
-        yield Reply(r.client, blob[: len(blob) * 2 // 3])
+        yield dataclasses.replace(r, message=blob[: len(blob) * 2 // 3])
     elif fault == "duplicate":
         yield from (r, r)
     elif fault == "impersonate":  # somebody else's name on this client's reply
-        yield Reply(next(k for k in others if k != r.client), blob)
+        yield dataclasses.replace(r, client=next(k for k in others if k != r.client), message=blob)
     elif fault == "stranger":
-        yield Reply("../../etc/passwd", blob)
+        yield dataclasses.replace(r, client="../../etc/passwd", message=blob)
     else:
-        yield Reply(r.client, _corrupt(message, blob, fault))
+        yield dataclasses.replace(r, message=_corrupt(message, blob, fault))
 
 
 def _corrupt(message: Packed | bytes, blob: bytes, fault: str) -> bytes:

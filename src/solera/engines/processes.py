@@ -24,7 +24,7 @@ from typing import Any
 from ..randomness import one_thread
 from ..task import TASKS
 from ..wire import Limits, Packed, SoleraError, WireError, decode
-from .base import Call, Reply, Roster, Site, Window, check_workers
+from .base import SHA256, Call, Reply, Roster, Site, Version, Window, check_workers
 from .serve import ClientStates, serve
 
 HEADER_LIMIT = 1 << 20
@@ -174,6 +174,8 @@ class _Worker:
             "task": call.task,
             "step": call.step,
             "seed": call.seed,
+            "after": call.after,
+            "keep": call.keep,
             "keep_from": call.keep_from,
             "deadline_s": call.deadline_s,
             "message": id(call.message),
@@ -187,7 +189,10 @@ class _Worker:
         assert self.call is not None
         try:
             facts, blob = _receive(self.socket, self.shelf, limits.bytes)
-            reply = Reply(self.call.client, blob, facts["error"], float(facts["seconds"]), bool(facts["fatal"]))
+            version, error, fatal = _version(facts["version"]), facts["error"], facts["fatal"]
+            if fatal not in ("", "task", "run"):
+                raise ValueError(f"fatal = {str(fatal)[:20]!r}")
+            reply = Reply(self.call.client, blob, version, error, float(facts["seconds"]), fatal)
         except (EOFError, ConnectionError):
             self.close()  # there is nothing to kill, and its number may be another process's by now
             self._answer(Reply(self.call.client, error="its process died"))
@@ -331,12 +336,23 @@ def _work(sock: socket.socket, shelf: int, site: Site, states: ClientStates) -> 
                     del held[old]
             message = held[facts["message"]]
             call = Call(
-                facts["client"], facts["task"], facts["step"], facts["seed"], message, facts["keep_from"],
-                facts["deadline_s"],
+                facts["client"], facts["task"], facts["step"], facts["seed"], message, _version(facts["after"]),
+                tuple(Version(*v) for v in facts["keep"]), facts["keep_from"], facts["deadline_s"],
             )  # fmt: skip
             reply = serve(call, site, states)
             body = reply.message.blob if isinstance(reply.message, Packed) else b""
-            _send(sock, shelf, {"error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}, body)
+            told = {"version": reply.version, "error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}
+            _send(sock, shelf, told, body)
+
+
+def _version(told: list[Any] | None) -> Version | None:
+    """A version as it comes out of JSON; ValueError if it is none."""
+    if told is None:
+        return None
+    step, sha256 = told
+    if type(step) is not int or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
+        raise ValueError(f"version {str(told)[:80]}")
+    return Version(step, sha256)
 
 
 # ---- framing: two lengths and JSON facts through the socket, the bytes of the message on the shelf --------

@@ -7,27 +7,31 @@ import pathlib
 import re
 import time
 import traceback
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
 from ..randomness import isolated
 from ..task import TASKS
-from ..wire import OWN_FILES, Packed, SoleraError, Weights, WireError, decode, encode, safe_name
-from .base import Call, Reply, Site
+from ..wire import OWN_FILES, Packed, RunError, SoleraError, Weights, WireError, decode, encode, safe_name
+from .base import Call, Reply, Site, Version
 
-VERSION = re.compile(r"(\d{12})\.safetensors")
+VERSION = re.compile(r"(\d{12})\.([0-9a-f]{64})\.safetensors")
 
 
 class InputModified(SoleraError):
     """A task wrote into a message it shares with other clients."""
 
 
+class StateError(RunError):
+    """Client state that cannot be read or written, or is not what it was. No client is to blame for that."""
+
+
 def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = True) -> Reply:
     """Run one call. Whatever goes wrong in it becomes the reply's error; nothing is raised.
 
-    State is loaded as it was before this step and saved only if the task returned what it declares, so a call can be
-    repeated, and a client whose reply will be refused is left as it was.
+    The state loaded is the one the call names, and a new one is saved beside it, so a call can be repeated. Which of
+    them counts is the federation's to say: a client whose reply is refused goes on from the one it had.
     `seed_global=False` is for threads, which share the global generators.
     """
     begun = time.monotonic()
@@ -38,7 +42,7 @@ def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = Tr
         inbox = call.message.memo.get(call.task)
         if inbox is None:  # many clients share one message: look at it once
             inbox = call.message.memo[call.task] = decode(call.message, task.inbox)
-        state = states.load(call.client, call.step)
+        state = states.load(call.client, call.after)
         client = site.client(call.client, call.seed, state)
         before, versions = _snapshot(state), call.message.versions
         arguments = {a: getattr(inbox, a) for a in task.takes}
@@ -50,12 +54,15 @@ def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = Tr
         seconds = time.monotonic() - begun
         if call.deadline_s is not None and seconds > call.deadline_s:
             raise TimeoutError(f"took {seconds:.1f} s, the deadline is {call.deadline_s} s")
+        version = call.after
         if _changed(client.state, before):
             decode(reply, task.returns, arguments)  # the server will look as closely
-            states.save(call.client, call.step, client.state, call.keep_from)
-        return Reply(call.client, reply, seconds=seconds)
+            version = states.save(call.client, call.step, client.state, call.keep, call.keep_from)
+        return Reply(call.client, reply, version, seconds=seconds)
     except InputModified as e:
-        return Reply(call.client, error=str(e), fatal=True)
+        return Reply(call.client, error=str(e), fatal="task")
+    except StateError as e:
+        return Reply(call.client, error=str(e), fatal="run")
     except (Exception, SystemExit) as e:
         return Reply(call.client, error=_reason(e), seconds=time.monotonic() - begun)
 
@@ -87,69 +94,92 @@ def _reason(e: BaseException) -> str:
 
 
 class ClientStates:
-    """Client state in versioned files, `root/<client>/<step>.safetensors`.
+    """Client state in files named by step and content, `root/<client>/<step>.<sha256>.safetensors`.
 
-    `load` returns the newest version *older than* the step asked for, so a run that falls back to an earlier round
-    finds every client as it was then, and a repeated call sees what it saw the first time.
+    Which of them a client has is not known here: whoever loads one names it, and gets that one or an error.
     """
 
     def __init__(self, root: str | os.PathLike[str]):
         self.root = pathlib.Path(root)
 
-    def _versions(self, client: str) -> list[int]:
+    def versions(self, client: str) -> list[Version]:
+        """All that are there, oldest first."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return sorted(int(m[1]) for m in map(VERSION.fullmatch, os.listdir(self.root / client)) if m)
+            found = map(VERSION.fullmatch, os.listdir(self.root / client))
+            return sorted(Version(int(m[1]), m[2]) for m in found if m)
         return []
 
-    def _path(self, client: str, step: int) -> pathlib.Path:
-        return self.root / safe_name(client, "client id") / f"{step:012d}.safetensors"
+    def path(self, client: str, version: Version) -> pathlib.Path:
+        return self.root / safe_name(client, "client id") / f"{version.step:012d}.{version.sha256}.safetensors"
 
-    def load(self, client: str, step: int) -> dict[str, Weights]:
-        """The client's state as it was before `step`; empty if it never had one."""
-        older = [s for s in self._versions(client) if s < step]
-        if not older:
+    def load(self, client: str, version: Version | None) -> dict[str, Weights]:
+        """The state that `version` names, to the bit; nothing, if the client has none yet."""
+        if version is None:
             return {}
-        path = self._path(client, older[-1])
+        content = self._verified(client, version)
         try:
-            return decode(path.read_bytes(), dict[str, Weights], limits=OWN_FILES)
-        except WireError as e:
-            raise WireError(f"state of {client} at step {older[-1]} is damaged ({path}): {e}") from None
+            return decode(content, dict[str, Weights], limits=OWN_FILES)
+        except WireError as e:  # whole, but not ours
+            raise StateError(f"the state of {client} in {self.path(client, version)} is not one: {e}") from None
 
-    def save(self, client: str, step: int, state: dict[str, Weights], keep_from: int = 0) -> None:
-        """Store the state after `step`, and drop versions that no run can fall back to any more."""
-        path = self._path(client, step)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def _verified(self, client: str, version: Version) -> bytes:
+        path = self.path(client, version)
+        try:
+            if not path.is_file():
+                raise StateError(f"the state of {client} is missing: {path}")
+            content = path.read_bytes()
+        except OSError as e:
+            raise StateError(f"the state of {client} cannot be read: {path}: {e.strerror}") from None
+        if hashlib.sha256(content).hexdigest() != version.sha256:
+            raise StateError(f"the state of {client} is damaged: {path} does not match the sha256 in its name")
+        return content
+
+    def check(self, ledger: Mapping[str, Version]) -> None:
+        """Raise StateError, with the name of the file, unless every version in `ledger` is there and whole."""
+        for k, version in ledger.items():
+            self._verified(k, version)
+
+    def save(
+        self,
+        client: str,
+        step: int,
+        state: dict[str, Weights],
+        keep: Collection[Version] = (),
+        keep_from: int = 0,
+    ) -> Version:
+        """Store the state after `step`. Of those before `keep_from`, the ones that are not in `keep` go."""
+        content = encode(state)
+        version = Version(step, hashlib.sha256(content).hexdigest())
+        path = self.path(client, version)
         draft = path.with_suffix(f".{os.getpid()}.draft")
-        draft.write_bytes(encode(state))
-        draft.replace(path)
-        usable = [s for s in self._versions(client) if s < keep_from]
-        for s in usable[:-1]:
-            with contextlib.suppress(FileNotFoundError):
-                self._path(client, s).unlink()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(content)
+            draft.replace(path)
+            for old in self.versions(client):
+                if old.step < keep_from and old not in (*keep, version):
+                    self.path(client, old).unlink(missing_ok=True)
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise StateError(
+                f"the state of {client} cannot be stored in {path.parent}: {e.strerror}; the last checkpoint is "
+                "unharmed: make room (or give the folder back), then resume the run"
+            ) from None
+        return version
 
-    def rewind(self, step: int) -> None:
-        """Forget what was written at `step` and later: those steps are about to be run again."""
-        if self.root.is_dir():
-            for k in os.listdir(self.root):
-                for s in self._versions(k):
-                    if s >= step:
-                        self._path(k, s).unlink()
-
-    def digest(self, server_state: Any) -> str:
-        """sha256 of all there is at the end of a run: the server's state and the newest state of every client."""
-        whole = hashlib.sha256(encode(server_state))
-        for k in sorted(os.listdir(self.root)) if self.root.is_dir() else ():
-            if versions := self._versions(k):
-                whole.update(k.encode() + self._path(k, versions[-1]).read_bytes())
-        return whole.hexdigest()
-
-    def flush(self, clients: Any, steps: range) -> None:
-        """Make what was written in `steps` survive a power cut."""
-        for k in clients:
-            for s in self._versions(k):
-                if s in steps:
-                    fd = os.open(self._path(k, s), os.O_RDONLY)
-                    try:
-                        os.fsync(fd)
-                    finally:
-                        os.close(fd)
+    def flush(self, ledger: Mapping[str, Version]) -> None:
+        """Make these versions survive a power cut."""
+        for k, version in ledger.items():
+            path = self.path(k, version)
+            try:
+                fd = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            except OSError as e:
+                raise StateError(
+                    f"the state of {k} cannot be stored in {path}: {e.strerror}; the last checkpoint is unharmed: make "
+                    "room, then resume the run"
+                ) from None

@@ -80,30 +80,36 @@ class Cohort:
         got: dict[Any, Any] = {}
         counts: dict[Group, int] = {}
         void = QuorumNotMet(f"round {self.fed.round}: no group has {MIN_SECURE} clients, method.secure asks for that")
+        inputs = self.server.public[probe] if len(probe) and self.individual else probe
         for wait in self.running:
             try:
                 replies = wait()
-                got |= replies
+                got |= self._finite(replies, w, inputs) if self.individual else replies
                 counts |= getattr(replies, "counts", {})
             except QuorumNotMet as e:  # its groups had no client, then: the others go on
                 void = e
         if not got:
             raise void
         if self.individual:
-            return self._average(got, w, probe)
+            return self._average(got, w)
         answered = [g for k, g in self.S.items() if k in self.fed.answered]
         for P, k in [g for g in got if secure and answered.count(g) < MIN_SECURE]:
             self.server.event("group_too_small", architecture=P, group=k, reason="all clients but one have failed")
             del got[P, k]
+        if not got:
+            raise void
         return {g: (mean, counts[g]) for g, mean in got.items()}, []
 
-    def _average(self, replies: dict[str, Any], w: Models, probe: Tensor) -> tuple[Means, list[Upload]]:
-        """As the federation would, but without models whose logits are not finite numbers."""
+    def _finite(self, replies: Replies, w: Models, inputs: Tensor) -> dict[str, Any]:
+        """The replies of clients whose models answer with finite numbers."""
+        x = replies.read_as({k: Update(self.trainer.client_model(w[self.S[k]], r)) for k, r in replies.items()})
+        return {k: replies[k] for k in finite_models(x, inputs, self.fed, self.server)}
+
+    def _average(self, replies: dict[str, Any], w: Models) -> tuple[Means, list[Upload]]:
+        """As the federation would."""
         fed, S = self.fed, self.S
-        order = sorted(replies, key=fed.clients.index)
-        x = Replies((k, Update(self.trainer.client_model(w[S[k]], replies[k]))) for k in order)
-        inputs = self.server.public[probe] if len(probe) else probe
-        fine = list(finite_models(x, inputs, fed, self.server))
+        fine = sorted(replies, key=fed.clients.index)
+        x = {k: self.trainer.client_model(w[S[k]], replies[k]) for k in fine}
         copies = {k: fed.copies.get(k, 1) for k in fine}
         examples = {k: float(copies[k] * fed.num_examples(k)) for k in fine}
         means: Means = {}
@@ -111,7 +117,7 @@ class Cohort:
             own = [k for k in fine if S[k] == g]
             n = [float(copies[k]) if self.trainer.uniform else examples[k] for k in own]
             means[g] = mean_reply([replies[k] for k in own], n), sum(copies[k] for k in own)
-        return means, [Upload(S[k], x[k].weights, examples[k], copies[k]) for k in fine]
+        return means, [Upload(S[k], x[k], examples[k], copies[k]) for k in fine]
 
     def aggregate(self, means: Means, w: Models, memory: Models) -> tuple[Models, Models]:
         """w^g_t of every group whose new model is made of finite numbers, and what the trainer keeps from now on.

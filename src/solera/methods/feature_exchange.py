@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..federation import Federation, QuorumNotMet, Replies
+from ..federation import Federation, Replies
 from ..parts.feature_server import check_shape, extract, taught, tower_with
 from ..parts.local import Local, Score, evaluate, fit, logits_of
 from ..parts.teachers import soft_targets
@@ -126,20 +126,18 @@ def feature_shape(name: str, layer: str, server: Server) -> tuple[int, ...]:
 def usable(
     replies: Replies, shape: tuple[int, ...], top: nn.Module, temperature: float, fed: Federation, server: Server
 ) -> dict[str, Any]:
-    """The replies with a row of features of this `shape` for each of the client's samples; the others are noted.
+    """The replies with a row of features of this `shape` for each of the client's samples; the others are rejected.
 
     Where the logits and labels are sent too, there must be as many, and they must be of the task's classes. Numbers may
     be finite and still too large to compute with: then the loss of `top`, the server's tower, would not be.
     """
     fine = {}
-    for k, reply in replies.items():
+    for k, reply in list(replies.items()):
         reason = _wrong(reply, fed.num_examples(k), shape, server.num_classes) or _too_large(reply, top, temperature)
         if reason:
-            server.event("client_rejected", client=k, reason=reason)
+            fed.reject(replies, k, reason)
         else:
             fine[k] = reply
-    if len(fine) < fed.config.min_replies:
-        raise QuorumNotMet(f"round {fed.round}: {len(fine)} of {len(replies)} clients sent usable features")
     return fine
 
 

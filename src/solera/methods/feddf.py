@@ -84,19 +84,20 @@ class FedDF:
             S_P = [k for k in teachers if fed.architecture(k) == P]  # line 10
             if S_P and self.student_init == "from_average":
                 x_0[P] = average_of(self.average, x, S_P, fed)  # line 11
-            elif S_P or (self.distill_absent and teachers):
+            elif S_P or self.distill_absent:
                 x_0[P] = M[P]
         if self.report_ensemble and self.fusion.steps and self.student_init == "from_average":
             for P in x_0:
                 server.report_average(P, x_0[P])
-        if teachers and self.swag.samples:
+        if self.swag.samples:
             measured = self.ensemble if self.report_ensemble else None
             teachers = drawn_around(teachers, self.swag, d, fed, server, measured)
         return self.State(M | self.fuse(x_0, teachers, d, fed, server))  # line 15
 
     def train(self, S: list[str], M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
         """Lines 7-8: every client trains the model of its architecture."""
-        payload = {"weights": per_client(lambda k: M[fed.architecture(k)]), "local": self.local, "mu": self.mu}
+        sent = per_client(lambda k: M[fed.architecture(k)])
+        payload: dict[str, Any] = {"weights": sent, "local": self.local, "mu": self.mu}
         if self.quantise.bits == OFF:
             x = fed.map(local_update, S, **payload)
         else:
@@ -112,7 +113,7 @@ class FedDF:
         All students see the same mini-batches, so the teachers are asked once about each public sample in them, or
         once about each mini-batch where samples change with every draw.
         """
-        if self.fusion.steps == 0 or not teachers:
+        if self.fusion.steps == 0:
             return x_0
         seed, top = fed.seed("fusion"), self.low_entropy_top
         copies = [float(fed.copies.get(k, 1)) for k in teachers]
@@ -141,16 +142,14 @@ class FedDF:
         """The clients' models that are averaged and teach: finite on public samples, and not the worst."""
         models = finite_models(x, server.public[d[: self.fusion.batch]] if len(d) else d, fed, server)
         accuracy = accuracy_on(server.validation)
-        if self.drop_worst and models and accuracy is not None:
+        if self.drop_worst and accuracy is not None:
             scores = side_by_side(fed, server, [partial(accuracy, m) for m in models.values()])
             kept = drop_worst(scores, server.num_classes, self.drop_threshold, self.drop_outliers)
             for i, k in enumerate(list(models)):
                 if i not in kept:
-                    server.event("client_rejected", client=k, reason="drop_worst", accuracy=scores[i])
+                    fed.reject(x, k, f"drop_worst: an accuracy of {scores[i]:.4f} on the validation samples")
                     del models[k]
-        if not models:
-            server.event("round_empty", reason="no upload is usable")
-        elif self.report_ensemble:
+        if self.report_ensemble:
             members = [(fed.architecture(k), x[k].weights) for k in models]
             server.report_ensemble("teachers", members, self.ensemble, names=list(models))
             note_teachers(models, d, fed, server)

@@ -96,8 +96,6 @@ class FedET:
         x = fed.map(local_update, S, weights=sent, local=self.local, mu=0.0)  # lines 4-6, eq. 1
         d = server.public.round_indices(server.per_round, fed.seed("public"))
         teachers = self.teachers(x, d, fed, server)  # line 8
-        if not teachers:
-            return state
         heads = Replies((k, Update(head_of(x[k].weights))) for k in teachers)
         h = average_of(self.average, heads, list(teachers), fed)  # line 9
         large = Model(state.large.architecture, state.large.weights | h)
@@ -138,9 +136,7 @@ class FedET:
     def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
         """The clients' models that are averaged and teach: those that answer with finite numbers."""
         models = finite_models(x, server.public[d[: self.fusion.batch]], fed, server)
-        if not models:
-            server.event("round_empty", reason="no upload is usable")
-        elif self.report_ensemble:
+        if self.report_ensemble:
             members = [(fed.architecture(k), x[k].weights) for k in models for _ in range(fed.copies.get(k, 1))]
             server.report_ensemble("teachers", members, "confidence")
             note_teachers(models, d, fed, server)

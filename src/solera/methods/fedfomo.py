@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..federation import Federation, QuorumNotMet, per_client
+from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.first_order import distance, epsilon_greedy, gains_of, step_towards
 from ..parts.local import Local, evaluate, fit, weights_of
@@ -125,10 +125,7 @@ class FedFomo:
             validation=self.validation,
         )
         for k in [k for k, r in replies.items() if len(r.gains) != len(givers[k])]:
-            reason = f"{len(replies.pop(k).gains)} gains for {len(givers[k])} models"
-            server.event("client_rejected", client=k, reason=reason)
-        if len(replies) < fed.config.min_replies:
-            raise QuorumNotMet(f"round {fed.round}: {len(replies)} clients sent a gain for each model they were sent")
+            fed.reject(replies, k, f"{len(replies[k].gains)} gains for {len(givers[k])} models")
         affinity = dict(state.affinity)
         for k, reply in replies.items():
             row = affinity.get(k, {})

@@ -68,11 +68,7 @@ class FedFTG:
         if self.tune.steps == 0:
             return self.State(w | self.averages(x, list(x), fed), state.generator, known)
         counts = usable_counts(x, known, fed, server)
-        x = Replies((k, x[k]) for k in counts)
         teachers = finite_models(x, self.probe(state, fed, server), fed, server, "generated samples")
-        if not teachers:
-            server.event("round_empty", reason="no upload is usable")
-            return state
         w_0 = self.averages(x, list(teachers), fed)
         n = torch.stack([counts[k] * fed.copies.get(k, 1) for k in teachers])
         tune = partial(self.fine_tune, w_0, list(teachers.values()), n, state.generator, fed, server)

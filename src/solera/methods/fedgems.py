@@ -9,7 +9,7 @@ learns from the plain mean of all clients' logits on all samples.
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,7 @@ class FedGEMS:
 
         logits = logits_of(server.model(large.architecture, large.weights), x)
         drawn = Drawn(d.int(), server.public.digest)
-        how = {"epsilon": self.epsilon, "distil": self.distil, "local": self.local}
+        how: dict[str, Any] = {"epsilon": self.epsilon, "distil": self.distil, "local": self.local}
         fed.map(learn_from_server, S, drawn=drawn, logits=logits, **how)
         return self.State(large, pool, pooled)
 

@@ -93,9 +93,6 @@ class FedGen:
         )
         counts = usable_counts(x, {}, fed, server)
         heads = self.heads(x, counts, state, fed, server)
-        if not heads:
-            server.event("round_empty", reason="no upload is usable")
-            return state
         for P in server.architectures:
             S_P = [k for k in heads if fed.architecture(k) == P]
             if S_P:
@@ -137,7 +134,7 @@ class FedGen:
             if bool(torch.isfinite(logits_of(head, z)).all()):
                 heads[k] = head
             else:
-                server.event("client_rejected", client=k, reason="non-finite logits on generated latents")
+                fed.reject(x, k, "non-finite logits on generated latents")
         return heads
 
     def models(self, state: State) -> dict[str, Model]:

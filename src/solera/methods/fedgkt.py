@@ -93,7 +93,12 @@ class FedGKT:
         top = tower_with(state.weights, shape, server.num_classes, self.server_hidden, self.server_layers)
         S, taught_by = self.teachers(fed.sample(), state, top, shape, fed, server)
         nothing = torch.empty(0, server.num_classes)
-        how = {"alpha": self.alpha, "temperature": self.temperature, "layer": self.layer, "local": self.local}
+        how: dict[str, Any] = {
+            "alpha": self.alpha,
+            "temperature": self.temperature,
+            "layer": self.layer,
+            "local": self.local,
+        }
         teacher = per_client(lambda k: taught_by.get(k, nothing))
         sent = fed.map(train_and_extract, S, teacher=teacher, **how)
         x = usable(sent, shape, top, self.temperature, fed, server)

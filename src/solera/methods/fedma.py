@@ -8,7 +8,7 @@ are separate federations that share nothing.
 
 import importlib.util
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -63,7 +63,6 @@ class FedMA:
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, S, finished = dict(state.weights), fed.sample(), 0
-        fed.quorum = 0  # who sees a cycle through is counted at its end
         for P in sorted({fed.architecture(k) for k in S}):
             members = [k for k in S if fed.architecture(k) == P]
             x[P], there = self.cycle(x[P], state.chains[P], members, fed, server)
@@ -76,12 +75,13 @@ class FedMA:
         self, x: Weights, layers: list[Layer], S: list[str], fed: Federation, server: Server
     ) -> tuple[Weights, list[str]]:
         """Algorithm 1 with clients S: the new model, and who was there to the end (nobody: the model as it was)."""
-        how = {"layers": layers, "local": self.local, "count": self.class_weighted}
+        how: dict[str, Any] = {"layers": layers, "local": self.local, "count": self.class_weighted}
+        how["min_replies"] = 0  # who sees the cycle through is counted at its end
         replies = fed.map(first_layer, S, weights=x, own_start=self.own_start and fed.round == 0, **how)
         new = dict(x)
         for n, layer in enumerate(layers):
             before = {name: new[name] for name in layer.own(new)}
-            W = usable(replies, before, server)
+            W = usable(replies, before, fed)
             if layer is layers[-1]:
                 shares = self.shares(W, replies, fed, server)
                 if not shares:
@@ -95,7 +95,7 @@ class FedMA:
             matched = m.merge_neurons(list(W.values()), Pi, a)  # W_n = 1/J sum_j W_j,n Pi_j^T
             new |= matched | self.widened(x, layers[n + 1], len(matched[layer.weight]))
             places = dict(zip(W, (here.int() for here in Pi), strict=True))
-            sent = {"matched": matched, "places": per_client(places.__getitem__), "at": n + 1}
+            sent: dict[str, Any] = {"matched": matched, "places": per_client(places.__getitem__), "at": n + 1}
             replies = fed.map(next_layer, list(W), **sent, **how)
         return x, []
 
@@ -123,7 +123,7 @@ class FedMA:
         plain = {k: torch.full((server.num_classes,), self.share(k, fed), dtype=torch.float64) for k in W}
         if not self.class_weighted:
             return plain
-        counts = usable_counts(Replies((k, replies[k]) for k in W), {}, fed, server)
+        counts = usable_counts(replies, {}, fed, server)
         held = {k: c.double() * fed.copies.get(k, 1) for k, c in counts.items()}
         nobody = sum(held.values(), torch.zeros(server.num_classes)) == 0
         return {k: torch.where(nobody, plain[k], held[k]) for k in held}
@@ -132,13 +132,13 @@ class FedMA:
         return models_of(state.weights)
 
 
-def usable(replies: Replies, asked: Weights, server: Server) -> dict[str, Weights]:
-    """The layers that have the shapes asked for; the others are noted and left out."""
+def usable(replies: Replies, asked: Weights, fed: Federation) -> dict[str, Weights]:
+    """The layers that have the shapes asked for; the others are rejected."""
     shapes, fine = {name: (t.shape, t.dtype) for name, t in asked.items()}, {}
-    for k, reply in replies.items():
+    for k, reply in list(replies.items()):
         if {name: (t.shape, t.dtype) for name, t in reply.layer.items()} == shapes:
             fine[k] = reply.layer
         else:
             reason = f"a layer that is not {', '.join(f'{name} {tuple(t.shape)}' for name, t in asked.items())}"
-            server.event("client_rejected", client=k, reason=reason)
+            fed.reject(replies, k, reason)
     return fine

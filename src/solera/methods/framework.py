@@ -67,9 +67,6 @@ class Framework(Slots):
         cohort = Cohort(S, self.local_trainer, bool(self.curious), fed, server, clock)
         w = self.train(cohort, state, fed, server, clock)  # w^g*_{t-1,k}: what was sent
         means, uploads = cohort.collect(w, d[: self.fusion.batch], self.secure)  # w^l*_{t,k}
-        if not means:
-            server.event("round_empty", reason="no upload is usable")
-            return state
         w_g, memory = cohort.aggregate(means, w, flat(state.memory))  # w^g_{t,k}
         members = self.ensemble_trainer.members(w_g, uploads, w, d, seeds, server)
         history = [*state.history, members][-self.ensemble_trainer.R :]  # w^e*_t

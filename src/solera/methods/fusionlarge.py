@@ -88,8 +88,6 @@ class FusionLarge:
         x = fed.map(local_update, fed.sample(), weights=sent, local=self.local, mu=0.0)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
         models = self.teachers(x, d, fed, server)
-        if not models:
-            return state
         S = {P: [k for k in models if fed.architecture(k) == P] for P in server.architectures}
         x_0 = {P: average_of(self.average, x, S[P], fed) for P in S if S[P]}
         for P in x_0 if self.report_ensemble and self.fusion.steps and self.client_models == "distilled" else ():
@@ -144,9 +142,7 @@ class FusionLarge:
     def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
         """The clients' models that are averaged and teach: those that answer with finite numbers."""
         models = finite_models(x, server.public[d[: self.fusion.batch]], fed, server)
-        if not models:
-            server.event("round_empty", reason="no upload is usable")
-        elif self.report_ensemble:
+        if self.report_ensemble:
             members = [(fed.architecture(k), x[k].weights) for k in models]
             server.report_ensemble("teachers", members, self.ensemble, names=list(models))
             note_teachers(models, d, fed, server)

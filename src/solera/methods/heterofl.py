@@ -110,12 +110,10 @@ class HeteroFL:
         if not asked:
             return new
         W = {(P, r): cut(x[P], state.shapes[P][r]) for P, r in {part[k] for k in asked}}
-        fed.quorum = 0  # a part about which nobody answers keeps its statistics
         now = per_client(lambda k: state.statistics[part[k][0]][part[k][1]])
         weights = per_client(lambda k: W[part[k]])
-        for (P, r), mean in fed.mean(
-            part_statistics, asked, by=part.__getitem__, weights=weights, statistics=now
-        ).items():
+        means = fed.mean(part_statistics, asked, by=part.__getitem__, min_replies=0, weights=weights, statistics=now)
+        for (P, r), mean in means.items():  # a part about which nobody answers keeps its statistics
             new[P][r] = mean.statistics
         return new
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..federation import Federation, QuorumNotMet, per_client
+from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.clusters import lowest
 from ..parts.local import Local, Score, evaluate, fit, weights_of
@@ -90,9 +90,7 @@ class IFCA:
         S = fed.sample()
         replies = fed.map(choose_and_train, S, local=self.local, **self.personal_payload(state, fed))
         for k in [k for k, r in replies.items() if not 0 <= r.cluster < self.k]:
-            server.event("client_rejected", client=k, reason=f"cluster {int(replies.pop(k).cluster)} of {self.k}")
-        if len(replies) < fed.config.min_replies:
-            raise QuorumNotMet(f"round {fed.round}: {len(replies)} clients chose one of the {self.k} clusters")
+            fed.reject(replies, k, f"cluster {int(replies[k].cluster)} of {self.k}")
         chosen = {k: int(r.cluster) for k, r in replies.items()}
         server.event("clusters", chosen=chosen)
         theta = {P: list(models) for P, models in state.clusters.items()}

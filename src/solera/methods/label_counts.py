@@ -35,12 +35,12 @@ def train_and_count(client: Client, weights: Weights, local: Local, count: bool)
 
 
 def usable_counts(x: Replies, known: Mapping[str, Tensor], fed: Federation, server: Server) -> dict[str, Tensor]:
-    """The label counts of everybody who answered, as sent or as `known` from before; who lies is noted and left out.
+    """The label counts of everybody who answered, as sent or as `known` from before; who lies is rejected.
 
     A client's counts must sum to the examples it registered with: nobody owns a label by claiming more samples.
     """
     fine = {}
-    for k, reply in x.items():
+    for k, reply in list(x.items()):
         counts, registered = known.get(k, reply.counts), fed.num_examples(k)
         if counts is None or counts.shape != (server.num_classes,) or counts.dtype != torch.int64:
             reason = f"label counts that are not {server.num_classes} whole numbers"
@@ -49,5 +49,5 @@ def usable_counts(x: Replies, known: Mapping[str, Tensor], fed: Federation, serv
         else:
             fine[k] = counts
             continue
-        server.event("client_rejected", client=k, reason=reason)
+        fed.reject(x, k, reason)
     return fine

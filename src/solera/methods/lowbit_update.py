@@ -40,14 +40,13 @@ def unpacked(replies: Replies, M: dict[str, Weights], quantise: LowBit, fed: Fed
 
     The wire cannot check this: the shapes of packed weights are not those that were sent.
     """
-    x = Replies()
-    for k, reply in replies.items():
+    x = {}
+    for k, reply in list(replies.items()):
         P = fed.architecture(k)
         names = coarse_names(server.template(P), quantise)
         try:
             packing = Packing(reply.codes, reply.scales, reply.rest)
             x[k] = Update(unpack(packing, M[P], names, quantise.bits))
         except ValueError as e:
-            fed.answered.discard(k)
-            fed.failures.append({"client": k, "task": lowbit_update.name, "reason": str(e)})
-    return x
+            fed.reject(replies, k, str(e))
+    return replies.read_as(x)

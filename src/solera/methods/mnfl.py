@@ -7,7 +7,7 @@ learns along with the models. The equations are numbered as in the paper; docs/m
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -88,7 +88,7 @@ class MNFL:
 
         teachers = mixtures(block(c, S, fed), [{"probs": s_m} for s_m in s])  # sum_m c_mn s_m of eq. (2)
         targets = dict(zip(S, teachers, strict=True))
-        how = {
+        how: dict[str, Any] = {
             "targets": per_client(lambda k: targets[k]["probs"]),
             "distil": self.distil,
             "temperature": self.temperature,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..federation import Federation, QuorumNotMet, Replies, per_client
+from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.hypernet import Hypernet, generate, new_hypernet, pull_back, sgd_step
 from ..parts.local import Local, is_finite
@@ -62,9 +62,7 @@ class PFedHN:
         theta = {k: self.made(state, k, fed) for k in fed.sample()}  # theta_i = h(v_i; phi)
         sent = per_client(theta.__getitem__)
         replies = fed.map(train_received, list(theta), weights=sent, local=self.local, mu=0.0)
-        changes = usable_changes(theta, replies, server)
-        if len(changes) < fed.config.min_replies:
-            raise QuorumNotMet(f"round {fed.round}: {len(changes)} clients sent a model that can be learned from")
+        changes = usable_changes(theta, replies, fed)
         x = state.phi | {EMBEDDINGS: state.v}
         gradient = {n: torch.zeros_like(t) for n, t in x.items()}
         for k, delta in changes.items():
@@ -95,16 +93,16 @@ class PFedHN:
         return {}
 
 
-def usable_changes(theta: dict[str, Weights], replies: Replies, server: Server) -> dict[str, Weights]:
-    """What each client changed in its model. Changes so large that their square overflows are noted and left out.
+def usable_changes(theta: dict[str, Weights], replies: Replies, fed: Federation) -> dict[str, Weights]:
+    """What each client changed in its model. Changes so large that their square overflows are rejected.
 
     The products with them would overflow as well, and one infinity in the gradient spoils the whole hypernetwork.
     """
     changes = {}
-    for k, reply in replies.items():
+    for k, reply in list(replies.items()):
         delta = {n: t - reply.weights[n] for n, t in theta[k].items()}  # Delta theta_i = theta_i - theta~_i
         if is_finite({n: d.square().sum() for n, d in delta.items()}):
             changes[k] = delta
         else:
-            server.event("client_rejected", client=k, reason="a change of its model too large to be a gradient")
+            fed.reject(replies, k, "a change of its model too large to be a gradient")
     return changes

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..federation import Federation, QuorumNotMet, Replies
+from ..federation import Federation, Replies
 from ..parts.distill import divergence
 from ..parts.local import Fitted, Local, fit, is_finite, logits_of, weights_of
 from ..parts.objectives import Objective, towards
@@ -246,7 +246,7 @@ def ask(
 ) -> tuple[list[str], Tensor]:
     """Have clients train and predict: those with usable predictions, and the predictions."""
     drawn = Drawn(indices.int(), server.public.digest)
-    how = {"local": local, "only_new": only_new, "drawn": drawn, "temperature": temperature}
+    how: dict[str, Any] = {"local": local, "only_new": only_new, "drawn": drawn, "temperature": temperature}
     return usable(fed.map(train_and_predict, clients, **how), len(indices), fed, server)
 
 
@@ -261,9 +261,9 @@ def answered(S: Sequence[str], fed: Federation) -> list[str]:
 
 
 def usable(replies: Replies, samples: int, fed: Federation, server: Server) -> tuple[list[str], Tensor]:
-    """Who sent a probability vector for each sample, and these [clients, samples, classes]; the others are noted."""
+    """Who sent a probability vector for each sample, and these [clients, samples, classes]; the others are rejected."""
     fine = {}
-    for k, reply in replies.items():
+    for k, reply in list(replies.items()):
         probs = reply.probs
         if probs.shape != (samples, server.num_classes):
             reason = f"predictions {tuple(probs.shape)}, asked were {(samples, server.num_classes)}"
@@ -272,9 +272,7 @@ def usable(replies: Replies, samples: int, fed: Federation, server: Server) -> t
         else:
             fine[k] = probs
             continue
-        server.event("client_rejected", client=k, reason=reason)
-    if len(fine) < fed.config.min_replies:
-        raise QuorumNotMet(f"round {fed.round}: {len(fine)} of {len(replies)} clients sent usable predictions")
+        fed.reject(replies, k, reason)
     return list(fine), torch.stack(list(fine.values()))
 
 

@@ -6,7 +6,7 @@ goes along g - c_k + c. Different architectures are separate federations that sh
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -116,7 +116,7 @@ class Scaffold:
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, c, N = dict(state.weights), dict(state.control), state.clients
         S = fed.sample()  # line 4
-        sent = {
+        sent: dict[str, Any] = {
             "weights": per_client(lambda k: x[fed.architecture(k)]),
             "control": per_client(lambda k: c[fed.architecture(k)]),
             "local": self.local,

@@ -42,13 +42,13 @@ def accuracy_on(data: Data | None) -> Validate | None:
 def finite_models(
     x: Replies, probe: Tensor, fed: Federation, server: Server, probed: str = "public samples"
 ) -> dict[str, Frozen]:
-    """The uploaded models whose logits on `probe` are finite numbers; the others are noted and left out."""
+    """The uploaded models whose logits on `probe` are finite numbers; the others are rejected."""
     uploads = [(fed.architecture(k), x[k].weights) for k in x]
     models = dict(zip(x, frozen(uploads, server.model), strict=True))
     fine = side_by_side(fed, server, [partial(answers_finitely, model, probe) for model in models.values()])
     for k, ok in zip(list(models), fine, strict=True):
         if not ok:
-            server.event("client_rejected", client=k, reason=f"non-finite logits on {probed}")
+            fed.reject(x, k, f"non-finite logits on {probed}")
             del models[k]
     return models
 

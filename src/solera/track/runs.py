@@ -23,7 +23,8 @@ SEED = "run.seed"
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every", "engine.name", "engine.workers"}
 NOT_COMPARED_TABLES = ("track.",)
 MAX_BYTES = 1 << 30  # a metrics.jsonl beyond this is not one of ours
-FORMAT = 1  # of the directories whose profile is understood: `store.FORMAT`, which would bring torch along
+FORMAT = 2  # of the directories whose profile is understood: `store.FORMAT`, which would bring torch along
+FORMATS = (1, FORMAT)  # those of version 0.1 as well: what is read here has not changed
 PROFILE = "profile/profile.json"
 MAX_PROFILE_BYTES = 10_000_000
 PHASES = ("clients", "server", "evaluate", "commit")  # of a round's seconds; "total" is their sum
@@ -316,10 +317,10 @@ def read_profile(home: Path, missing: list[str]) -> Profile | None:
         missing.append(f"{PROFILE} cannot be read ({e.strerror})")
         return None
     told = _read_json(home / "run.json", []) or {}
-    if (found := told.get("format")) is not None and found != FORMAT:
+    if (found := told.get("format")) is not None and found not in FORMATS:
         by = str(told.get("solera"))[:40]
         missing.append(
-            f"{PROFILE} was written in format {str(found)[:40]} by solera {by}; this version reads format {FORMAT}"
+            f"{PROFILE} was written in format {str(found)[:40]} by solera {by}; this version reads up to {FORMAT}"
         )
         return None
     facts = _read_json(path, missing)

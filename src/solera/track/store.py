@@ -8,11 +8,15 @@
     confusion.json       what the final models take for what; regions.json: their regions, for points of a plane
     models/*.safetensors the final models, under their parameters' own names
     checkpoints/         the last two states, each with its sha256 in its name; in older/, files they still refer to
-    clients/             what clients keep between rounds, versioned by step
+    clients/             what clients keep between rounds, each version with its sha256 in its name
+
+A checkpoint is the server's state and the ledger: which version of its state each client has. Both are in one file, so
+one rename makes them count together.
 
 A file is written beside its place and renamed into it, so `kill -9` at any moment leaves the old one or the new one.
 """
 
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -21,12 +25,14 @@ import pathlib
 import re
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
+from ..engines.base import Version
 from ..wire import (
     OWN_FILES,
     Packed,
@@ -35,12 +41,13 @@ from ..wire import (
     Weights,
     WireError,
     decode,
+    decode_field,
     elsewhere_of,
     leaves,
     safe_name,
 )
 
-FORMAT = 1
+FORMAT = 2  # 1: checkpoints did not say which client state belongs to them
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
 KEEP = 2  # checkpoints: if the newest is damaged, the one before it serves
@@ -65,8 +72,9 @@ class RunDirectory:
         """`experiment` is all that determines the results; a run is continued only with the same. `command` is kept
         for whoever reads the report."""
         self.path, self.version = pathlib.Path(path).resolve(), version
-        self._written = _Written()
+        self._chains = [_Written() for _ in range(KEEP)]  # as many as checkpoints are kept, used in turn
         self._needs: dict[str, set[str]] = {}  # checkpoint -> the other files that hold its tensors
+        self._ledgers: dict[str, dict[str, Version]] = {}  # checkpoint -> the client state that belongs to it
         if resume and not (self.path / "run.json").is_file():
             raise RunError(
                 f"{path} is no run directory: it has no run.json; start a run with `solera run --out {path}`"
@@ -179,29 +187,37 @@ class RunDirectory:
 
     # -- rounds --
 
-    def commit(self, round: int, state: Any) -> None:
-        """Make a round's state the one a resumed run starts from. Its metrics have been appended already.
+    def commit(self, round: int, state: Any, ledger: Mapping[str, Version]) -> None:
+        """Make a round's state the one a resumed run starts from. Its metrics have been appended already, and the
+        client state that the ledger names is on the disk.
 
-        Tensors that have not changed since the last commit stay in the files they are in, if that saves half of the
-        writing. Once those files would hold more than twice what the state needs, everything is written anew.
+        Tensors that have not changed since the last commit but one stay in the files they are in, if that saves half
+        of the writing. Once those files would hold more than twice what the state needs, everything is written anew.
+        The last commit's files are left alone: the two checkpoints that are kept share no file, so that one damaged
+        file costs one of them.
         """
-        tensors, packed = leaves(state), Packed(state)
-        elsewhere = self._written.places(tensors)
+        content = {"state": state, "ledger": _pack(ledger)}
+        tensors, packed = leaves(content), Packed(content)
+        written = self._chains[0]
+        elsewhere = written.places(tensors)
         new = sum(t.nbytes for i, t in enumerate(tensors) if i not in elsewhere)
-        old = self._written.bytes_in({file for file, _ in elsewhere.values()})
+        old = written.bytes_in({file for file, _ in elsewhere.values()})
         if 2 * new > packed.size or old + new > 2 * packed.size:
             elsewhere = {}
         blob = packed.without(elsewhere) if elsewhere else packed.blob
         name = f"{round:06d}.{hashlib.sha256(blob).hexdigest()}.safetensors"
         self._write(f"checkpoints/{name}", blob)
         self._needs[name] = {file for file, _ in elsewhere.values()}
-        self._written.note(name, len(blob), tensors, elsewhere)
+        self._ledgers[name] = dict(ledger)
+        written.note(name, len(blob), tensors, elsewhere)
+        self._chains = [*self._chains[1:], written]
         self._tidy()
 
     def _tidy(self) -> None:
         """Remove what no kept checkpoint needs. What one does need is there at every moment, in one of two places."""
         files = self._checkpoints()
         self._needs = {p.name: self._needed_by(p) for p in files[-KEEP:]}
+        self._ledgers = {p.name: self._ledger_of(p) for p in files[-KEEP:]}
         needed = set[str]().union(*self._needs.values())
         for path in files[:-KEEP]:
             if path.name in needed:
@@ -229,21 +245,36 @@ class RunDirectory:
         except (OSError, WireError):
             return set()
 
+    def _ledger_of(self, checkpoint: pathlib.Path) -> dict[str, Version]:
+        """The client state that belongs to a checkpoint; none, if it is damaged and will not be fallen back to."""
+        if checkpoint.name in self._ledgers:
+            return self._ledgers[checkpoint.name]
+        try:
+            return _unpack(decode_field(_verified(checkpoint), "ledger", Ledger, OWN_FILES))
+        except (OSError, ValueError):
+            return {}
+
+    def ledgers(self) -> list[dict[str, Version]]:
+        """The ledgers of the checkpoints that are kept, oldest first: client state in them must stay."""
+        return [self._ledgers[name] for name in sorted(self._ledgers)]
+
     def _checkpoints(self) -> list[pathlib.Path]:
         """Files that look like checkpoints, oldest first."""
         return sorted(p for p in (self.path / "checkpoints").glob("*.safetensors") if CHECKPOINT.fullmatch(p.name))
 
-    def oldest_round(self) -> int:
-        """The first round that may have to be run again, should the newest checkpoint turn out damaged."""
-        kept = self._checkpoints()
-        return int(kept[0].name[:6]) + 1 if len(kept) == KEEP else 0
+    def latest(
+        self, into: Any, check: Callable[[Mapping[str, Version]], None] = lambda ledger: None
+    ) -> tuple[int, Any, dict[str, Version], list[str]]:
+        """The newest usable checkpoint as (rounds done, state, ledger, what was wrong with newer ones); 0 rounds if
+        none is.
 
-    def latest(self, into: Any) -> tuple[int, Any, list[str]]:
-        """The newest usable checkpoint as (rounds done, state, what was wrong with newer ones); 0 rounds if none.
-
+        `check` raises a RunError for a ledger whose client state is not there or not whole. A checkpoint like that is
+        not usable, and if there is none before it, the run is not begun anew: the file may still be found.
         A checkpoint that is whole but no state of this type is not damage: falling back would throw away a good run.
         """
         damaged: list[str] = []
+        lost: RunError | None = None
+        checkpoint = dataclasses.make_dataclass("Checkpoint", [("state", into), ("ledger", Ledger)])
         for path in reversed(self._checkpoints()):
             round = int(path.name[:6])
             try:
@@ -252,7 +283,10 @@ class RunDirectory:
                 damaged.append(f"checkpoint of round {round} is damaged: {e}")
                 continue
             try:
-                return round + 1, decode(blob, into, limits=OWN_FILES, pieces=self._pieces(blob)), damaged
+                found = decode(blob, checkpoint, limits=OWN_FILES, pieces=self._pieces(blob))
+                ledger = _unpack(found.ledger)
+                check(ledger)
+                return round + 1, found.state, ledger, damaged
             except WireError as e:
                 raise RunError(
                     f"{self.path} cannot be continued: its checkpoint of round {round} is not a state of this method "
@@ -260,7 +294,15 @@ class RunDirectory:
                 ) from None
             except ValueError as e:
                 damaged.append(f"checkpoint of round {round} is not whole: some of its tensors are elsewhere, and {e}")
-        return 0, None, damaged
+            except RunError as e:
+                damaged.append(f"checkpoint of round {round} cannot be used: {e}")
+                lost = lost or e
+        if lost is not None:
+            raise RunError(
+                f"{self.path} cannot be continued: {lost}, and there is no checkpoint before that could do without it; "
+                "put the file back, or start the run again with another --out"
+            )
+        return 0, None, {}, damaged
 
     def _pieces(self, blob: bytes) -> dict[int, Tensor]:
         """The tensors of a checkpoint that are in other files; a ValueError names the one that fails."""
@@ -308,8 +350,40 @@ class RunDirectory:
         return read_metrics(self.path)
 
 
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """The version of its state that each client has, as arrays: 44 bytes and a name for each that has any."""
+
+    clients: Tensor  # uint8: their names, one a line
+    steps: Tensor  # int64
+    sha256: Tensor  # uint8 [clients, 32]
+
+
+def _pack(ledger: Mapping[str, Version]) -> Ledger:
+    clients = sorted(ledger)  # not in the order in which replies came
+    hashes = b"".join(bytes.fromhex(ledger[k].sha256) for k in clients)
+    return Ledger(
+        _as_bytes("\n".join(clients).encode()),
+        torch.tensor([ledger[k].step for k in clients], dtype=torch.int64),
+        _as_bytes(hashes).reshape(-1, 32),
+    )
+
+
+def _as_bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
+
+
+def _unpack(ledger: Ledger) -> dict[str, Version]:
+    clients = bytes(ledger.clients.numpy()).decode().split("\n") if len(ledger.clients) else []
+    hashes = bytes(ledger.sha256.numpy()).hex()
+    if not len(clients) == len(ledger.steps) == len(ledger.sha256) == len(hashes) // 64:
+        raise WireError(f"a ledger of {len(clients)} clients, {len(ledger.steps)} steps, {len(hashes) // 64} sha256")
+    found = enumerate(zip(clients, ledger.steps.tolist(), strict=True))
+    return {k: Version(step, hashes[64 * i : 64 * i + 64]) for i, (k, step) in found}
+
+
 class _Written:
-    """Which tensors the last checkpoint consists of, and the files they are in.
+    """Which tensors a checkpoint consists of, and the files they are in.
 
     A tensor is known by identity: the very object, not written to since (torch counts). Methods build a new state out
     of what they leave alone in the old one, so nothing has to be compared. Tensors are not kept alive for this.

@@ -8,7 +8,7 @@ from solera.parts.local import Local, evaluate, fit, weights_of
 from solera.server import Server
 from solera.task import Data
 from solera.wire import ConfigError, digest
-from toys import Conv, World, images, mlp, same_bits
+from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)
 
@@ -25,7 +25,7 @@ def test_local_models_go_on_from_where_they_were(tmp_path):
         model = world.server.model(world.fed.architecture(k), world.server.init(world.fed.architecture(k)))
         for seed in world.seeds[i::3]:
             fit(model, world.data[k].inputs, world.data[k].labels, LOCAL, seed)
-        assert same_bits(world.fed.engine.states.load(k, 10**9)["model"], weights_of(model))
+        assert same_bits(kept_by(world.fed, k)["model"], weights_of(model))
 
 
 def test_nothing_of_a_local_model_leaves_the_client(tmp_path):
@@ -49,12 +49,12 @@ def test_each_client_scores_its_own_model(tmp_path):
 def test_a_local_model_that_blows_up_is_not_kept(tmp_path):
     world = mixed(tmp_path)
     world.run(LocalOnly(LOCAL))
-    before = world.fed.engine.states.load("c0", 10**9)["model"]
+    before = kept_by(world.fed, "c0")["model"]
     x = world.data["c0"].inputs
     world.data["c0"] = Data(torch.full_like(x, 1e38), world.data["c0"].labels)
     world.fed.begin(1)
     LocalOnly(LOCAL).round(LocalOnly.State(1), world.fed, world.server)
-    after = world.fed.engine.states.load("c0", 10**9)["model"]
+    after = kept_by(world.fed, "c0")["model"]
     assert all(torch.isfinite(t).all() for t in after.values())
     assert same_bits(before, after)
 

@@ -11,7 +11,7 @@ from solera.parts.objectives import proximal
 from solera.task import Data
 from solera.testing import check_method, run_toy
 from solera.wire import ConfigError, digest
-from toys import Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
+from toys import Conv, Quadratic, World, give, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
@@ -24,7 +24,7 @@ def mixed(tmp, dropout=0.0, **options) -> World:
 
 
 def own(world: World, k: str) -> dict:
-    return world.fed.engine.states.load(k, 10**9)["model"]
+    return kept_by(world.fed, k)["model"]
 
 
 def test_dit_1(tmp_path):
@@ -32,7 +32,7 @@ def test_dit_1(tmp_path):
     world = World(tmp_path, {"q": lambda: Quadratic(0.0)}, [("q", Data(*quadratic_data(1, 1)))], classes=2)
     method = Ditto(Local(steps=1, lr=0.1), lam=0.1)
     start = method.init(world.fed, world.server)
-    world.fed.engine.states.save("c0", 0, {"model": {"x": torch.tensor([2.0], dtype=torch.float64)}})
+    give(world.fed, "c0", {"model": {"x": torch.tensor([2.0], dtype=torch.float64)}})
     world.fed.begin(1)
     end = method.round(start, world.fed, world.server)
     assert own(world, "c0")["x"].item() == pytest.approx(1.88, abs=1e-12)
@@ -77,7 +77,7 @@ def test_a_model_far_from_the_common_one_is_pulled_in(tmp_path):
     world = World(tmp_path, {"q": lambda: Quadratic(0.0)}, [("q", Data(*quadratic_data(0, 1)))], classes=2)
     method = Ditto(Local(steps=1, lr=0.1), lam=1.0)
     state = method.init(world.fed, world.server)
-    world.fed.engine.states.save("c0", 0, {"model": {"x": torch.tensor([100.0], dtype=torch.float64)}})
+    give(world.fed, "c0", {"model": {"x": torch.tensor([100.0], dtype=torch.float64)}})
     world.fed.begin(1)
     method.round(state, world.fed, world.server)
     assert own(world, "c0")["x"].item() == pytest.approx(90.0, abs=1e-9)

@@ -14,7 +14,7 @@ from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
 from solera.task import Data
 from solera.testing import check_method, run_toy, wide
 from solera.wire import ConfigError, digest
-from toys import Conv, World, images, mlp, same_bits
+from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
@@ -31,7 +31,7 @@ def mixed(tmp, sizes=SIZES, head="plain", **options) -> World:
 
 
 def own(world: World, k: str) -> dict:
-    return world.fed.engine.states.load(k, 10**9)["model"]
+    return kept_by(world.fed, k)["model"]
 
 
 def finished(world: World, method: FedAvgFT, rounds: int = 1):
@@ -156,7 +156,7 @@ def test_before_the_end_a_copy_is_judged_and_dropped(tmp_path):
     method = FedAvgFT(Local(epochs=1, batch=8, lr=0.1), tune_epochs=30)
     state = world.run(method)[-1]
     tuned = scored(world, method, state)
-    assert world.fed.engine.states.load("c0", 10**9) == {}
+    assert kept_by(world.fed, "c0") == {}
     plain = scored(world, dataclasses.replace(method, tune_epochs=0), state)
     assert sum(s.correct for s in tuned.values()) > sum(s.correct for s in plain.values())
 

@@ -17,7 +17,7 @@ from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
 from solera.task import TASKS, Data
 from solera.testing import check_method, run_toy, wide
 from solera.wire import ConfigError, SoleraError, digest
-from toys import Conv, World, images, mlp, same_bits
+from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=4, lr=0.05)
 SERVER = Local(epochs=3, batch=8, lr=0.01, optimiser="adam")
@@ -49,9 +49,9 @@ class Site(World):
         parties = [(P, Data(*images(n, n))) for n, P in zip(sizes, KINDS, strict=True)]
         super().__init__(tmp, builders, parties, **{"shape": (1, 8, 8), **options})
 
-    def model(self, k, before=10**9):
+    def model(self, k):
         """The model client k holds."""
-        return self.fed.engine.states.load(k, before)["model"]
+        return kept_by(self.fed, k)["model"]
 
     def trained(self, k, seed, teacher=None, weights=None):
         P = self.fed.architecture(k)
@@ -156,8 +156,8 @@ def test_logits_on_the_fly_are_those_of_the_restored_extractor(tmp_path):
     top = tower((H,), C, 16, 2)
     top.load_state_dict(state.weights)
     for k in S:
-        P, kept = site.fed.architecture(k), site.fed.engine.states.load(k, 10**9)
-        model = site.server.model(P, kept.get("model", site.server.init(P)))
+        P = site.fed.architecture(k)
+        model = site.server.model(P, kept_by(site.fed, k).get("model", site.server.init(P)))
         seen[k] = logits_of(top, extract(model, site.data[k].inputs, "adapter")[0])
     who, found = METHOD.teachers(S, state, top, (H,), site.fed, site.server)
     assert who == S
@@ -268,7 +268,7 @@ def test_a_reply_that_does_not_fit_loses_its_seat(tmp_path, monkeypatch, change,
     monkeypatch.setitem(TASKS, train_and_extract.name, dataclasses.replace(train_and_extract, fn=lie))
     end = a.run(METHOD)[-1]
     monkeypatch.undo()
-    (event,) = a.events("client_rejected")
+    (event,) = a.fed.failures
     assert event["client"] == "c1"
     assert re.search(reason, event["reason"])
     b.fed.sample = lambda: [k for k in CLIENTS if k != "c1"]
@@ -302,7 +302,7 @@ def test_too_few_usable_replies_make_the_round_void(tmp_path):
     site = Site(tmp_path)
     site.fed.config = dataclasses.replace(site.fed.config, min_replies=5)
     site.server.num_classes = 3  # so that every reply is wrong
-    with pytest.raises(QuorumNotMet, match="0 of 5 clients sent usable features"):
+    with pytest.raises(QuorumNotMet, match=r"4 of 5 clients gave a valid reply to train_and_extract.*logits"):
         site.run(METHOD)
 
 

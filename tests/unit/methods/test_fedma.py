@@ -21,7 +21,7 @@ from solera.run import check_fit, simulate
 from solera.task import Data
 from solera.testing import check_method, deep, run_toy, small, stacked, toy, wide
 from solera.wire import ConfigError, WireError, decode, digest, encode
-from toys import Conv, World, images, mlp, same_bits
+from toys import Conv, World, images, kept_by, mlp, same_bits
 
 ONE = Local(epochs=1, batch=8, lr=0.05)
 
@@ -144,7 +144,7 @@ def test_a_client_that_lies_about_its_classes_is_left_out(tmp_path, monkeypatch)
     monkeypatch.setattr(layer_update, "label_counts", lambda c: honest(c) * (1000 if c.id == "c1" else 1))
     w = world(tmp_path)
     state = w.run(FedMA(ONE))[-1]
-    assert [e["client"] for e in w.events("client_rejected")] == ["c1"]
+    assert [e["client"] for e in w.fed.failures] == ["c1"]
     assert all(bool(torch.isfinite(t).all()) for t in state.weights["net"].values())
 
 
@@ -184,7 +184,7 @@ def test_what_travels(tmp_path):
 def test_clients_keep_nothing_between_rounds(tmp_path):
     w = world(tmp_path)
     w.run(FedMA(ONE), rounds=2)
-    assert {k: w.fed.engine.states.load(k, 10**9) for k in w.fed.clients} == {k: {} for k in w.fed.clients}
+    assert {k: kept_by(w.fed, k) for k in w.fed.clients} == {k: {} for k in w.fed.clients}
 
 
 # ---- who fails --------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_layer_of_another_shape_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(layer_update, "_train_and_send", wrong)
     w = world(tmp_path)
     w.run(FedMA(ONE))
-    (event,) = w.events("client_rejected")
+    (event,) = w.fed.failures
     assert event["client"] == "c2"
     assert "0.weight (4, 1, 3, 3)" in event["reason"]
 

@@ -14,7 +14,7 @@ from solera.parts.representations import contrast, representations_of
 from solera.task import Data
 from solera.testing import check_method, run_toy, wide
 from solera.wire import ConfigError, digest
-from toys import Conv, World, images, mlp, same_bits
+from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
@@ -31,7 +31,7 @@ def mixed(tmp, head="projection", dropout=0.0, **options) -> World:
 
 
 def kept(world: World, k: str = "c0") -> dict:
-    return world.fed.engine.states.load(k, 10**9)
+    return kept_by(world.fed, k)
 
 
 @pytest.mark.parametrize("head", ["plain", "shared", "projection"])

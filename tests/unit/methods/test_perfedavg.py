@@ -12,7 +12,7 @@ from solera.parts.local import Local, evaluate, fit, weights_of
 from solera.task import Client, Data
 from solera.testing import check_method, run_toy
 from solera.wire import ConfigError, digest
-from toys import Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
+from toys import Conv, Quadratic, World, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Local(steps=4, batch=8, lr=0.05)
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
@@ -117,7 +117,7 @@ def test_the_wire_is_that_of_fedavg_and_clients_keep_nothing(tmp_path):
     d = {P: sum(t.numel() for t in world.server.init(P).values() if t.is_floating_point()) for P in "cm"}
     (down,), (up,) = world.fed.down.values(), world.fed.up.values()
     assert down.floats == up.floats == sum(d[P] for P in KINDS)
-    assert all(world.fed.engine.states.load(k, 10**9) == {} for k in world.fed.clients)
+    assert all(kept_by(world.fed, k) == {} for k in world.fed.clients)
 
 
 @pytest.mark.parametrize("mode", ["fo", "hf"])

@@ -10,7 +10,7 @@ from solera.parts.local import weights_of
 from solera.task import Data
 from solera.testing import check_method, run_toy
 from solera.wire import ConfigError
-from toys import Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
+from toys import Conv, Quadratic, World, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Envelope(steps=4, batch=8)
 EXACT = Envelope(steps=1, lr=0.005, lam=15.0, inner_steps=100, inner_lr=0.05)
@@ -24,7 +24,7 @@ def mixed(tmp, **options) -> World:
 
 
 def theta(world: World, k: str) -> dict:
-    return world.fed.engine.states.load(k, 10**9)["model"]
+    return kept_by(world.fed, k)["model"]
 
 
 @pytest.mark.parametrize(("beta", "expected"), [(1.0, 0.0088235294), (2.0, 0.0176470588)])

@@ -7,7 +7,7 @@ from solera.methods.scaffold import Scaffold
 from solera.parts.local import Local, gradient_of
 from solera.task import Data
 from solera.wire import ConfigError
-from toys import Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
+from toys import Conv, Quadratic, World, give, images, kept_by, mlp, quadratic_data, same_bits
 
 TWO_STEPS = Local(steps=2, lr=0.1)
 
@@ -23,8 +23,7 @@ def numbers(state) -> tuple[float, float]:
 
 
 def controls(world: World) -> list[float]:
-    states = world.fed.engine.states
-    return [states.load(k, 10**9)["control"]["x"].item() for k in world.fed.clients]
+    return [kept_by(world.fed, k)["control"]["x"].item() for k in world.fed.clients]
 
 
 @pytest.mark.parametrize("derive_dc", [False, True])
@@ -47,9 +46,8 @@ def test_sca_2_the_optimum_is_a_fixed_point(tmp_path):
     world = quadratics(tmp_path, x=-1 / 3)
     method = Scaffold(TWO_STEPS)
     start = method.init(world.fed, world.server)
-    states = world.fed.engine.states
     for k, c in (("c0", -4 / 3), ("c1", 4 / 3)):
-        states.save(k, 0, {"control": {"x": torch.tensor([c], dtype=torch.float64)}})
+        give(world.fed, k, {"control": {"x": torch.tensor([c], dtype=torch.float64)}})
     world.fed.begin(1)
     end = method.round(start, world.fed, world.server)
     assert numbers(end) == pytest.approx((-1 / 3, 0.0), abs=1e-12)
@@ -87,7 +85,7 @@ def test_option_i_and_full_gradients_agree_on_a_network(tmp_path):
     x, y = images(12)
     world = World(tmp_path, {"m": lambda: mlp(0)}, [("m", Data(x, y))])
     world.run(Scaffold(Local(epochs=1, batch=5), option="I"))
-    stored = world.fed.engine.states.load("c0", 10**9)["control"]
+    stored = kept_by(world.fed, "c0")["control"]
     assert same_bits(stored, gradient_of(world.server.model("m", world.server.init("m")), x, y, 5))
 
 

@@ -184,12 +184,13 @@ const FIGURES = [
   {
     id: "personal", title: "Accuracy of clients' own models", nav: "clients", per: true, wide: true,
     has: (data, g) => g.personal !== null,
-    how: (data, g) => `Each client's model on its own test split.${g.personal.clients.length ? " Left: how many clients reach which accuracy after the last evaluation, and below every single one as a mark; the worst tenth is drawn as diamonds." : " The run did not record single clients, so only means are shown."} In the mean each client counts the same; weighted, each test sample does. The worst tenth is what a mean hides: a method should lift it too.`,
+    how: (data, g) => `Each client's model on its own test split.${g.personal.clients.length ? " Left: how many clients reach which accuracy after the last evaluation, and below every single one as a mark; the worst tenth is drawn as diamonds." : " Of single clients nothing is known (a method that needs means only gets no more), so only means are shown."} In the mean each client counts the same; weighted, each test sample does.${g.personal.worst.some((v) => v !== null) ? " The worst tenth is what a mean hides: a method should lift it too." : ""}`,
     draw(body, data, g, s, redraw) {
       const [left, right] = sideBySide(body, g.personal.clients.length ? 2 : 1);
       if (right) spread(left, g.personal.clients, this.title);
       const line = (id, name, y, at) => ({ id, name, colour: colour(at), dash: DASHES[at], shape: at ? 3 : 0, x: g.personal.round, y });
-      const lines = [line("mean", "mean of the clients", g.personal.mean, 0), line("worst", "mean of the worst tenth", g.personal.worst, 1)];
+      const lines = [line("mean", "mean of the clients", g.personal.mean, 0)];
+      if (g.personal.worst.some((v) => v !== null)) lines.push(line("worst", "mean of the worst tenth", g.personal.worst, 1));
       if (g.personal.weighted.some((v) => v !== null)) lines.push(line("weighted", "mean weighted by test samples", g.personal.weighted, 2));
       lineChart(right || left, { lines, label: "means and worst tenth by round", xLabel: "round", xText: String, yText: level, tipText: percent, tipHead: (v) => `round ${v}`, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: true, most: 1, exact: true, height: 280 });
     },
