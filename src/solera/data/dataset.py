@@ -196,7 +196,7 @@ def _data(what: str, inputs: Any, labels: Any) -> Data:
     labels = _tensor(labels, f"{what}, labels")
     if labels.dtype.is_floating_point or labels.dtype == torch.bool or labels.ndim != 1:
         raise DataError(f"{what}: labels must be a list of whole numbers, not {labels.dtype} {tuple(labels.shape)}")
-    return Data(_stored(_tensor(inputs, what), what), labels.to(torch.int64))
+    return Data(stored(_tensor(inputs, what), what), labels.to(torch.int64))
 
 
 def _tensor(values: Any, what: str) -> Tensor:
@@ -208,7 +208,7 @@ def _tensor(values: Any, what: str) -> Tensor:
     return stack(values, what)
 
 
-def _stored(inputs: Tensor, what: str) -> Tensor:
+def stored(inputs: Tensor, what: str) -> Tensor:
     """Inputs in one of the four stored forms."""
     if inputs.dtype == torch.bool or inputs.dtype.is_complex or not 2 <= inputs.ndim <= 4:
         raise DataError(
