@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..randomness import isolated
+from ..randomness import isolated, seed_from
 from ..task import Data
 from ..wire import DataError
 from .images import channel_statistics, channels_first, stack
@@ -159,11 +159,11 @@ def number_users(users: Any) -> tuple[Tensor, tuple[str, ...]]:
 def refuse_random(read: Callable[[int], Any], total: int, what: str) -> None:
     """Refuse samples that are not the same when they are read again: they would be frozen as they came first."""
     for i in sorted({n * total // READ_TWICE for n in range(READ_TWICE)} if total else ()):
-        read_twice = []
-        for seed in (1, 2):
-            with isolated(seed):
-                read_twice.append(_fixed(read(i)))
-        if read_twice[0] != read_twice[1]:
+        found = []
+        for time in ("first", "second"):
+            with isolated(seed_from("reading twice", i, time)):  # of each sample anew: a coin falls both ways
+                found.append(_fixed(read(i)))
+        if found[0] != found[1]:
             raise DataError(
                 f"{what}: sample {i} changes each time it is read, so its transform is random; samples are read once, "
                 "and that one draw would stay for the whole run. Read them without it (transform=None, or only the "

@@ -129,6 +129,42 @@ def test_block_variant_gives_nothing_more_to_a_client_with_its_share():
     assert sorted(counts.argmax(1).tolist()) == list(range(10))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_block_variant_counts_the_share_class_by_class(seed):
+    """Once a client holds its fair share, 100 samples, it gets nothing of the classes that follow."""
+    labels = ten_classes(2000)
+    counts = class_counts(make(labels, kind="dirichlet", clients=20, alpha=0.5, seed=seed), labels, 10)
+    before = counts.cumsum(1) - counts
+    assert int((before >= 100).sum()) > 5  # so there is something to see
+    assert int(counts[before >= 100].sum()) == 0
+
+
+def test_block_variant_needs_no_redraw_where_the_share_alone_decides(monkeypatch):
+    # As above: each class goes whole to one client, and then that client has its share, not one sample less.
+    monkeypatch.setattr(drawing, "MAX_REDRAWS", 1)
+    labels = torch.arange(10).repeat_interleave(100)
+    for seed in range(5):
+        split = make(labels, kind="dirichlet", clients=10, alpha=1e-9, seed=seed)
+        assert split.sizes.tolist() == [100] * 10
+
+
+def test_client_variant_draws_around_the_class_mix_of_the_whole():
+    labels = torch.arange(10).repeat(1000).clamp(max=2)  # a tenth, a tenth and eight tenths
+    counts = class_counts(make(labels, 3, kind="dirichlet", variant="client", clients=10, alpha=1e6), labels, 3)
+    shares = counts / counts.sum(1, keepdim=True)
+    assert float((shares - torch.tensor([0.1, 0.1, 0.8])).abs().max()) < 0.05
+
+
+def test_client_variant_has_the_variance_of_its_draws():
+    """Dir(alpha p) has mean p and variance p (1 - p) / (alpha + 1); n samples drawn by it add p (1 - p) alpha / (alpha
+    + 1) / n. The first client's draw is not cut short by a class that has run out."""
+    labels, alpha, n = torch.arange(10).repeat(200).clamp(max=2), 2.0, 100
+    splits = [make(labels, 3, seed=s, kind="dirichlet", variant="client", clients=20, alpha=alpha) for s in range(400)]
+    shares = np.array([(labels[split.indices(0)] == 2).double().mean() for split in splits])
+    assert shares.mean() == pytest.approx(0.8, abs=0.035)
+    assert shares.var() == pytest.approx(0.8 * 0.2 * (1 + alpha / n) / (alpha + 1), rel=0.2)
+
+
 def test_class_variant_reaches_min_size():
     labels = ten_classes(5000)
     sizes = make(labels, kind="dirichlet", variant="class", clients=20, alpha=0.5, min_size=40).sizes
