@@ -49,7 +49,7 @@ MEANINGS = {
     "data.train_size": "a balanced sample of this size instead of the whole training set",
     "data.test_size": "a balanced sample of this size instead of the whole test set",
     "partition.kind": "how the training samples are divided, see [partitions](data.md#partitions)",
-    "partition.clients": "number of clients, K",
+    "partition.clients": "number of clients, K: 20 unless given; kind `user`: every user, or so many of them, drawn",
     "partition.alpha": "of the Dirichlet draws (kinds `dirichlet` and `quantity`): small = skewed, large = equal",
     "partition.variant": "which of the three Dirichlet divisions (kind `dirichlet`)",
     "partition.classes_per_client": "kind `classes`: every client holds samples of exactly so many classes",

@@ -69,7 +69,8 @@ def memory(pids: Sequence[int]) -> int:
 def training_flops(model: nn.Module, inputs: Tensor, classes: int) -> float:
     """Floating-point operations of forward and backward for one of `inputs` (matrix products and convolutions)."""
     labels = torch.arange(len(inputs)) % classes
-    model = copy.deepcopy(model).train()
+    model = copy.deepcopy(model)
+    model.train()
     with FlopCounterMode(display=False) as counted:
         F.cross_entropy(model(inputs), labels).backward()
     return counted.get_total_flops() / len(inputs)
@@ -77,8 +78,10 @@ def training_flops(model: nn.Module, inputs: Tensor, classes: int) -> float:
 
 def answering_flops(model: nn.Module, inputs: Tensor) -> float:
     """The same for an answer alone."""
+    model = copy.deepcopy(model)
+    model.eval()
     with FlopCounterMode(display=False) as counted, torch.no_grad():
-        copy.deepcopy(model).eval()(inputs)
+        model(inputs)
     return counted.get_total_flops() / len(inputs)
 
 

@@ -25,7 +25,8 @@ def fedavg_round(model: nn.Module, clients: Sequence[Client], batch: int, lr: fl
     steps, total = 0, sum(len(labels) for _, labels in clients)
     mean: dict[str, Tensor] = {}
     for inputs, labels in clients:
-        local = copy.deepcopy(model).train()
+        local = copy.deepcopy(model)
+        local.train()
         optimiser = torch.optim.SGD(local.parameters(), lr)
         for x, y in DataLoader(TensorDataset(inputs, labels), batch, shuffle=True):
             optimiser.zero_grad()
@@ -72,7 +73,8 @@ def _layouts(model: nn.Module) -> list[torch.memory_format]:
 def _job(
     model: nn.Module, clients: list[list[Client]], lr: float, layout: torch.memory_format
 ) -> Callable[[int | None], None]:
-    model = model.to(memory_format=layout).train()  # type: ignore[call-overload]
+    model = model.to(memory_format=layout)  # type: ignore[call-overload]
+    model.train()
     laid_out = [[(x.to(memory_format=layout), y) for x, y in batches] for batches in clients]
     parameters = [p for p in model.parameters() if p.requires_grad]
 

@@ -70,7 +70,7 @@ class Fleet:
     def scenario(self) -> Scenario:
         data = made_up.image_set(self.clients * self.samples, 1000, self.shape)
         split = made_up.equal_parts(self.clients * self.samples, self.clients)
-        return Scenario(data, [self.model], split, norm=self.norm, workers=default_workers())
+        return Scenario(data, [self.model], split, PublicConfig(source="none"), norm=self.norm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Lesson:
         data = made_up.image_set(self.public + 2 * self.teachers * 10, 100, CIFAR)
         public = PublicConfig(source="held-out", size=self.public)
         split = made_up.equal_parts(2 * self.teachers * 10, self.teachers)
-        return Scenario(data, models, split, public, workers=default_workers())
+        return Scenario(data, models, split, public)
 
 
 def _lesson_side(lesson: Lesson, recompute: bool, threads: int, pace: Pace, laps: int) -> None:
@@ -455,7 +455,7 @@ def _growing(clients: int, samples: int, cohort: int) -> Setting:
 
 def _population(total: int, clients: int, cohort: int) -> Setting:
     data = made_up.vectors(total)
-    scenario = Scenario(data, ["mlp"], made_up.equal_parts(total, clients), workers=default_workers())
+    scenario = Scenario(data, ["mlp"], made_up.equal_parts(total, clients), PublicConfig(source="none"))
     return Setting(scenario, FedAvg(Local(steps=5, batch=10, lr=LR)), FederationConfig(fraction=cohort / clients))
 
 

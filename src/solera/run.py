@@ -315,7 +315,7 @@ def check_fit(method: Any, scenario: Scenario) -> None:
             f"method {name!r} needs clients of one architecture, models.clients has "
             f"{', '.join(scenario.server.architectures)}"
         )
-    if personal_task(method) and scenario.client_test == 0:
+    if personal_task(method) and not scenario.client_test:
         raise ConfigError(
             f"method {name!r} is judged by each client's own test split: set data.client_test, for example 0.2"
         )

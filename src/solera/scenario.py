@@ -23,6 +23,8 @@ from .data import (
     partition,
     split_test,
 )
+from .data.dataset import Arrays
+from .engines import default_workers
 from .engines.base import Roster
 from .models import build, check_output
 from .randomness import seed_from
@@ -31,6 +33,8 @@ from .task import Client, Data
 from .wire import ConfigError, Weights, safe_name
 
 Architecture = str | nn.Module | Callable[[], nn.Module]
+Samples = Data | Arrays  # inputs and labels as the caller has them, in the form of the training samples
+NAMED = 5  # rows, clients or names that an error spells out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,14 @@ class ModelsConfig:
 
 
 class Scenario:
-    """Clients and a server. `seed` fixes the partition and the initial weights, whatever the method."""
+    """Clients and a server. `seed` fixes the partition and the initial weights, whatever the method.
+
+    No training sample is in two places: each is one client's, for training or for testing, or the server's, for
+    validation or as public data, or nobody's. `validation` and `client_test` are shares of the training samples (of
+    each client's, the latter), or samples that come from elsewhere: (inputs, labels), for `client_test` by client.
+    `assign` may name the model of every client. `workers` is how many models the server trains at once: as many as
+    there are cores, unless given.
+    """
 
     def __init__(
         self,
@@ -82,26 +93,34 @@ class Scenario:
         public: Public | PublicConfig | None = None,
         *,
         server: str | tuple[str, Architecture] | None = None,
-        validation: float = 0.0,
-        client_test: float = 0.0,
-        assign: Literal["even", "random"] = "even",
+        validation: float | Samples = 0.0,
+        client_test: float | Mapping[str, Samples] = 0.0,
+        assign: Literal["even", "random"] | Mapping[str, str] = "even",
         norm: Literal["batch", "group", "none"] = "batch",
         head: Literal["plain", "shared", "projection"] = "plain",
         seed: int = 0,
-        workers: int = 1,
+        workers: int | None = None,
     ):
-        DataConfig(validation=validation, client_test=client_test).check()
         self.dataset, self.seed = dataset, seed
+        shares = {"validation": validation, "client_test": client_test}
+        DataConfig(**{n: s for n, s in shares.items() if not isinstance(s, Data | tuple | Mapping)}).check()  # type: ignore[arg-type]
         public = PublicConfig() if public is None else public
         settings = public if isinstance(public, PublicConfig) else PublicConfig()
 
-        # What the server keeps is taken out before the clients get theirs.
-        mine = torch.arange(len(dataset.train))
-        mine, held = self._take(mine, round(validation * len(mine)), "validation")
-        self.validation = self._data(dataset.train, held) if len(held) else None
-        held = mine[:0]
+        # What the server keeps is taken out before the clients get theirs, or, where these are given, out of the rest.
+        given = partition if isinstance(partition, Partition) else None
+        free = torch.arange(len(dataset.train)) if given is None else self._unclaimed(given)
+        count = 0
+        self.validation: Data | None = None
+        if isinstance(validation, Data | tuple):
+            self.validation = self._data(dataset.matching(validation, "validation"), slice(None))
+        elif count := round(validation * len(dataset.train)):
+            free, held = self._take(free, count, "validation", given)
+            self.validation = self._data(dataset.train, held)
+        held = free[:0]
         if isinstance(public, PublicConfig) and public.source == "held-out":
-            mine, held = self._take(mine, len(mine) // 5 if public.size is None else public.size, "public")
+            size = (len(dataset.train) - count) // 5 if public.size is None else public.size
+            free, held = self._take(free, size, "public", given)
         if isinstance(public, PublicConfig):
             self.public = make_public(public, dataset, held, seed_from(seed, "public"))
         else:
@@ -109,11 +128,9 @@ class Scenario:
         if self.public is not None and tuple(self.public.shape) != tuple(dataset.shape):
             raise ConfigError(f"public data of shape {tuple(self.public.shape)}, the task's is {tuple(dataset.shape)}")
 
-        split = partition if isinstance(partition, Partition) else self._partition(partition, mine)
-        if isinstance(partition, Partition):
-            mine = torch.arange(len(dataset.train))  # a user's own partition speaks of the whole training set
-        self._mine, self.partition = mine, split
-        self._train, self._test = split_test(split, client_test, seed_from(seed, "client_test"))
+        self.partition = partition if isinstance(partition, Partition) else self._partition(partition, free)
+        share = 0.0 if isinstance(client_test, Mapping) else client_test
+        self._train, self._test = split_test(self.partition, share, seed_from(seed, "client_test"))
         self.client_test = client_test
 
         builders, order = self._builders(models, norm, head)
@@ -122,15 +139,10 @@ class Scenario:
         if server is not None:
             large, architecture = server if isinstance(server, tuple) else (server, server)
             builders[large] = self._builder(large, architecture, norm, head)
-        K = len(split)
-        if assign == "even":
-            which = torch.arange(K) % len(order)
-        else:
-            g = torch.Generator().manual_seed(seed_from(seed, "assign"))
-            which = torch.randint(len(order), (K,), generator=g)
-        architecture_of = torch.tensor([names.index(n) for n in order])[which]
-        self.roster = Roster(self._train.sizes, names, architecture_of)
-        present = [names[i] for i in architecture_of.unique().tolist()]
+        self.roster = self._roster(assign, order, names)
+        self._own_tests = self._client_tests(client_test) if isinstance(client_test, Mapping) else {}
+        present = [names[i] for i in self.roster.architecture_of.unique().tolist()]
+        workers = default_workers() if workers is None else workers
         self.server = Server(
             builders, present, seed, dataset.classes, large, self.public, settings.per_round, self.validation,
             self._all_train, workers, dataset.shape, bool(dataset.vocabulary),
@@ -144,14 +156,15 @@ class Scenario:
         """Client `k` for one call, with its data ready for a model."""
         i = self.roster.index(k)
         P = self.roster[k].architecture
-        train = self._data(self.dataset.train, self._mine[self._train.indices(i)])
-        test = self._data(self.dataset.train, self._mine[self._test.indices(i)])
+        train = self._data(self.dataset.train, self._train.indices(i))
+        own = self._own_tests.get(k)
+        test = self._data(self.dataset.train, self._test.indices(i)) if own is None else self._data(own, slice(None))
         classes = self.dataset.classes
         return Client(k, P, train, test, self.public, classes, seed, state, self.server.template(P))
 
     def held(self, i: int) -> Tensor:
         """How many training samples of each class the client with number `i` has. int64 [classes]"""
-        labels = self.dataset.train.labels[self._mine[self._train.indices(i)]]
+        labels = self.dataset.train.labels[self._train.indices(i)]
         return labels.bincount(minlength=self.dataset.classes)
 
     @property
@@ -165,19 +178,79 @@ class Scenario:
         some = of.inputs[indices] if isinstance(indices, slice) else of.inputs.index_select(0, indices)
         return Data(self.dataset.prepare(some), of.labels[indices])
 
-    def _take(self, indices: Tensor, count: int, purpose: str) -> tuple[Tensor, Tensor]:
-        if count >= len(indices) > 0:
-            raise ConfigError(f"{purpose} data of {count} samples: only {len(indices)} training samples are there")
-        kept, held = hold_out(self.dataset.train.labels[indices], count, seed_from(self.seed, purpose))
-        return indices[kept], indices[held]
+    def _unclaimed(self, given: Partition) -> Tensor:
+        """The rows that a partition of the user's own gives to nobody; refuses one that gives a row twice."""
+        total = len(self.dataset.train)
+        outside = given.order[(given.order < 0) | (given.order >= total)]
+        if len(outside):
+            raise ConfigError(f"partition: {_some(outside)} of the training set, which has rows 0 to {total - 1}")
+        times = torch.bincount(given.order, minlength=total)
+        twice = (times > 1).nonzero().flatten()
+        if len(twice):
+            raise ConfigError(f"partition: {_some(twice)} more than once; a sample belongs to one client at most")
+        return (times == 0).nonzero().flatten()
 
-    def _partition(self, config: PartitionConfig | None, mine: Tensor) -> Partition:
-        users = None if self.dataset.users is None else self.dataset.users[mine]
-        labels, classes = self.dataset.train.labels[mine], self.dataset.classes
-        return partition(config or PartitionConfig(), labels, classes, seed_from(self.seed, "partition"), users)
+    def _take(self, free: Tensor, count: int, purpose: str, given: Partition | None) -> tuple[Tensor, Tensor]:
+        """`count` of the rows `free` for the server: (what is left, what was taken)."""
+        if given is not None and count > len(free):
+            elsewhere = {
+                "validation": "give validation samples from elsewhere (validation=(inputs, labels)) or none (0)",
+                "public": 'take public data from elsewhere (another public.source) or none (public.source = "none")',
+            }
+            raise ConfigError(
+                f"{purpose} data of {count} samples: the partition gives {_some(given.order.sort().values)} of "
+                f"{len(self.dataset.train)} to clients and leaves {len(free)}, but a sample that a client holds "
+                f"cannot be the server's too; leave rows out of the partition, or {elsewhere[purpose]}"
+            )
+        if given is not None and count == len(free):  # nobody else needs one
+            return free[:0], free
+        if count >= len(free) > 0:
+            raise ConfigError(f"{purpose} data of {count} samples: only {len(free)} training samples are there")
+        kept, held = hold_out(self.dataset.train.labels[free], count, seed_from(self.seed, purpose))
+        return free[kept], free[held]
+
+    def _partition(self, config: PartitionConfig | None, rows: Tensor) -> Partition:
+        """These rows, divided."""
+        data = self.dataset
+        users = None if data.users is None else data.users[rows]
+        split = partition(
+            config or PartitionConfig(),
+            data.train.labels[rows],
+            data.classes,
+            seed_from(self.seed, "partition"),
+            users,
+            data.user_names or None,
+        )
+        return dataclasses.replace(split, order=rows[split.order])
+
+    def _roster(self, assign: str | Mapping[str, str], order: list[str], names: list[str]) -> Roster:
+        """Every client with its size and its model. `order` has a model as often as it counts, `names` once."""
+        sizes, K = self._train.sizes, len(self._train)
+        ids = None if self.partition.names is None else list(self.partition.names)
+        if isinstance(assign, str):
+            if assign == "even":
+                which = torch.arange(K) % len(order)
+            else:
+                g = torch.Generator().manual_seed(seed_from(self.seed, "assign"))
+                which = torch.randint(len(order), (K,), generator=g)
+            of = torch.tensor([names.index(n) for n in order])[which]
+            return Roster(sizes, names, of, ids)
+        roster = Roster(sizes, names, torch.zeros(K, dtype=torch.int64), ids)
+        _check_clients("assign", assign, roster)
+        if missing := [k for k in roster if k not in assign]:
+            raise ConfigError(
+                f"assign: no model for {_listed(missing)}; name one of {', '.join(names)} for every client"
+            )
+        if strange := [f"{k}: {P!r}" for k, P in assign.items() if P not in names]:
+            raise ConfigError(f"assign: {_listed(strange)}: no such model; there are {', '.join(names)}")
+        return Roster(sizes, names, torch.tensor([names.index(assign[k]) for k in roster]), ids)
+
+    def _client_tests(self, given: Mapping[str, Samples]) -> dict[str, Data]:
+        _check_clients("client_test", given, self.roster)
+        return {k: self.dataset.matching(samples, f"client_test of {k}") for k, samples in given.items()}
 
     def _all_train(self) -> Data:
-        return self._data(self.dataset.train, self._mine[self._train.order])
+        return self._data(self.dataset.train, self._train.order)
 
     def _builders(
         self, models: Mapping[str, Architecture] | Sequence[str], norm: str, head: str
@@ -198,6 +271,22 @@ class Scenario:
             kind = architecture
             return lambda: build(kind, self.dataset.classes, self.dataset.shape, norm, head, **options)  # type: ignore[arg-type]
         return architecture
+
+
+def _check_clients(what: str, given: Mapping[str, object], roster: Roster) -> None:
+    if strange := [k for k in given if k not in roster]:
+        raise ConfigError(f"{what}: no client is called {_listed(strange)}; there are {_listed(list(roster))}")
+
+
+def _listed(names: list[str], total: int | None = None) -> str:
+    """The first of these names, and how many there are."""
+    total = len(names) if total is None else total
+    return ", ".join(names[:NAMED]) + (f", ... ({total} in all)" if total > NAMED else "")
+
+
+def _some(rows: Tensor) -> str:
+    """The first of these rows, and how many there are."""
+    return f"row{'s' * (len(rows) > 1)} {_listed([str(row) for row in rows[:NAMED].tolist()], len(rows))}"
 
 
 def build_scenario(

@@ -83,7 +83,9 @@ class Server:
 
         Its layers are as wide as the weights are: some methods cut neurons or add them.
         """
-        return resized(self.template(P), weights).eval()
+        model = resized(self.template(P), weights)
+        model.eval()  # in a line of its own: a model's own train() need not return the model
+        return model
 
     def feature_dim(self, P: str) -> int:
         """How many features the body of architecture `P` gives; only models that are split have them."""

@@ -49,7 +49,8 @@ class Client:
         model = copy.deepcopy(self.template)
         if weights is not None:
             model.load_state_dict(weights)
-        return model.train()
+        model.train()  # in a line of its own: a model's own train() need not return the model
+        return model
 
     @property
     def num_examples(self) -> int:

@@ -110,7 +110,8 @@ class Trained:
             model.load_state_dict(safetensors.torch.load_file(self.file(name)))
         except (RuntimeError, OSError, safetensors.SafetensorError) as e:
             raise RunError(f"{self.file(name)} does not fit {kind!r}: {' '.join(str(e).split())[:200]}") from None
-        return model.eval()
+        model.eval()
+        return model
 
     def file(self, name: str) -> Path:
         return self.run.path / "models" / f"{name}.safetensors"

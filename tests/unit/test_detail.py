@@ -7,7 +7,7 @@ import torch
 
 from solera import detail
 from solera.config import load_config
-from solera.data import from_tensors, load
+from solera.data import PublicConfig, from_tensors, load
 from solera.data.partition import Partition
 from solera.report.figures import report_data
 from solera.report.read import read_all
@@ -141,7 +141,7 @@ def test_a_million_clients_leave_a_small_file():
     labels = torch.arange(1_000_000) % 10
     data = from_tensors((torch.zeros(1_000_000, 2), labels), (torch.zeros(10, 2), torch.arange(10)))
     each = Partition(torch.arange(1_000_000), torch.arange(1_000_001))
-    facts = detail.partition_facts(Scenario(data, ["mlp"], each, None, assign="even"))
+    facts = detail.partition_facts(Scenario(data, ["mlp"], each, PublicConfig("none")))
     assert facts["clients"] == 1_000_000
     assert len(facts["shown"]) == detail.CLIENTS
     assert len(json.dumps(facts)) < 50_000

@@ -1,24 +1,29 @@
 """A data set: training and test samples kept compactly, and how to make them ready for a model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..randomness import isolated, seed_from
 from ..task import Data
 from ..wire import DataError
 from .images import channel_statistics, channels_first, stack
-from .transforms import normalise
+from .transforms import DEPTH, normalise
 
 Arrays = tuple[Any, Any]  # inputs and labels, as tensors, numpy arrays or lists
+READ_TWICE = 64  # samples of a torch data set that are read twice, to notice random transforms
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples as stored: uint8 or float32 images [N, C, H, W], float32 vectors [N, F] or int64 tokens [N, L]."""
+    """Samples as stored: images [N, C, H, W] (uint8, uint16 or float32), float32 vectors [N, F], int64 tokens [N, L].
+
+    It has its own copy of them: what the caller does to the tensors later changes nothing here.
+    """
 
     name: str
     train: Data
@@ -29,8 +34,14 @@ class Dataset:
     users: Tensor | None = None  # int64 [N_train]: who wrote each training sample
     vocabulary: int = 0  # text only: the number of token ids
     class_names: tuple[str, ...] = ()  # where they are known
+    user_names: tuple[str, ...] = ()  # by number, where they are known
 
     def __post_init__(self) -> None:
+        for field in ("train", "test"):
+            data = getattr(self, field)
+            object.__setattr__(self, field, Data(data.inputs.detach().clone(), data.labels.detach().clone()))
+        if self.users is not None:
+            object.__setattr__(self, "users", self.users.detach().clone())
         for split, data in (("train", self.train), ("test", self.test)):
             _check_split(f"{self.name}, {split}", data, self.classes, self.vocabulary)
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
@@ -38,7 +49,7 @@ class Dataset:
                 f"{self.name}: training samples have shape {self.shape}, "
                 f"test samples {tuple(self.test.inputs.shape[1:])}; they must be equal"
             )
-        if self.train.inputs.dtype != self.test.inputs.dtype:
+        if not _same_kind(self.train.inputs, self.test.inputs):
             raise DataError(
                 f"{self.name}: training samples are {self.train.inputs.dtype}, test samples {self.test.inputs.dtype}"
             )
@@ -47,6 +58,8 @@ class Dataset:
             raise DataError(f"{self.name}: {len(self.class_names)} names for {self.classes} classes")
         if self.users is not None and self.users.shape != self.train.labels.shape:
             raise DataError(f"{self.name}: {len(self.users)} users for {len(self.train)} training samples")
+        if self.users is not None and self.user_names and int(self.users.max()) >= len(self.user_names):
+            raise DataError(f"{self.name}: {len(self.user_names)} user names, but user {int(self.users.max())}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,6 +69,18 @@ class Dataset:
     def prepare(self, inputs: Tensor) -> Tensor:
         """Stored samples as a model takes them: normalised float32, or tokens unchanged."""
         return normalise(inputs, self.mean, self.std)
+
+    def matching(self, samples: Data | Arrays, what: str) -> Data:
+        """More samples (inputs and labels) as the caller has them, stored like these; another kind is refused."""
+        inputs, labels = (samples.inputs, samples.labels) if isinstance(samples, Data) else samples
+        data = _data(what, inputs, labels)
+        if tuple(data.inputs.shape[1:]) != self.shape or not _same_kind(data.inputs, self.train.inputs):
+            raise DataError(
+                f"{what}: samples are {data.inputs.dtype} of shape {tuple(data.inputs.shape[1:])}, those of "
+                f"{self.name} {self.train.inputs.dtype} of shape {self.shape}; give them like the training samples"
+            )
+        _check_split(what, data, self.classes, self.vocabulary)
+        return Data(data.inputs.clone(), data.labels.clone())
 
 
 def from_tensors(
@@ -71,9 +96,10 @@ def from_tensors(
 ) -> Dataset:
     """A data set from (inputs, labels) pairs of tensors, numpy arrays or lists.
 
-    Images may be [n, H, W], [n, H, W, C] or [n, C, H, W], as bytes 0..255 or as floats; two-dimensional integers are
-    tokens, two-dimensional floats vectors. Without `mean` and `std` bytes are normalised by the training images' own
-    statistics and floats are left as they are; pass `mean=(), std=()` to normalise nothing.
+    Images may be [n, H, W], [n, H, W, C] or [n, C, H, W], as bytes 0..255, as uint16 0..65535 or as floats;
+    two-dimensional integers are tokens, two-dimensional floats vectors. Without `mean` and `std` pixels (bytes, uint16)
+    are normalised by the training images' own statistics and floats are left as they are; pass `mean=(), std=()` to
+    normalise nothing. `users` says whose each training sample is, by number or by name.
     """
     parts = {split: _data(f"{name}, {split}", *pair) for split, pair in (("train", train), ("test", test))}
     labels = torch.cat([part.labels for part in parts.values()])
@@ -81,11 +107,12 @@ def from_tensors(
     if (mean is None) != (std is None):
         raise DataError(f"{name}: give both mean and std, or neither")
     if mean is None or std is None:
-        mean, std = channel_statistics(inputs) if inputs.dtype == torch.uint8 and inputs.ndim == 4 else ((), ())
+        mean, std = channel_statistics(inputs) if inputs.dtype in DEPTH and inputs.ndim == 4 else ((), ())
     if inputs.dtype != torch.int64:
         vocabulary = 0
     elif vocabulary is None:
         vocabulary = 1 + max(int(part.inputs.max()) for part in parts.values())
+    numbers, names = (None, ()) if users is None else number_users(users)
     return Dataset(
         name,
         parts["train"],
@@ -93,18 +120,23 @@ def from_tensors(
         classes if classes is not None else len(class_names) or int(labels.max()) + 1,
         tuple(float(m) for m in mean),
         tuple(float(s) for s in std),
-        None if users is None else user_numbers(users),
+        numbers,
         vocabulary,
         tuple(class_names),
+        names,
     )
 
 
 def from_torch(train: Iterable[Any], test: Iterable[Any], **options: Any) -> Dataset:
     """A data set from two `torch.utils.data.Dataset`s (or any iterables) of (input, label) pairs.
 
-    Inputs may be tensors, arrays or PIL images. The options are those of `from_tensors`.
+    Inputs may be tensors, arrays or PIL images. The options are those of `from_tensors`. All samples are read once,
+    here; a data set whose samples change when they are read again (random transforms) is refused.
     """
     name = options.get("name", "own")
+    for split, samples in (("train", train), ("test", test)):
+        if _by_position(samples):
+            refuse_random(samples.__getitem__, len(samples), f"{name}, {split}")
     pairs = {split: list(_items(samples)) for split, samples in (("train", train), ("test", test))}
     for split, rows in pairs.items():
         for i, row in enumerate(rows):
@@ -117,24 +149,54 @@ def from_torch(train: Iterable[Any], test: Iterable[Any], **options: Any) -> Dat
     return from_tensors(train_pair, test_pair, **options)
 
 
-def user_numbers(users: Any) -> Tensor:
-    """Users, known by numbers or names, as numbers from 0 in sorted order."""
+def number_users(users: Any) -> tuple[Tensor, tuple[str, ...]]:
+    """Users, known by numbers or names, as numbers from 0 in sorted order, and what each number is called."""
     known = users.numpy() if isinstance(users, Tensor) else np.asarray(users)
-    return torch.from_numpy(np.unique(known, return_inverse=True)[1].astype(np.int64))
+    names, numbers = np.unique(known, return_inverse=True)
+    return torch.from_numpy(numbers.astype(np.int64)), tuple(str(name) for name in names.tolist())
+
+
+def refuse_random(read: Callable[[int], Any], total: int, what: str) -> None:
+    """Refuse samples that are not the same when they are read again: they would be frozen as they came first."""
+    for i in sorted({n * total // READ_TWICE for n in range(READ_TWICE)} if total else ()):
+        found = []
+        for time in ("first", "second"):
+            with isolated(seed_from("reading twice", i, time)):  # of each sample anew: a coin falls both ways
+                found.append(_fixed(read(i)))
+        if found[0] != found[1]:
+            raise DataError(
+                f"{what}: sample {i} changes each time it is read, so its transform is random; samples are read once, "
+                "and that one draw would stay for the whole run. Read them without it (transform=None, or only the "
+                "fixed steps: resize, to tensor); public samples can be transformed anew with public.augment"
+            )
+
+
+def _fixed(sample: Any) -> Any:
+    """A sample in a form that can be compared: the bytes of whatever arrays, tensors or images are in it."""
+    if isinstance(sample, Mapping):
+        return {key: _fixed(value) for key, value in sample.items()}
+    if isinstance(sample, tuple | list):
+        return [_fixed(value) for value in sample]
+    if isinstance(sample, str | bytes):
+        return sample
+    array = sample.detach().cpu().numpy() if isinstance(sample, Tensor) else np.asarray(sample)
+    return (array.dtype.str, array.shape, None if array.dtype.hasobject else array.tobytes())
+
+
+def _by_position(samples: Any) -> TypeGuard[Sequence[Any]]:
+    # A torch Dataset need not be iterable nor stop with IndexError: its length is what counts.
+    return hasattr(samples, "__len__") and hasattr(samples, "__getitem__")
 
 
 def _items(samples: Any) -> Iterable[Any]:
-    # A torch Dataset need not be iterable nor stop with IndexError: its length is what counts.
-    if hasattr(samples, "__len__") and hasattr(samples, "__getitem__"):
-        return (samples[i] for i in range(len(samples)))
-    return samples
+    return (samples[i] for i in range(len(samples))) if _by_position(samples) else samples
 
 
 def _data(what: str, inputs: Any, labels: Any) -> Data:
     labels = _tensor(labels, f"{what}, labels")
     if labels.dtype.is_floating_point or labels.dtype == torch.bool or labels.ndim != 1:
         raise DataError(f"{what}: labels must be a list of whole numbers, not {labels.dtype} {tuple(labels.shape)}")
-    return Data(_stored(_tensor(inputs, what), what), labels.to(torch.int64))
+    return Data(stored(_tensor(inputs, what), what), labels.to(torch.int64))
 
 
 def _tensor(values: Any, what: str) -> Tensor:
@@ -146,22 +208,30 @@ def _tensor(values: Any, what: str) -> Tensor:
     return stack(values, what)
 
 
-def _stored(inputs: Tensor, what: str) -> Tensor:
+def stored(inputs: Tensor, what: str) -> Tensor:
     """Inputs in one of the four stored forms."""
     if inputs.dtype == torch.bool or inputs.dtype.is_complex or not 2 <= inputs.ndim <= 4:
         raise DataError(
             f"{what}: inputs are {inputs.dtype} of shape {tuple(inputs.shape)}; images (3 or 4 dimensions), "
             "vectors or tokens (2 dimensions) are expected"
         )
-    if not inputs.dtype.is_floating_point and inputs.dtype != torch.uint8:
-        if inputs.ndim == 2:
-            return inputs.to(torch.int64)
-        if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) <= 255:
-            raise DataError(f"{what}: whole-number images must have values 0..255; give floats for another scale")
-        inputs = inputs.to(torch.uint8)
-    elif inputs.dtype != torch.uint8:
+    if inputs.dtype.is_floating_point:
         inputs = inputs.to(torch.float32)
+    elif inputs.ndim == 2 and inputs.dtype != torch.uint8:
+        return inputs.to(torch.int64)
+    elif inputs.dtype not in DEPTH:
+        if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) <= 255:
+            raise DataError(
+                f"{what}: whole-number images must have values 0..255; "
+                "give uint16 for 0..65535, or floats for another scale"
+            )
+        inputs = inputs.to(torch.uint8)
     return inputs if inputs.ndim == 2 else channels_first(inputs)
+
+
+def _same_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether both are normalised alike: pixels of 8 and of 16 bits are, by their own scale each."""
+    return a.dtype == b.dtype or (a.dtype in DEPTH and b.dtype in DEPTH)
 
 
 def _check_split(what: str, data: Data, classes: int, vocabulary: int) -> None:

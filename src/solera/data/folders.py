@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..wire import ConfigError, DataError
-from .images import open_picture, stack_pictures
+from .images import is_deep, is_gray, open_picture, stack_pictures
 from .readers import Split
 from .transforms import to_shape
 from .unlabelled import PICTURES
@@ -24,18 +24,18 @@ def folder_splits(folder: Path, size: int | None) -> dict[str, Split]:
     """The training and, if there is one, the test split of a folder of images; labels are the folders' names.
 
     With `size` every image is brought to `size` x `size` pixels; without it all must have one size already. All are
-    gray if every image is, and colour otherwise.
+    gray if every image is, and colour otherwise; uint16 if any has 16 bits a pixel.
     """
     if size is not None and size < 1:
         raise ConfigError(f"data.image_size = {size}: at least 1 pixel is needed")
     homes = _homes(folder)
     files = {split: _pictures_by_class(home) for split, home in homes.items()}
     every = [path for rows in files.values() for path, _ in rows]
-    height, width, channels = _common_shape(every, size)
+    shape, deep = _common_form(every, size)
     return {
         split: Split(
             np.array([name for _, name in rows]),
-            lambda wanted, rows=rows: _decoded([rows[i][0] for i in wanted], (channels, height, width)),  # type: ignore[misc]
+            lambda wanted, rows=rows: _decoded([rows[i][0] for i in wanted], shape, deep),  # type: ignore[misc]
         )
         for split, rows in files.items()
     }
@@ -70,12 +70,12 @@ def _pictures_by_class(home: Path) -> list[tuple[Path, str]]:
     return rows
 
 
-def _common_shape(paths: list[Path], size: int | None) -> tuple[int, int, int]:
-    """Height, width and channels of all images, from their headers."""
-    channels, first = 1, None
+def _common_form(paths: list[Path], size: int | None) -> tuple[tuple[int, int, int], bool]:
+    """Channels, height and width of all images, and whether any has 16 bits a pixel, from their headers."""
+    channels, deep, first = 1, False, None
     for path in paths:
         picture = open_picture(path.read_bytes(), str(path), 0)
-        channels = channels if picture.mode in ("L", "1") else 3
+        channels, deep = channels if is_gray(picture) else 3, deep or is_deep(picture)
         first = first or picture.size
         if size is None and picture.size != first:
             raise DataError(
@@ -83,8 +83,9 @@ def _common_shape(paths: list[Path], size: int | None) -> tuple[int, int, int]:
                 "say to which size all are brought: image_size=64 (in a file: data.image_size = 64)"
             )
     assert first is not None  # there are two classes, none without an image
-    return (first[1], first[0], channels) if size is None else (size, size, channels)
+    height, width = (first[1], first[0]) if size is None else (size, size)
+    return (channels, height, width), deep
 
 
-def _decoded(paths: list[Path], shape: tuple[int, ...]) -> Tensor:
-    return torch.cat([to_shape(stack_pictures([p.read_bytes()], str(p), shape[0]), shape) for p in paths])
+def _decoded(paths: list[Path], shape: tuple[int, ...], deep: bool) -> Tensor:
+    return torch.cat([to_shape(stack_pictures([p.read_bytes()], str(p), shape[0], deep), shape) for p in paths])

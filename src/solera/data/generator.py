@@ -58,7 +58,8 @@ def load_generator(path: str | Path) -> Generator:
         if weights[name].shape != t.shape or weights[name].dtype != t.dtype:
             raise DataError(f"{path}: {name} is {tuple(weights[name].shape)}, a generator has {tuple(t.shape)}")
     generator.load_state_dict(weights, assign=True)
-    return generator.eval().requires_grad_(False)
+    generator.eval()
+    return generator.requires_grad_(False)
 
 
 def _whole(text: Any, what: str) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..wire import DataError
+from .transforms import DEPTH
 
 CHANNELS = (1, 3)  # sizes by which a channel axis is recognised
 UNREADABLE = (OSError, SyntaxError, ValueError)  # what Pillow raises for damaged files
@@ -43,24 +44,51 @@ def stack(samples: Iterable[Any], what: str) -> Tensor:
     return torch.from_numpy(np.stack(arrays))
 
 
-def stack_pictures(items: Sequence[Any], what: str, channels: int | None = None) -> Tensor:
-    """PIL images, or the bytes of image files, as uint8 [n, C, H, W].
+def stack_pictures(items: Sequence[Any], what: str, channels: int | None = None, deep: bool | None = None) -> Tensor:
+    """PIL images, or the bytes of image files, as [n, C, H, W]: uint8, or uint16 if any of them has 16 bits a pixel.
 
-    With `channels` all become gray (1) or colour (3); otherwise gray if all are gray, and colour if any is not.
+    With `channels` all become gray (1) or colour (3); otherwise gray if all are gray, and colour if any is not. `deep`
+    says whether they become uint16 where that is known already, because they are some of many.
     """
     if channels is None:
-        gray = all(open_picture(item, what, i).mode in ("L", "1") for i, item in enumerate(items))
-        channels = 1 if gray else 3
+        channels = 1 if all(is_gray(open_picture(item, what, i)) for i, item in enumerate(items)) else 3
+    if deep is None:
+        deep = any(is_deep(open_picture(item, what, i)) for i, item in enumerate(items))
     mode = "L" if channels == 1 else "RGB"
     arrays = []
     for i, item in enumerate(items):
         picture = open_picture(item, what, i)
         try:
-            arrays.append(np.asarray(picture if picture.mode == mode else picture.convert(mode)))
+            if is_deep(picture):
+                pixels = _sixteen_bits(np.asarray(picture), what, i)
+                arrays.append(pixels if channels == 1 else np.stack([pixels] * 3, axis=-1))
+                continue
+            pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
         except UNREADABLE as error:  # Pillow decodes here, not when it opens a file
             raise DataError(f"{what}: image {i} cannot be decoded: {error}") from error
+        arrays.append(pixels.astype(np.uint16) * 257 if deep else pixels)  # 257 * 255 is 65535: white stays white
     _check_equal_shapes(arrays, what)
     return channels_first(torch.from_numpy(np.stack(arrays)))
+
+
+def is_gray(picture: Any) -> bool:
+    """Whether a PIL image has one channel."""
+    return picture.mode in ("L", "1") or is_deep(picture)
+
+
+def is_deep(picture: Any) -> bool:
+    """Whether a PIL image has more than 8 bits a pixel. Pillow has such images in gray only."""
+    return picture.mode in ("I", "F") or picture.mode.startswith("I;16")
+
+
+def _sixteen_bits(pixels: np.ndarray, what: str, position: int) -> np.ndarray:
+    """Pixels as uint16; Pillow's mode "I" has 32 bits, which 16-bit files of some formats are opened with."""
+    if pixels.dtype.kind not in "iu" or (pixels.size and not 0 <= pixels.min() <= pixels.max() <= 65535):
+        raise DataError(
+            f"{what}: image {position} has {pixels.dtype} pixels from {pixels.min()} to {pixels.max()}; gray images "
+            "of 8 or 16 bits are read. Save it as one, or give arrays on your own scale to solera.from_tensors"
+        )
+    return pixels.astype(np.uint16)
 
 
 def open_picture(item: Any, what: str, position: int) -> Any:
@@ -80,11 +108,13 @@ def open_picture(item: Any, what: str, position: int) -> Any:
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 images, on the scale [0, 1]."""
-    levels = torch.arange(256, dtype=torch.float64) / 255
+    """Mean and standard deviation of each channel of uint8 or uint16 images, on the scale [0, 1]."""
+    brightest = DEPTH[images.dtype]
+    levels = torch.arange(brightest + 1, dtype=torch.float64) / brightest
     means, stds = [], []
     for channel in images.unbind(1):
-        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+        pixels = channel.flatten() if images.dtype == torch.uint8 else channel.flatten().to(torch.int32)
+        share = torch.bincount(pixels, minlength=len(levels)).double() / channel.numel()
         mean = float((share * levels).sum())
         means.append(mean)
         stds.append(float((share * (levels - mean) ** 2).sum().sqrt()) or 1.0)  # a constant channel is left unscaled

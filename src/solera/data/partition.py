@@ -1,22 +1,27 @@
 """Who holds which samples: the ways to divide a training set among clients.
 
-A partition is one permutation of the samples and the places to cut it, so a million clients cost two tensors.
+A partition is rows of the training set in client order and the places to cut them: a million clients cost two tensors.
 
 - `iid`: a shuffle cut into equal parts.
 - `dirichlet`: skewed class mixes, in the three variants of `dirichlet.py`.
 - `classes`: every client holds samples of exactly `classes_per_client` classes.
 - `quantity`: class mix as in the whole set, sizes drawn from a Dirichlet distribution.
-- `user`: whole users go to clients; a client is one user, or several when there are more users than clients.
+- `user`: a client is a user and is called by the user's name.
 """
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..wire import ConfigError, DataError
+from ..wire import SAFE_NAME, ConfigError, DataError, safe_name
 from .dirichlet import block_owners, class_owners, client_owners, dirichlet, shuffled_by_group
 from .sampling import largest_remainder, numpy_rng, rank_within, torch_rng
 
@@ -24,14 +29,45 @@ Kind = Literal["iid", "dirichlet", "classes", "quantity", "user"]
 Variant = Literal["block", "class", "client"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
+CLIENTS = 20  # unless their number is given or follows from the users
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The samples in client order, and where each client's begin."""
+    """Rows of the training set in client order, and where each client's begin. The tensors are copied."""
 
-    order: Tensor  # int64, every sample that belongs to somebody once
+    order: Tensor  # int64: rows of the whole training set, each at most once
     offsets: Tensor  # int64 [K+1]
+    names: tuple[str, ...] | None = None  # of the clients, sorted; without them they are c00, c01, ...
+
+    def __post_init__(self) -> None:
+        for field in ("order", "offsets"):
+            given = torch.as_tensor(getattr(self, field))
+            if given.ndim != 1 or given.dtype.is_floating_point or given.dtype == torch.bool:
+                raise ConfigError(
+                    f"Partition: {field} must be a list of whole numbers, not {given.dtype} {tuple(given.shape)}"
+                )
+            object.__setattr__(self, field, given.detach().to("cpu", torch.int64, copy=True))
+        cuts, rows = self.offsets, len(self.order)
+        if len(cuts) < 2 or int(cuts[0]) != 0 or int(cuts[-1]) != rows or bool((cuts.diff() < 0).any()):
+            raise ConfigError(
+                f"Partition: offsets {cuts[:5].tolist()}{'...' if len(cuts) > 5 else ''} must rise from 0 to the "
+                f"number of rows, {rows}, with one number more than there are clients"
+            )
+        if self.names is None:
+            return
+        object.__setattr__(self, "names", tuple(safe_name(name, "client name") for name in self.names))
+        if len(self.names) != len(self):
+            raise ConfigError(f"Partition: {len(self.names)} names for {len(self)} clients")
+        if list(self.names) != sorted(set(self.names)):
+            raise ConfigError("Partition: names must differ and be sorted; Partition.of({name: rows}) sorts them")
+
+    @classmethod
+    def of(cls, rows: Mapping[str, Any]) -> "Partition":
+        """The partition that gives each client, by its name, these rows of the training set."""
+        named = {name: torch.as_tensor(rows[name], dtype=torch.int64).flatten() for name in sorted(rows)}
+        sizes = torch.tensor([len(mine) for mine in named.values()], dtype=torch.int64)
+        return cls(torch.cat([sizes[:0], *named.values()]), _offsets(sizes), tuple(named))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -42,7 +78,7 @@ class Partition:
         return self.offsets.diff()
 
     def indices(self, k: int) -> Tensor:
-        """The sorted sample indices of client k."""
+        """The sorted rows of client k."""
         if not 0 <= k < len(self):
             raise IndexError(f"client {k}: there are {len(self)} clients, numbered from 0")
         return self.order[int(self.offsets[k]) : int(self.offsets[k + 1])].sort().values
@@ -53,37 +89,53 @@ class PartitionConfig:
     """How the training samples are divided."""
 
     kind: Kind = "dirichlet"
-    clients: int = 20
+    clients: int | None = None  # left out: 20, with kind "user" every user; fewer than there are users: so many drawn
     alpha: float = 0.1  # of the Dirichlet draws: small = skewed, large = equal
     variant: Variant = "block"
     classes_per_client: int = 2
     min_size: int = 1  # least samples of a client; kind "user": users with fewer are left out
 
+    def __post_init__(self) -> None:
+        if self.clients is None and self.kind != "user":
+            object.__setattr__(self, "clients", CLIENTS)
 
-def partition(cfg: PartitionConfig, labels: Tensor, classes: int, seed: int, users: Tensor | None = None) -> Partition:
-    """Divide the samples with these labels (and, for kind "user", written by these users)."""
+
+def partition(
+    cfg: PartitionConfig,
+    labels: Tensor,
+    classes: int,
+    seed: int,
+    users: Tensor | None = None,
+    user_names: Sequence[str] | None = None,
+) -> Partition:
+    """Divide the samples with these labels (and, for kind "user", written by these users).
+
+    `users` are numbers; `user_names[number]` is what a user is called, without them the number.
+    """
     _check(cfg, labels, classes)
     total, rng = len(labels), numpy_rng(seed, "partition")
+    if cfg.kind == "user":
+        return _by_user(cfg, users, user_names, total, rng)
+    clients = cfg.clients
+    assert clients is not None  # only kind "user" leaves it open
     if cfg.kind == "iid":
-        return Partition(torch.randperm(total, generator=torch_rng(seed, "partition")), _cuts(total, cfg.clients))
+        return Partition(torch.randperm(total, generator=torch_rng(seed, "partition")), _cuts(total, clients))
     if cfg.kind == "quantity":
-        spare = total - cfg.clients * cfg.min_size
-        shares = dirichlet(np.full(cfg.clients, cfg.alpha), rng)
+        spare = total - clients * cfg.min_size
+        shares = dirichlet(np.full(clients, cfg.alpha), rng)
         sizes = torch.from_numpy(largest_remainder(shares, spare) + cfg.min_size)
         order = torch.randperm(total, generator=torch_rng(seed, "partition"))
         return Partition(order, _offsets(sizes))
-    if cfg.kind == "user":
-        return _from_owners(_by_user(cfg, users, total, rng), cfg.clients)
     known = labels.numpy()
     if cfg.kind == "classes":
-        owners = _by_classes(cfg, known, rng)
+        owners = _by_classes(cfg, clients, known, rng)
     elif cfg.variant == "block":
-        owners = block_owners(known, classes, cfg.clients, cfg.alpha, rng)
+        owners = block_owners(known, classes, clients, cfg.alpha, rng)
     elif cfg.variant == "class":
-        owners = class_owners(known, classes, cfg.clients, cfg.alpha, cfg.min_size, rng)
+        owners = class_owners(known, classes, clients, cfg.alpha, cfg.min_size, rng)
     else:
-        owners = client_owners(known, classes, cfg.clients, cfg.alpha, rng)
-    return _from_owners(owners, cfg.clients)
+        owners = client_owners(known, classes, clients, cfg.alpha, rng)
+    return _from_owners(owners, clients)
 
 
 def class_counts(partition: Partition, labels: Tensor, classes: int) -> Tensor:
@@ -122,11 +174,11 @@ def _check(cfg: PartitionConfig, labels: Tensor, classes: int) -> None:
     for key, allowed in (("kind", KINDS), ("variant", VARIANTS)):
         if (value := getattr(cfg, key)) not in allowed:
             raise ConfigError(f"partition.{key} = {value!r}: choose one of {', '.join(allowed)}")
-    if cfg.clients < 1:
+    if cfg.clients is not None and cfg.clients < 1:
         raise ConfigError(f"partition.clients = {cfg.clients}: at least one client is needed")
     if cfg.min_size < 1:
         raise ConfigError(f"partition.min_size = {cfg.min_size}: every client needs at least one sample")
-    if cfg.kind != "user" and cfg.clients * cfg.min_size > total:
+    if cfg.kind != "user" and cfg.clients is not None and cfg.clients * cfg.min_size > total:
         raise ConfigError(
             f"partition.clients = {cfg.clients} with partition.min_size = {cfg.min_size}: there are only {total} "
             f"training samples; ask for at most {total // cfg.min_size} clients, or take more data"
@@ -142,7 +194,7 @@ def _check(cfg: PartitionConfig, labels: Tensor, classes: int) -> None:
         )
 
 
-def _by_classes(cfg: PartitionConfig, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _by_classes(cfg: PartitionConfig, clients: int, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     present, groups = np.unique(labels, return_inverse=True)
     per_client, classes = cfg.classes_per_client, len(present)
     if not 1 <= per_client <= classes:
@@ -150,17 +202,17 @@ def _by_classes(cfg: PartitionConfig, labels: np.ndarray, rng: np.random.Generat
             f"partition.classes_per_client = {per_client}: the training samples have {classes} classes; "
             f"ask for a number between 1 and {classes}"
         )
-    if cfg.clients * per_client < classes:
+    if clients * per_client < classes:
         raise ConfigError(
-            f"partition.clients = {cfg.clients} with classes_per_client = {per_client}: that is "
-            f"{cfg.clients * per_client} places for {classes} classes, so some classes would belong to nobody; "
+            f"partition.clients = {clients} with classes_per_client = {per_client}: that is "
+            f"{clients * per_client} places for {classes} classes, so some classes would belong to nobody; "
             f"ask for at least {-(-classes // per_client)} clients"
         )
     # A group of clients shares one shuffled circle of classes and takes consecutive places on it: the classes of
     # a client are distinct, and after each whole group all classes have been dealt equally often.
     group = classes // np.gcd(classes, per_client)
-    circles = np.argsort(rng.random((-(-cfg.clients // group), classes)), axis=1)
-    places = circles[:, np.arange(group * per_client) % classes].reshape(-1, per_client)[: cfg.clients]
+    circles = np.argsort(rng.random((-(-clients // group), classes)), axis=1)
+    places = circles[:, np.arange(group * per_client) % classes].reshape(-1, per_client)[:clients]
     places_by_class = shuffled_by_group(places.ravel(), rng) // per_client
     samples_by_class = shuffled_by_group(groups, rng)
     holders_of = np.split(places_by_class, np.cumsum(np.bincount(places.ravel(), minlength=classes))[:-1])
@@ -169,11 +221,11 @@ def _by_classes(cfg: PartitionConfig, labels: np.ndarray, rng: np.random.Generat
     for c, (holders, samples) in enumerate(zip(holders_of, samples_of, strict=True)):
         if len(samples) < len(holders):
             raise ConfigError(
-                f"partition.clients = {cfg.clients} with classes_per_client = {per_client}: class {present[c]} has "
+                f"partition.clients = {clients} with classes_per_client = {per_client}: class {present[c]} has "
                 f"{len(samples)} samples for {len(holders)} clients; ask for fewer clients or take more data"
             )
         owners[samples] = holders[np.arange(len(samples)) * len(holders) // len(samples)]
-    smallest = int(np.bincount(owners, minlength=cfg.clients).min())
+    smallest = int(np.bincount(owners, minlength=clients).min())
     if smallest < cfg.min_size:
         raise ConfigError(
             f"partition.min_size = {cfg.min_size}: a client with {per_client} classes gets only {smallest} samples; "
@@ -182,7 +234,9 @@ def _by_classes(cfg: PartitionConfig, labels: np.ndarray, rng: np.random.Generat
     return owners
 
 
-def _by_user(cfg: PartitionConfig, users: Tensor | None, total: int, rng: np.random.Generator) -> np.ndarray:
+def _by_user(
+    cfg: PartitionConfig, users: Tensor | None, names: Sequence[str] | None, total: int, rng: np.random.Generator
+) -> Partition:
     if users is None:
         raise ConfigError(
             'partition.kind = "user": this data set does not say who wrote a sample; '
@@ -191,16 +245,48 @@ def _by_user(cfg: PartitionConfig, users: Tensor | None, total: int, rng: np.ran
     if len(users) != total:
         raise DataError(f"{len(users)} users for {total} samples: one user per sample is needed")
     people, person = np.unique(users.numpy(), return_inverse=True)
-    taking_part = np.bincount(person, minlength=len(people)) >= cfg.min_size
-    count = int(taking_part.sum())
-    if count < cfg.clients:
+    enough = np.flatnonzero(np.bincount(person, minlength=len(people)) >= cfg.min_size)
+    if not len(enough):
+        raise ConfigError(f"partition.min_size = {cfg.min_size}: no user has so many samples; lower it")
+    if cfg.clients is not None and len(enough) < cfg.clients:
         raise ConfigError(
-            f"partition.clients = {cfg.clients}: only {count} users have at least partition.min_size = "
-            f"{cfg.min_size} samples; ask for at most {count} clients"
+            f"partition.clients = {cfg.clients}: only {len(enough)} users have at least partition.min_size = "
+            f"{cfg.min_size} samples; ask for at most {len(enough)} clients"
         )
+    chosen = enough if cfg.clients is None else rng.permutation(enough)[: cfg.clients]
+    if names is None:
+        called = client_names([str(number) for number in people])
+    else:  # of all users of the data set: what one is called must not depend on who takes part
+        every = client_names(names)
+        called = [every[number] for number in people]
+    by_name = sorted((called[i], i) for i in chosen)
     client_of = np.full(len(people), -1, np.int64)
-    client_of[taking_part] = rng.permutation(count) * cfg.clients // count
-    return client_of[person]
+    client_of[[i for _, i in by_name]] = np.arange(len(by_name))
+    return replace(_from_owners(client_of[person], len(by_name)), names=tuple(name for name, _ in by_name))
+
+
+def client_names(users: Sequence[str]) -> list[str]:
+    """What the clients of these users are called: the user's name wherever it can be the name of a folder.
+
+    Otherwise letters lose case and accents and every run of other characters becomes "-". Where that leaves nothing,
+    is too long, or is another user's name already, 8 digits of the sha256 of the user's own name are added.
+    """
+    plain = [user if SAFE_NAME.fullmatch(user) else _plain(user) for user in users]
+    alike = Counter(plain)
+    return [
+        name if SAFE_NAME.fullmatch(name) and (name == user or alike[name] == 1) else _marked(name, user)
+        for name, user in zip(plain, users, strict=True)
+    ]
+
+
+def _plain(user: str) -> str:
+    letters = unicodedata.normalize("NFKD", user).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9._]+", "-", letters).strip("-._")
+
+
+def _marked(name: str, user: str) -> str:
+    mark = hashlib.sha256(user.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{name[:55] or 'user'}-{mark}"  # of 64 characters at most
 
 
 def _cuts(total: int, parts: int) -> Tensor:

@@ -24,7 +24,7 @@ from .generator import load_generator
 from .sampling import hold_out, torch_rng
 from .sources import load
 from .text import LENGTH
-from .transforms import augment, normalise, to_bytes, to_shape, to_unit
+from .transforms import DEPTH, augment, normalise, to_bytes, to_depth, to_shape, to_unit
 from .unlabelled import read_samples
 
 Source = Literal["held-out", "dataset", "noise", "generator", "none"]
@@ -399,12 +399,13 @@ def _fit(raw: Tensor, task: Dataset) -> Tensor:
 
 
 def _augmentable(raw: Tensor, once: bool, seed: int) -> Tensor:
-    """Check that the images can be transformed; `once` also does it, to bytes."""
+    """Check that the images can be transformed; `once` also does it, to pixels as deep as before (floats: to bytes)."""
     if raw.ndim != 4:
         raise ConfigError('public.augment: only images can be transformed; use augment = "off"')
-    if raw.dtype != torch.uint8 and not bool(((raw >= 0) & (raw <= 1)).all()):
+    if raw.dtype.is_floating_point and not bool(((raw >= 0) & (raw <= 1)).all()):
         raise ConfigError('public.augment: float images must lie in [0, 1] to be transformed; use augment = "off"')
     if not once:
         return raw
     rng = torch_rng(seed, "public augment")
-    return torch.cat([to_bytes(augment(to_unit(part), rng)) for part in raw.split(CHUNK)])
+    kind = raw.dtype if raw.dtype in DEPTH else torch.uint8
+    return torch.cat([to_depth(augment(to_unit(part), rng), kind) for part in raw.split(CHUNK)])

@@ -21,7 +21,7 @@ import torch
 from ..task import Data
 from ..wire import ConfigError, DataError
 from .catalogue import SOURCES, SourceInfo, unnamed
-from .dataset import Dataset, user_numbers
+from .dataset import Dataset, number_users, refuse_random
 from .folders import LAYOUT, folder_splits
 from .images import channel_statistics
 from .readers import Split, cifar_splits, files_in, idx_splits, image_split, read_idx, stl10_splits
@@ -29,6 +29,7 @@ from .sampling import balanced, hold_out
 from .tables import csv_splits, find_columns, hub_split, parquet_splits, split_word
 from .text import LENGTH, VOCABULARY
 from .toy import toy_2d
+from .transforms import DEPTH
 
 log = logging.getLogger("solera")
 
@@ -119,6 +120,7 @@ def from_hf(
     splits = {}
     for split, rows in (("train", train), ("test", test)):
         where = f"{name}, {split}"
+        refuse_random(rows.__getitem__, len(rows), where)
         splits[split] = hub_split(rows, find_columns(rows.column_names, info, where, given), length, None, where)
     return _assemble(name, info, splits)
 
@@ -146,10 +148,11 @@ def _assemble(
     inputs = data["train"].inputs
     mean, std = info.mean, info.std
     if mean is None or std is None:
-        mean, std = channel_statistics(inputs) if inputs.dtype == torch.uint8 and inputs.ndim == 4 else ((), ())
+        mean, std = channel_statistics(inputs) if inputs.dtype in DEPTH and inputs.ndim == 4 else ((), ())
     if len(info.shape) == 3 and tuple(inputs.shape[1:]) != info.shape:
         log.warning("%s: images are %s, those of the full set %s", name, tuple(inputs.shape[1:]), info.shape)
     users = splits["train"].users
+    numbers, names = (None, ()) if users is None else number_users(users[rows["train"]])
     classes = info.classes or len(class_names) or int(max(values.max() for values in known.values())) + 1
     return Dataset(
         name,
@@ -158,9 +161,10 @@ def _assemble(
         classes,
         mean,
         std,
-        None if users is None else user_numbers(users[rows["train"]]),
+        numbers,
         VOCABULARY if inputs.dtype == torch.int64 else 0,
         class_names if len(class_names) == classes else (),  # a sample may lack a class, and then they do not fit
+        names,
     )
 
 

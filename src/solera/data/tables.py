@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..wire import DataError
 from .catalogue import SourceInfo
+from .dataset import stored
 from .images import stack, stack_pictures
 from .readers import Split, files_in, image_split
 from .text import tokenize
@@ -125,7 +126,7 @@ def _inputs(values: list[Any], is_text: bool, length: int, channels: int | None,
         return tokenize(values, length)
     pictures = [value["bytes"] if isinstance(value, dict) else value for value in values]
     if isinstance(pictures[0], list | np.ndarray | Tensor):
-        return stack(pictures, what)
+        return stored(stack(pictures, what), what)
     return stack_pictures(pictures, what, channels)
 
 

@@ -11,23 +11,30 @@ from torch import Tensor
 from ..wire import DataError
 
 GRAY = (0.299, 0.587, 0.114)  # weights of red, green, blue in the brightness (ITU-R 601-2)
+DEPTH = {torch.uint8: 255, torch.uint16: 65535}  # the brightest pixel of images of whole numbers
 CHUNK = 1024  # images converted at a time, to keep the float copies small
 
 
 def to_unit(images: Tensor) -> Tensor:
     """Pixels as float32 in [0, 1]; float images are taken to be in that range already."""
-    return images.to(torch.float32).div_(255) if images.dtype == torch.uint8 else images.to(torch.float32)
+    values = images.to(torch.float32)
+    return values.div_(DEPTH[images.dtype]) if images.dtype in DEPTH else values
 
 
 def to_bytes(images: Tensor) -> Tensor:
     """Values in [0, 1] as pixels 0..255, rounded to nearest; what lies outside is clipped."""
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+    return to_depth(images, torch.uint8)
+
+
+def to_depth(images: Tensor, kind: torch.dtype) -> Tensor:
+    """Values in [0, 1] as pixels of this kind, rounded to nearest and clipped; kinds that are not pixels: unchanged."""
+    return (images.clamp(0, 1) * DEPTH[kind]).round().to(kind) if kind in DEPTH else images
 
 
 def normalise(inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Make stored samples ready for a model: tokens stay, pixels become (x/255 - mean) / std per channel.
 
-    Float samples are not divided by 255. Without constants nothing is subtracted or divided.
+    Pixels of 16 bits are divided by 65535, float samples by nothing. Without constants nothing else is done.
     """
     if inputs.dtype == torch.int64:
         return inputs
@@ -44,7 +51,7 @@ def resize(images: Tensor, height: int, width: int) -> Tensor:
     if tuple(images.shape[-2:]) == (height, width):
         return images
     scaled = F.interpolate(to_unit(images), size=(height, width), mode="bilinear", antialias=True, align_corners=False)
-    return to_bytes(scaled) if images.dtype == torch.uint8 else scaled
+    return to_depth(scaled, images.dtype)
 
 
 def to_channels(images: Tensor, channels: int) -> Tensor:
@@ -55,8 +62,7 @@ def to_channels(images: Tensor, channels: int) -> Tensor:
     if (present, channels) == (1, 3):
         return images.expand(-1, 3, -1, -1)
     if (present, channels) == (3, 1):
-        gray = grayscale(to_unit(images))
-        return to_bytes(gray) if images.dtype == torch.uint8 else gray
+        return to_depth(grayscale(to_unit(images)), images.dtype)
     raise DataError(f"images with {present} channels cannot become {channels}-channel images: only 1 and 3 convert")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..wire import DataError
-from .images import channels_first, stack_pictures
+from .images import channels_first, is_deep, open_picture, stack_pictures
 from .readers import files_in
 from .tables import IMAGE_COLUMNS, TEXT_COLUMNS
 from .text import tokenize
@@ -22,8 +22,8 @@ FORMS = ".npy, .npz, .parquet, .txt (one text a line), an image, or a folder of 
 
 
 def read_samples(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
-    """The names (file names or row numbers) and the samples in `path`, brought to `shape`: uint8 or float images,
-    float vectors, or tokens."""
+    """The names (file names or row numbers) and the samples in `path`, brought to `shape`: images (uint8, uint16 or
+    floats), float vectors, or tokens."""
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder; give {FORMS}")
     names, samples = _reader(path)(path, shape, text)
@@ -90,12 +90,14 @@ def _folder(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], 
     if len(shape) != 3:
         raise DataError(f"{path}: holds images; the models take samples of shape {shape}")
     names = [str(f.relative_to(path)) if path.is_dir() else f.name for f in found]
-    return names, torch.cat([_fitted(f.read_bytes(), shape, str(f)) for f in found])
+    return names, _fitted([(str(f), f.read_bytes()) for f in found], shape)
 
 
-def _fitted(content: Any, shape: tuple[int, ...], what: str) -> Tensor:
-    """One picture as the models take it: gray or colour, and of their size."""
-    return to_shape(stack_pictures([content], what, shape[0] if shape[0] in (1, 3) else None), shape)
+def _fitted(named: list[tuple[str, Any]], shape: tuple[int, ...]) -> Tensor:
+    """Pictures, named for errors, as the models take them: gray or colour, and of their size."""
+    channels = shape[0] if shape[0] in (1, 3) else None
+    deep = any(is_deep(open_picture(content, what, 0)) for what, content in named)
+    return torch.cat([to_shape(stack_pictures([content], what, channels, deep), shape) for what, content in named])
 
 
 def _parquet(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
@@ -123,7 +125,7 @@ def _parquet(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str],
     if not values or isinstance(values[0], list):
         return _numbered(torch.tensor(np.asarray(values)))
     pictures = [v["bytes"] if isinstance(v, dict) else v for v in values]
-    return _numbered(torch.cat([_fitted(p, shape, f"{path}, row {i}") for i, p in enumerate(pictures)]))
+    return _numbered(_fitted([(f"{path}, row {i}", picture) for i, picture in enumerate(pictures)], shape))
 
 
 def _lines(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:

@@ -46,7 +46,8 @@ def tuning_payload(x: dict[str, Weights], tuning: Tuning, fed: Federation) -> di
 
 
 def _tuned(client: Client, weights: Weights, tuning: Tuning) -> nn.Module:
-    model: Any = client.model(weights).eval()
+    model: Any = client.model(weights)
+    model.eval()
     inputs, labels = client.train.inputs, client.train.labels
     if len(labels) == 0:
         return model
@@ -58,7 +59,11 @@ def _tuned(client: Client, weights: Weights, tuning: Tuning) -> nn.Module:
     else:
         objective = _anchored(labels, logits_of(trained, inputs), tuning.kd)
         done = fit(trained, inputs, torch.arange(len(labels)), tuning.local, client.seed, objective)
-    return client.model(weights).eval() if done.stopped or not is_finite(weights_of(model)) else model
+    if not done.stopped and is_finite(weights_of(model)):
+        return model
+    received = client.model(weights)
+    received.eval()
+    return received
 
 
 def _anchored(labels: Tensor, received: Tensor, kd: float) -> Objective:

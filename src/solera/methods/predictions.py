@@ -202,7 +202,9 @@ def keep(client: Client, model: nn.Module, done: Fitted) -> nn.Module:
     """The client's model is now this one, unless it has blown up: a model of its own would never recover."""
     weights = weights_of(model)
     if done.stopped or not is_finite(weights):
-        return client.model(client.state["model"]).eval()
+        model = client.model(client.state["model"])
+        model.eval()
+        return model
     client.state["model"] = weights
     return model
 

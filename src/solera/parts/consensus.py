@@ -90,7 +90,10 @@ class ConsensusTeacher:
             raise ValueError("a consensus needs at least one model")
         if copies is not None and (len(copies) != len(models) or min(copies) < 1):
             raise ValueError(f"{len(models)} models need as many copies, each at least 1: {list(copies)}")
-        self.models = [m.eval().requires_grad_(False) for m in models]
+        self.models = list(models)
+        for model in self.models:
+            model.eval()
+            model.requires_grad_(False)
         self.copies = None if copies is None else torch.tensor(copies)
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,9 +57,11 @@ def teach_latents(
 
     The heads are frozen. Labels are drawn with the probabilities `prior`, so those of probability 0 never.
     """
-    G.train().requires_grad_(True)
+    G.train()
+    G.requires_grad_(True)
     for head in heads:
-        head.eval().requires_grad_(False)
+        head.eval()
+        head.requires_grad_(False)
     optimiser = make_optimiser("adam", list(G.parameters()), cfg.lr, 0.0, cfg.weight_decay)
     total = 0.0
     for _ in range(cfg.steps):

@@ -69,7 +69,8 @@ def restored(build: Callable[[], Conditional], weights: Weights) -> Conditional:
     with torch.device("meta"):
         generator = build()
     generator.load_state_dict({name: t.clone() for name, t in weights.items()}, assign=True)
-    return generator.eval()
+    generator.eval()
+    return generator
 
 
 def latent_generator_of(weights: Weights, classes: int) -> Conditional:

@@ -118,7 +118,9 @@ class _Turns(threading.local):
         """The module with these weights, until the next ones are loaded."""
         kind = architecture, *(t.shape for t in weights.values())  # some methods change the widths of an architecture
         if kind not in self.modules:
-            self.modules[kind] = self.build(architecture, weights).eval().requires_grad_(False)
+            self.modules[kind] = model = self.build(architecture, weights)
+            model.eval()
+            model.requires_grad_(False)
         elif self.holds[kind] is not weights:
             self.modules[kind].load_state_dict(weights)
         self.holds[kind] = weights
@@ -143,7 +145,10 @@ class Ensemble:
             raise ValueError("an ensemble needs at least one model")
         if weights is not None and (len(weights) != len(models) or min(weights) < 0 or sum(weights) <= 0):
             raise ValueError(f"{len(models)} models need as many weights, none negative: {list(weights)}")
-        self.models = [m.eval().requires_grad_(False) for m in models]
+        self.models = list(models)
+        for model in self.models:
+            model.eval()
+            model.requires_grad_(False)
         self.rule = rule
         self.weights = [1.0] * len(models) if weights is None else list(weights)
         self.temperature = temperature

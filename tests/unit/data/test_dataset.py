@@ -1,10 +1,12 @@
 """Users' own data: tensors, torch data sets, Hugging Face data sets."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
 
-from solera.data import Dataset, from_hf, from_tensors, from_torch, tokenize
+from solera.data import Dataset, from_hf, from_tensors, from_torch, public_from_samples, tokenize
 from solera.task import Data
 from solera.wire import DataError
 
@@ -209,3 +211,112 @@ def test_hugging_face_texts_with_users_and_named_labels():
 def test_hugging_face_tables_that_do_not_fit_are_refused(columns, options, message):
     with pytest.raises(DataError, match=message):
         from_hf(Rows(**columns), Rows(**columns), **options)
+
+
+# ---- the caller's own --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: x.numpy()], ids=["tensor", "array"])
+@pytest.mark.parametrize(
+    "make", [lambda: pixels(6, 1, 4, 4), lambda: torch.randn(6, 3), lambda: torch.randn(6, 1, 2, 2)]
+)
+def test_a_data_set_is_a_copy(make, form):
+    x, y, users = make(), labels(6), torch.tensor([0, 0, 1, 1, 2, 2])
+    whole = from_tensors((form(x), form(y)), (form(x), form(y)), classes=7, users=form(users))
+    bare = Dataset("own", whole.train, whole.test, 7, whole.mean, whole.std, users)
+    direct = Dataset("own", Data(whole.train.inputs, y), whole.test, 7, whole.mean, whole.std)
+    kept = whole.train.inputs.clone(), y.clone(), users.clone()
+    for theirs in (x, y, users):
+        theirs.zero_()
+    for data in (whole, bare, direct):
+        assert torch.equal(data.train.inputs, kept[0])
+        assert torch.equal(data.test.inputs, kept[0])
+        assert torch.equal(data.train.labels, kept[1])
+    assert whole.users.tolist() == bare.users.tolist() == kept[2].tolist()
+    whole.train.inputs.zero_()
+    assert torch.equal(bare.train.inputs, kept[0])
+
+
+def test_data_sets_read_otherwise_are_copies_too():
+    x = torch.randn(4, 3)
+    pairs = [(x[i], i % 2) for i in range(4)]
+    data, kept = from_torch(pairs, pairs), x.clone()
+    x.zero_()
+    assert torch.equal(data.train.inputs, kept)
+
+
+def test_public_samples_are_a_copy():
+    x = torch.randn(6, 3)
+    task = from_tensors((x, labels(6)), (x, labels(6)), classes=7)
+    public, kept = public_from_samples(task, x, labels(6)), x.clone()
+    x.zero_()
+    assert torch.equal(public[torch.arange(6)], kept)
+
+
+# ---- random transforms -------------------------------------------------------------------------------
+
+
+def flip_half(x):
+    return x.flip(-1) if torch.rand(()) < 0.5 else x
+
+
+def erase_seldom(x):
+    return torch.zeros_like(x) if random.random() < 0.15 else x
+
+
+RANDOM = {
+    "torch": lambda x: x + torch.randn(x.shape),
+    "numpy": lambda x: x + np.random.rand(),
+    "python": lambda x: x * random.random(),
+    "flip": flip_half,
+    "seldom": erase_seldom,
+}
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("transform", RANDOM.values(), ids=RANDOM)
+def test_random_transforms_are_refused_with_the_way_out(transform, split):
+    x = torch.randn(40, 1, 3, 4, generator=torch.Generator().manual_seed(0))
+    fixed, changing = Pairs(lambda i: x[i], 40), Pairs(lambda i: transform(x[i]), 40)
+    given = {"train": fixed, "test": fixed, split: changing}
+    with pytest.raises(DataError, match=rf"mine, {split}: sample \d+ changes each time .*random.*transform=None"):
+        from_torch(**given, name="mine")
+
+
+def test_a_transform_with_a_generator_of_its_own_is_noticed():
+    rng = np.random.default_rng(0)
+    with pytest.raises(DataError, match="sample 0 changes each time"):
+        from_torch(Pairs(lambda i: rng.random((2, 2, 1))), Pairs(lambda i: np.zeros((2, 2, 1))))
+
+
+def test_random_transforms_of_hugging_face_rows_are_refused():
+    class Changing(Rows):
+        def __getitem__(self, key):
+            found = super().__getitem__(key)
+            return found if isinstance(key, str) else {**found, "image": found["image"] + np.random.rand(2, 2)}
+
+    rows = Changing(image=[np.zeros((2, 2))] * 4, label=[0, 1, 0, 1])
+    with pytest.raises(DataError, match="own, train: sample 0 changes each time"):
+        from_hf(rows, rows)
+
+
+def test_looking_for_random_transforms_draws_nothing():
+    """Neither a fixed transform nor the caller's own generators notice that samples were read twice."""
+    torch.manual_seed(3)
+    np.random.seed(3)
+    random.seed(3)
+    state = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    x = pixels(6, 4, 4, 3)
+    pictures = Pairs(lambda i: Image.fromarray(x[i].numpy()))
+    from_torch(pictures, pictures)
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert np.random.get_state()[1].tolist() == state[1]
+    assert random.getstate() == state[2]
+
+
+def test_a_transform_that_seeds_itself_by_position_is_fixed():
+    def noisy(i):
+        return torch.randn(1, 2, 2, generator=torch.Generator().manual_seed(i))
+
+    data = from_torch(Pairs(noisy), Pairs(noisy))
+    assert torch.equal(data.train.inputs[4], noisy(4))

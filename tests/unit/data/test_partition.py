@@ -1,5 +1,7 @@
 """Partitions: properties that hold for every kind, the special ones of each, and what is refused."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 
 from solera.data import Partition, PartitionConfig, class_counts, partition, split_test
 from solera.data import dirichlet as drawing
-from solera.wire import ConfigError, DataError
+from solera.data.partition import client_names
+from solera.wire import SAFE_NAME, ConfigError, DataError
 
 KINDS = [
     {"kind": "iid"},
@@ -38,7 +41,7 @@ def make(labels, classes=10, seed=0, users=None, **options):
 @pytest.mark.parametrize("kind", KINDS, ids=ids)
 def test_every_sample_belongs_to_exactly_one_client(kind):
     labels = ten_classes()
-    split = make(labels, clients=23, alpha=1.0, **kind)
+    split = make(labels, clients=23, alpha=1.0, users=torch.arange(2000) % 23, **kind)
     assert len(split) == 23
     assert sorted(split.order.tolist()) == list(range(2000))
     mine = [split.indices(k) for k in range(23)]
@@ -73,11 +76,12 @@ def test_the_seed_decides_and_global_generators_are_left_alone(kind):
 def test_any_possible_request_gives_a_whole_partition_or_says_why_not(kind, clients, per_client, alpha, classes, seed):
     labels = torch.randint(0, classes, (clients * per_client,), generator=torch.Generator().manual_seed(seed))
     try:
-        split = make(labels, classes, seed, clients=clients, alpha=alpha, classes_per_client=1, **kind)
+        users = torch.arange(len(labels)) % clients
+        split = make(labels, classes, seed, users, clients=clients, alpha=alpha, classes_per_client=1, **kind)
     except ConfigError as refusal:
         split, reason = None, str(refusal)
     if split is None:
-        assert kind["kind"] in ("classes", "dirichlet", "user")  # the others can always be done
+        assert kind["kind"] in ("classes", "dirichlet")  # the others can always be done
         assert reason.startswith("partition.")
         return
     assert sorted(split.order.tolist()) == list(range(len(labels)))
@@ -123,6 +127,42 @@ def test_block_variant_gives_nothing_more_to_a_client_with_its_share():
     counts = class_counts(make(labels, kind="dirichlet", clients=10, alpha=1e-9), labels, 10)
     assert counts.max(1).values.tolist() == [100] * 10
     assert sorted(counts.argmax(1).tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_block_variant_counts_the_share_class_by_class(seed):
+    """Once a client holds its fair share, 100 samples, it gets nothing of the classes that follow."""
+    labels = ten_classes(2000)
+    counts = class_counts(make(labels, kind="dirichlet", clients=20, alpha=0.5, seed=seed), labels, 10)
+    before = counts.cumsum(1) - counts
+    assert int((before >= 100).sum()) > 5  # so there is something to see
+    assert int(counts[before >= 100].sum()) == 0
+
+
+def test_block_variant_needs_no_redraw_where_the_share_alone_decides(monkeypatch):
+    # As above: each class goes whole to one client, and then that client has its share, not one sample less.
+    monkeypatch.setattr(drawing, "MAX_REDRAWS", 1)
+    labels = torch.arange(10).repeat_interleave(100)
+    for seed in range(5):
+        split = make(labels, kind="dirichlet", clients=10, alpha=1e-9, seed=seed)
+        assert split.sizes.tolist() == [100] * 10
+
+
+def test_client_variant_draws_around_the_class_mix_of_the_whole():
+    labels = torch.arange(10).repeat(1000).clamp(max=2)  # a tenth, a tenth and eight tenths
+    counts = class_counts(make(labels, 3, kind="dirichlet", variant="client", clients=10, alpha=1e6), labels, 3)
+    shares = counts / counts.sum(1, keepdim=True)
+    assert float((shares - torch.tensor([0.1, 0.1, 0.8])).abs().max()) < 0.05
+
+
+def test_client_variant_has_the_variance_of_its_draws():
+    """Dir(alpha p) has mean p and variance p (1 - p) / (alpha + 1); n samples drawn by it add p (1 - p) alpha / (alpha
+    + 1) / n. The first client's draw is not cut short by a class that has run out."""
+    labels, alpha, n = torch.arange(10).repeat(200).clamp(max=2), 2.0, 100
+    splits = [make(labels, 3, seed=s, kind="dirichlet", variant="client", clients=20, alpha=alpha) for s in range(400)]
+    shares = np.array([(labels[split.indices(0)] == 2).double().mean() for split in splits])
+    assert shares.mean() == pytest.approx(0.8, abs=0.035)
+    assert shares.var() == pytest.approx(0.8 * 0.2 * (1 + alpha / n) / (alpha + 1), rel=0.2)
 
 
 def test_class_variant_reaches_min_size():
@@ -182,12 +222,115 @@ def test_quantity_skew_changes_sizes_and_not_the_mix():
     assert int(near_equal.max() - near_equal.min()) < 20
 
 
-def test_users_stay_whole():
-    users = torch.randint(0, 40, (1000,), generator=torch.Generator().manual_seed(0)) * 17
-    split = make(torch.zeros(1000, dtype=torch.int64), 1, users=users, kind="user", clients=12)
-    seen = [set(users[split.indices(k)].tolist()) for k in range(12)]
-    assert sum(map(len, seen)) == len(set().union(*seen)) == len(users.unique())
-    assert {len(s) for s in seen} <= {3, 4}  # forty users among twelve clients
+def by_user(users, names=None, seed=0, **options):
+    labels = torch.zeros(len(users), dtype=torch.int64)
+    return partition(PartitionConfig(kind="user", **options), labels, 1, seed, torch.as_tensor(users), names)
+
+
+def test_every_user_is_a_client_by_name_whatever_the_seed():
+    users = torch.randint(0, 40, (1000,), generator=torch.Generator().manual_seed(0))
+    names = [f"site-{i:02d}" for i in reversed(range(40))]  # not in the order of the numbers
+    for seed in range(3):
+        split = by_user(users, names, seed)
+        assert split.names == tuple(sorted(names))
+        for k, name in enumerate(split.names):
+            assert split.indices(k).tolist() == (users == names.index(name)).nonzero().flatten().tolist()
+
+
+def test_fewer_clients_than_users_are_drawn_whole_and_keep_their_names():
+    users, names = torch.arange(400) % 40, [f"u{i}" for i in range(40)]
+    drawn = [by_user(users, names, seed, clients=12) for seed in (0, 0, 1)]
+    assert drawn[0].names == drawn[1].names != drawn[2].names
+    for split in drawn:
+        assert len(split.names) == len(split) == 12
+        for k, name in enumerate(split.names):
+            assert split.indices(k).tolist() == list(range(names.index(name), 400, 40))
+
+
+def test_users_without_names_are_called_by_number():
+    assert by_user([7, 30, 7, 12]).names == ("12", "30", "7")
+    assert by_user([7, 30, 7, 12]).indices(2).tolist() == [0, 2]
+
+
+def test_what_a_user_is_called_does_not_depend_on_who_takes_part():
+    names = ["Ann", "ann!", "bob"]  # the first two would both be ann
+    every = by_user([0, 1, 1, 2, 2], names)
+    some = by_user([0, 1, 1, 2, 2], names, min_size=2)
+    assert set(some.names) < set(every.names)
+    assert "ann" not in every.names
+
+
+@pytest.mark.parametrize(
+    ("user", "client"),
+    [
+        ("north-1", "north-1"),
+        ("c.07_b", "c.07_b"),
+        ("Hospital 3", "hospital-3"),
+        ("Krankenhaus S\u00fcd", "krankenhaus-sud"),
+        ("_TheSpecialOne_", "thespecialone"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("a\x00b\nc", "a-b-c"),
+        ("\u5317\u4eac", "user-" + hashlib.sha256("\u5317\u4eac".encode()).hexdigest()[:8]),
+        ("", "user-e3b0c442"),
+        ("x" * 65, "x" * 55 + "-" + hashlib.sha256(b"x" * 65).hexdigest()[:8]),
+    ],
+)
+def test_names_that_cannot_be_folders_are_rewritten_by_the_stated_rule(user, client):
+    assert client_names([user, "somebody else"]) == [client, "somebody-else"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.text(max_size=70), unique=True, max_size=12))
+def test_every_user_gets_a_safe_name_of_its_own(users):
+    called = client_names(users)
+    assert len(set(called)) == len(users)
+    for user, name in zip(users, called, strict=True):
+        assert SAFE_NAME.fullmatch(name)
+        assert name == user or not SAFE_NAME.fullmatch(user)  # a name that can stay stays
+
+
+def test_users_alike_but_for_case_are_told_apart():
+    called = client_names(["alice", "Alice", "ALICE"])
+    assert called[0] == "alice"
+    assert all(name.startswith("alice-") for name in called[1:])
+
+
+def test_a_partition_of_named_clients():
+    split = Partition.of({"south": [5, 3], "north": torch.tensor([1]), "west": []})
+    assert split.names == ("north", "south", "west")
+    assert [split.indices(k).tolist() for k in range(3)] == [[1], [3, 5], []]
+
+
+@pytest.mark.parametrize(
+    ("order", "offsets", "names", "message"),
+    [
+        ([0, 1], [0, 1], None, "offsets .0, 1. must rise from 0 to the number of rows, 2"),
+        ([0, 1], [1, 2], None, "must rise from 0"),
+        ([0, 1], [0, 2, 1, 2], None, "must rise"),
+        ([0, 1], [0], None, "must rise"),
+        ([0.5, 1.0], [0, 2], None, "order must be a list of whole numbers"),
+        ([0, 1], [0, 1, 2], ("a",), "1 names for 2 clients"),
+        ([0, 1], [0, 1, 2], ("b", "a"), r"names must differ and be sorted; Partition\.of"),
+        ([0, 1], [0, 1, 2], ("a", "a"), "names must differ"),
+        ([0, 1], [0, 1, 2], ("../a", "b"), r"client name '\.\./a'"),
+    ],
+)
+def test_a_partition_that_contradicts_itself_is_refused(order, offsets, names, message):
+    with pytest.raises(ConfigError, match=message):
+        Partition(torch.tensor(order), torch.tensor(offsets), names)
+
+
+def test_a_partition_is_a_copy():
+    order, offsets = torch.tensor([4, 2, 0]), torch.tensor([0, 1, 3])
+    split = Partition(order, offsets)
+    order.zero_()
+    offsets.zero_()
+    assert [split.indices(k).tolist() for k in range(2)] == [[4], [0, 2]]
+
+
+def test_the_number_of_clients_is_20_unless_it_follows_from_the_users():
+    assert PartitionConfig().clients == PartitionConfig(kind="iid").clients == 20
+    assert PartitionConfig(kind="user").clients is None
 
 
 def test_users_with_too_few_samples_are_left_out_only_when_asked():
@@ -216,7 +359,8 @@ def test_split_test_takes_the_rounded_share_of_each_client():
 def test_a_million_clients_are_two_tensors(kind):
     labels = torch.zeros(2_000_000, dtype=torch.int64)
     split = make(labels, 1, kind=kind, clients=1_000_000, alpha=1.0)
-    assert vars(split).keys() == {"order", "offsets"}
+    assert vars(split).keys() == {"order", "offsets", "names"}
+    assert split.names is None
     assert split.order.shape == (2_000_000,)
     assert split.offsets.shape == (1_000_001,)
     assert split.order.dtype == split.offsets.dtype == torch.int64

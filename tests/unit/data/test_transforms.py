@@ -121,6 +121,31 @@ def test_jitter_with_no_strength_changes_nothing():
     assert torch.allclose(out, images, atol=1e-6)
 
 
+def test_jitter_turns_the_hue_evenly_both_ways_and_nothing_else():
+    muted = torch.tensor([0.3, 0.2, 0.2])  # hue 0, a third saturated
+    out = T.color_jitter(muted[None, :, None, None].repeat(2000, 1, 1, 1), torch_rng(5), 0, 0, 0, 0.2)
+    hue, saturation, value = zip(*(colorsys.rgb_to_hsv(*pixel) for pixel in out[:, :, 0, 0].tolist()), strict=True)
+    assert np.allclose(saturation, 1 / 3, atol=1e-5)
+    assert np.allclose(value, 0.3, atol=1e-5)
+    turn = (np.array(hue) + 0.5) % 1 - 0.5
+    assert turn.min() == pytest.approx(-0.2, abs=0.005)
+    assert turn.max() == pytest.approx(0.2, abs=0.005)
+    assert turn.std() == pytest.approx(0.4 / 12**0.5, rel=0.05)  # uniform in [-0.2, 0.2]
+
+
+def test_augment_turns_the_hue_by_up_to_a_fifth():
+    """Of images that nothing clips, the hue is changed by the turn alone; the middle is no padding."""
+    dark = torch.tensor([0.15, 0.1, 0.1])
+    out = T.augment(dark[None, :, None, None].repeat(3000, 1, 16, 16), torch_rng(6))[:, :, 8, 8]
+    coloured = out[out.amax(1) - out.amin(1) > 1e-3]
+    assert len(coloured) == pytest.approx(0.8 * 3000, rel=0.05)  # a fifth is gray
+    turn = np.array([(colorsys.rgb_to_hsv(*pixel)[0] + 0.5) % 1 - 0.5 for pixel in coloured.tolist()])
+    assert np.abs(turn).max() == pytest.approx(0.2, abs=0.005)
+    turned = turn[np.abs(turn) > 1e-4]
+    assert len(turned) == pytest.approx(0.8 * len(coloured), rel=0.05)
+    assert turned.std() == pytest.approx(0.4 / 12**0.5, rel=0.05)
+
+
 def test_jitter_applies_its_steps_in_different_orders():
     # Brightness (doubling, clipped) and contrast do not commute; with one image repeated and fixed strengths the only
     # difference between samples that drew alike is the order, so compare with all orders of the drawn numbers.
