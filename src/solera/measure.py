@@ -53,6 +53,13 @@ def measure(method: Any, state: Any, fed: Federation, server: Server, test: Data
         payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
         accuracies = _measure_personal(task, payload, fed, eval_clients)
         found["personal"] = _spread(sorted(accuracies.values()))
+        if server.stages:
+            found["personal_stages"] = {
+                name: found["personal"]
+                if scores is None
+                else _spread(sorted(s.accuracy for s in scores.values() if s.total))
+                for name, scores in server.stages.items()
+            }
         found["personal_accuracies"] = {k: round(a, 4) for k, a in list(accuracies.items())[:NOTED_CLIENTS]}
     return found
 
@@ -123,7 +130,7 @@ def summarise(
         "digest": states.digest(state),
         "models": best("models"),
         "ensembles": best("ensembles"),
-        **({"personal": evaluated[-1]["personal"]} if evaluated and "personal" in evaluated[-1] else {}),
+        **({p: evaluated[-1][p] for p in ("personal", "personal_stages") if p in evaluated[-1]} if evaluated else {}),
         "bytes": {way: sum(sum(m["bytes"][way].values()) for m in rounds) for way in ("down", "up")},
         "seconds": round(sum(m["seconds"]["total"] for m in rounds), 3),
         "failures": dict(sorted(failures.items())),
