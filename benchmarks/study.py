@@ -1,6 +1,7 @@
 """A small, honest study: the methods side by side, three seeds, two degrees of skew, equal rounds, with bytes.
 
     python benchmarks/study.py                                  # embedded Fashion-MNIST only
+    python benchmarks/study.py --part personal                  # a model for each client, in MNFL's two cases
     python benchmarks/study.py --cifar10 DIR --cifar100 DIR     # and CIFAR-10, distilled on CIFAR-100 (parquet folders)
     python benchmarks/study.py ... --write docs/results.md      # put the tables into the results page
 
@@ -58,18 +59,27 @@ GLOBAL: dict[str, tuple[str, str, Tables]] = {
     ),
 }
 
-# A model for each client, three architectures, judged on the client's own test split.
+# A model for each client, four architectures, judged on the client's own test split: MNFL's two cases (section 5.1).
+CASES: dict[str, tuple[str, Tables]] = {
+    "two-classes": ("two classes at each client", {"kind": "classes", "classes_per_client": 2}),
+    # 4: the smallest whole number with which all classes are at each client, in all three seeds
+    "all-classes": (
+        "all classes at each client, in unequal numbers",
+        {"kind": "dirichlet", "variant": "class", "alpha": 4.0},
+    ),
+}
 PERSONAL_LOCAL: Tables = {"epochs": 2, "batch": 32, "lr": 0.05}
 DISTIL: Tables = {"epochs": 1, "batch": 64, "lr": 0.05}
 
 
 def personal(name: str, **settings: Any) -> Tables:
     taught = {"distil": DISTIL, "public_size": 500, "temperature": 1.0} if name != "local" else {}
-    return merged(
-        MIXED,
-        {"data": {"client_test": 0.25}, "federation": {"fraction": 1.0}},
-        method(name, local=PERSONAL_LOCAL, **{**taught, **settings}),
-    )
+    return {
+        "run": {"rounds": 8},
+        "data": {"client_test": 0.25},
+        "models": {"clients": ["mlp", "lenet5", "tiny-cnn", "fedet-cnn"]},
+        **method(name, local=PERSONAL_LOCAL, **{**taught, **settings}),
+    }
 
 
 PERSONAL: dict[str, tuple[str, Tables]] = {
@@ -78,6 +88,14 @@ PERSONAL: dict[str, tuple[str, Tables]] = {
     "simpfl": ("Sim-pFL", personal("simpfl")),
     "topkpfl": ("TopK-pFL", personal("topkpfl")),
     "mnfl": ("MNFL", personal("mnfl")),
+}
+
+
+MATRICES = {
+    "learned": "learned",
+    "own": "everybody alone (e_n)",
+    "uniform": "uniform (1/N)",
+    "optimal": "the best there are",
 }
 
 
@@ -96,24 +114,35 @@ def data_sets(cifar10: str | None, cifar100: str | None) -> dict[str, Tables]:
     return found
 
 
-def cases(sets: dict[str, Tables]) -> dict[str, Tables]:
-    """Every run of the study by name."""
-
-    def seeds(data: str, alpha: float, name: str, settings: Tables) -> dict[str, Tables]:
-        same = merged(BASE, sets[data], settings, {"partition": {"alpha": alpha}})
-        return {f"{data}/a{alpha}/{name}/s{seed}": merged(same, {"run": {"seed": seed}}) for seed in SEEDS}
-
-    methods = [(n, c[-1]) for n, c in GLOBAL.items()] + [(f"p-{n}", c[-1]) for n, c in PERSONAL.items()]
+def global_cases(sets: dict[str, Tables]) -> dict[str, Tables]:
+    """Every run with one model for all, by name."""
     found: dict[str, Tables] = {}
     for data in sets:
         for alpha in ALPHAS:
-            for name, settings in methods:
-                found |= seeds(data, alpha, name, settings)
+            for name, (_, _, settings) in GLOBAL.items():
+                same = merged(BASE, sets[data], settings, {"partition": {"alpha": alpha}})
+                found |= {f"{data}/a{alpha}/{name}/s{seed}": merged(same, {"run": {"seed": seed}}) for seed in SEEDS}
     return found
 
 
-def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
-    """The tables in Markdown."""
+def personal_cases(sets: dict[str, Tables]) -> dict[str, Tables]:
+    """Every run with a model for each client, by name; seed by seed, so that a part of them is a comparison too."""
+    found: dict[str, Tables] = {}
+    for data in sets:
+        for seed in SEEDS:
+            for case, (_, partition) in CASES.items():
+                for name, (_, settings) in PERSONAL.items():
+                    tables = merged(sets[data], {"partition": {"clients": 20, **partition}}, settings)
+                    found[f"{data}/{case}/{name}/s{seed}"] = merged(tables, {"run": {"seed": seed}})
+    return found
+
+
+def megabytes(runs: list[dict[str, Any]]) -> str:
+    return f"{statistics.fmean(sum(run['bytes'].values()) for run in runs) / 1e6:.1f}"
+
+
+def global_tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
+    """Their tables in Markdown."""
     lines: list[str] = []
 
     def runs(data: str, alpha: float, name: str) -> list[str]:
@@ -121,9 +150,6 @@ def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathl
 
     def done(names: list[str]) -> bool:
         return all(n in found for n in names)
-
-    def megabytes(names: list[str]) -> str:
-        return f"{statistics.fmean(sum(found[n]['bytes'].values()) for n in names) / 1e6:.1f}"
 
     def ensemble(names: list[str]) -> str:
         best = [found[n]["ensembles"] for n in names]
@@ -142,37 +168,85 @@ def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathl
                 accuracies = [last_accuracy(out / n, model) for n in names] if done(names) else []
                 row += [spread(accuracies), ensemble(names)] if accuracies else ["not run"] * 2
             names = runs(data, 0.1, name)
-            lines.append("| " + " | ".join([*row, megabytes(names) if done(names) else "not run"]) + " |")
-        lines += ["", f"### {data}: a model for each client", ""]
-        lines += [
-            "| method | mean over clients, alpha 0.1 | weighted by samples | worst decile | mean over clients, alpha 1 "
-            "| weighted by samples | worst decile | MB both ways |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for name, (title, _) in PERSONAL.items():
-            row = [title]
-            for alpha in ALPHAS:
-                names = runs(data, alpha, f"p-{name}")
-                scores = [found[n]["personal"] for n in names] if done(names) else []
-                keys = ("mean", "weighted_mean", "worst_decile")
-                told = [spread([s[k] for s in scores]) if all(k in s for s in scores) else "–" for k in keys]
-                row += told if scores else ["not run"] * 3
-            names = runs(data, 0.1, f"p-{name}")
-            lines.append("| " + " | ".join([*row, megabytes(names) if done(names) else "not run"]) + " |")
+            row.append(megabytes([found[n] for n in names]) if done(names) else "not run")
+            lines.append("| " + " | ".join(row) + " |")
         lines.append("")
     return "\n".join(lines)
+
+
+def personal_tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
+    """The same; where seeds are missing, it is said how many there are."""
+    lines: list[str] = []
+    for data in sets:
+        for case, (words, _) in CASES.items():
+            lines += [f"### {data}: {words}", ""]
+            lines += [
+                "| method | after distilling | worst decile | after training | worst decile | MB both ways |",
+                "|---|---|---|---|---|---|",
+            ]
+            for name, (title, _) in PERSONAL.items():
+                names = [f"{data}/{case}/{name}/s{seed}" for seed in SEEDS]
+                runs = [found[n] for n in names if n in found]
+                row = [title if len(runs) == len(SEEDS) else f"{title} ({len(runs)} of {len(SEEDS)} seeds)"]
+                for stage in ("after_distilling", "after_training"):
+                    scores = [_stage(run, stage) for run in runs]
+                    for what in ("mean", "worst_decile"):
+                        row.append(spread([s[what] for s in scores]) if scores and all(scores) else "–")
+                lines.append("| " + " | ".join([*row, megabytes(runs) if runs else "–"]) + " |")
+            homes = [out / f"{data}/{case}/mnfl/s{seed}" for seed in SEEDS]
+            lines += ["", *_objective_table([home for home in homes if (home / "summary.json").is_file()]), ""]
+    return "\n".join(lines)
+
+
+def _stage(run: dict[str, Any], stage: str) -> dict[str, Any]:
+    """How good the clients' models were at that point of the last round; who only trains is judged after training."""
+    return run.get("personal_stages", {"after_training": run["personal"]}).get(stage, {})
+
+
+def _objective_table(homes: list[pathlib.Path]) -> list[str]:
+    """What the coefficients are worth in MNFL's runs, after the first and the last round."""
+    if not homes:
+        return []
+    lines = [
+        "| MNFL's coefficients | "
+        + " | ".join(f"{w}, round {r}" for r in ("1", "last") for w in ("loss", "objective"))
+        + " |",
+        "|---|---|---|---|---|",
+    ]
+    noted = [
+        [next(e for e in json.loads(line)["events"] if e["kind"] == "objective") for line in (first, last)]
+        for home in homes
+        for first, *_, last in [(home / "metrics.jsonl").read_text().splitlines()]
+    ]
+    for name, words in MATRICES.items():
+        row = [
+            f"{statistics.fmean(run[i][what][name] for run in noted):.2f}"
+            for i in (0, 1)
+            for what in ("ensemble_loss", "ensemble_objective")
+        ]
+        lines.append("| " + " | ".join([words, *row]) + " |")
+    return lines
+
+
+PARTS = {
+    "global": ("study", global_cases, global_tables),
+    "personal": ("personal", personal_cases, personal_tables),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar10", help="folder with CIFAR-10")
     parser.add_argument("--cifar100", help="folder with CIFAR-100: public data for CIFAR-10")
+    parser.add_argument("--part", choices=PARTS, default="global", help="one model for all, or one for each client")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/study"))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, help="fewer rounds, to see whether everything runs")
     parser.add_argument("--finished", action="store_true", help="run nothing: the tables of what is there")
-    parser.add_argument("--write", type=pathlib.Path, help="a page with the two study marks: the tables go between")
+    parser.add_argument("--write", type=pathlib.Path, help="a page with the part's two marks: the tables go between")
+    parser.add_argument("--record", type=pathlib.Path, help="a JSON file for the runs' summaries")
     args = parser.parse_args()
+    mark, cases, tables = PARTS[args.part]
     sets = data_sets(args.cifar10, args.cifar100)
     grid = cases(sets)
     if args.rounds:
@@ -185,7 +259,12 @@ def main() -> None:
     text = tables(sets, found, args.out)
     print(text)
     if args.write:
-        put(args.write, "study", text)
+        put(args.write, mark, text)
+    if args.record:
+        kept = ("digest", "models", "ensembles", "personal", "personal_stages", "bytes", "seconds")
+        runs = {name: {key: run[key] for key in kept if run.get(key)} for name, run in found.items()}
+        args.record.parent.mkdir(parents=True, exist_ok=True)
+        args.record.write_text(json.dumps(runs, indent=1) + "\n")
 
 
 if __name__ == "__main__":

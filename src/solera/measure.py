@@ -54,6 +54,11 @@ def measure(method: Any, state: Any, fed: Federation, server: Server, test: Data
             return found | {"personal": _measure_mean(task, payload, fed, eval_clients)}
         own = _measure_personal(task, payload, fed, eval_clients)
         found["personal"] = _spread(list(own.values()))
+        if server.stages:
+            found["personal_stages"] = {
+                name: found["personal"] if scores is None else _spread([s for s in scores.values() if s.total])
+                for name, scores in server.stages.items()
+            }
         found["personal_accuracies"] = {k: round(s.accuracy, 4) for k, s in list(own.items())[:NOTED_CLIENTS]}
     return found
 
@@ -149,7 +154,7 @@ def summarise(home: RunDirectory, method: Any, state: Any, fed: Federation, conf
         "digest": fed.digest(state),
         "models": best("models"),
         "ensembles": best("ensembles"),
-        **({"personal": evaluated[-1]["personal"]} if evaluated and "personal" in evaluated[-1] else {}),
+        **({p: evaluated[-1][p] for p in ("personal", "personal_stages") if p in evaluated[-1]} if evaluated else {}),
         "bytes": {way: sum(sum(m["bytes"][way].values()) for m in rounds) for way in ("down", "up")},
         "seconds": round(sum(m["seconds"]["total"] for m in rounds), 3),
         "failures": dict(sorted(failures.items())),

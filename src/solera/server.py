@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from .parts.chain import resized
+from .parts.local import Score
 from .randomness import Parallel, isolated, seed_from
 from .task import Data
 from .wire import ConfigError, Weights
@@ -57,6 +58,7 @@ class Server:
         """Forget the notes of the last round."""
         self.ensembles: list[EnsembleReport] = []
         self.averages: dict[str, Weights] = {}
+        self.stages: dict[str, Mapping[str, Score] | None] = {}
         self.events: list[dict[str, Any]] = []
 
     # -- models --
@@ -123,6 +125,11 @@ class Server:
     def report_average(self, P: str, weights: Weights) -> None:
         """Have the average of the clients' models measured too, as it was before it was distilled."""
         self.averages[P] = weights
+
+    def report_stages(self, **stages: Mapping[str, Score] | None) -> None:
+        """Have the clients' own models reported at several points of the round, by name, in their order: the scores
+        of those who took part, or None for the end of the round, where the run measures all of them."""
+        self.stages = dict(stages)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Note something that happened in this round; it is written to the run's metrics."""

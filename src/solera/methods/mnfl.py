@@ -6,22 +6,22 @@ learns along with the models. The equations are numbered as in the paper; docs/m
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
-from ..parts.local import Local
-from ..parts.similarity import Coefficients, kl_slope, learn, mixtures, mse_slope
+from ..parts.local import Local, check_number
+from ..parts.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mixtures, mse_loss
 from ..server import Server
 from ..wire import ConfigError
 from .baselines import score_own, train_alone
-from .coefficients import block, note, shares, uniform_matrix, with_block
+from .coefficients import block, note, note_objective, shares, uniform_matrix, with_block
 from .predictions import (
     StudentNorm,
-    ask,
+    ask_and_assess,
     check_public,
     check_temperature,
     distil_and_predict,
@@ -45,6 +45,8 @@ class MNFL:
     public_size: int | None = None  # public samples a round; 0: local training only; none: public.per_round
     rule: Literal["learned", "uniform"] = "learned"  # uniform: c stays 1/N, the plain average of FedMD
     c_loss: Literal["kl", "mse"] = "kl"  # collaborative loss of eq. (7): the paper's, or the authors' code's
+    c_reduction: Reduction = "sum"  # of that loss over samples; with the mean, c hardly moves at the paper's rate
+    c_batch: int = 256  # public samples it is taken over, at most
     c_pred: Literal["reuse", "post_distill"] = "reuse"  # what eq. (7) sees: this round's predictions, or new ones
     order: Literal["paper", "code"] = "paper"  # code: predict, learn c, distil, train; paper: train, predict, ...
     grow_epochs: bool = False  # local epochs 1, 2, 3, ... up to local.epochs, as in the authors' code
@@ -67,6 +69,7 @@ class MNFL:
 
     def __post_init__(self) -> None:
         check_temperature("mnfl", self.temperature)
+        check_number("c_batch", self.c_batch, 1)
         if self.order == "code" and self.c_pred == "post_distill":
             raise ConfigError("mnfl: c_pred = 'post_distill' is too late for order = 'code', which learns c first")
 
@@ -82,7 +85,8 @@ class MNFL:
             return state
         code = self.order == "code"
         first = replace(local, epochs=1, steps=None) if code else local  # in the code, of newcomers only
-        S, s = ask(A, x, self.temperature, first, fed, server, only_new=code)  # lines 11-13, eq. (5)
+        S, s, said = ask_and_assess(A, x, self.temperature, first, fed, server, only_new=code)  # lines 11-13, eq. (5)
+        before = {k: said[k].test for k in S}
         if code:
             c = self.learned(c, S, s, fed)
 
@@ -95,25 +99,44 @@ class MNFL:
             "student_norm": self.student_norm,
         }
         if code:
-            fed.map(distil_and_train, S, local=local, **how)
-        elif self.c_pred == "post_distill":
-            S, s = usable(fed.map(distil_and_predict, S, **how), len(x), fed, server)
+            taught = fed.map(distil_and_train, S, local=local, **how)
+            server.report_stages(after_distilling=taught, after_training=None)
         else:
+            server.report_stages(after_training=before, after_distilling=None)
+        if self.c_pred == "post_distill":
+            said = fed.map(distil_and_predict, S, **how)
+            S, s = usable(said, len(x), fed, server)
+        elif not code:
             fed.map(distil_locally, S, **how)  # lines 14-16, eq. (6)
         if not code:
             c = self.learned(c, S, s, fed)  # line 7
         note(c, fed, server)
+        loss, share, cfg = self.collaborative(S, s, fed)
+        private = sum(float(d) * said[k].loss for d, k in zip(shares(S, fed), S, strict=True))
+        note_objective(block(c, S, fed), loss, share, private, cfg, fed, server)  # eq. (4)
         return self.State(c)
 
     def learned(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> Tensor:
         """Eq. (7), for the coefficients between clients S, which have predicted s."""
         if self.rule == "uniform":
             return c
-        share, N, cfg = shares(S, fed), len(c), self.coefficients
-        slope = partial(kl_slope, s)
-        if self.c_loss == "mse":  # in the code all clients weigh the same, and the penalty is a mean, not a sum
-            share, cfg, slope = share.new_ones(len(S)), replace(cfg, rho=cfg.rho / N), partial(mse_slope, s)
-        return with_block(c, S, learn(block(c, S, fed), slope, share, N, cfg), fed)
+        loss, share, cfg = self.collaborative(S, s, fed)
+        return with_block(c, S, learn(block(c, S, fed), loss.slope, share, len(c), cfg), fed)
+
+    def collaborative(self, S: list[str], s: Tensor, fed: Federation) -> tuple[Loss, Tensor, Coefficients]:
+        """The loss of the coefficients between clients S over a batch of what they predicted, how much each client's
+        counts, and the settings it is meant for."""
+        s = s[:, self.batch(s.shape[1], fed)]  # xi_r
+        if self.c_loss == "kl":
+            return kl_loss(s, self.c_reduction), shares(S, fed), self.coefficients
+        # In the code all clients weigh the same, and the penalty is a mean, not a sum.
+        cfg = replace(self.coefficients, rho=self.coefficients.rho / len(fed.clients))
+        return mse_loss(s, self.c_reduction), torch.ones(len(S), dtype=torch.float64), cfg
+
+    def batch(self, samples: int, fed: Federation) -> Tensor:
+        """Which of the round's public samples the coefficients are learned on: the same whenever it is asked."""
+        g = torch.Generator().manual_seed(fed.seed("coefficients"))
+        return torch.randperm(samples, generator=g)[: self.c_batch].sort().values
 
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""

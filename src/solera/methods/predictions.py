@@ -5,6 +5,7 @@ up goes what the client's model says about them, down again what it should have 
 client, under "model" in its state.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ..federation import Federation, Replies
 from ..parts.distill import divergence
-from ..parts.local import Fitted, Local, fit, is_finite, logits_of, weights_of
+from ..parts.local import Fitted, Local, Score, evaluate, fit, is_finite, logits_of, weights_of
 from ..parts.objectives import Objective, towards
 from ..parts.teachers import entropy
 from ..randomness import seed_from
@@ -43,6 +44,20 @@ class Predictions:
     def __post_init__(self) -> None:
         if self.probs.ndim != 2 or self.probs.dtype != torch.float32:
             raise ValueError(f"predictions are rows of float32, not {tuple(self.probs.shape)} {self.probs.dtype}")
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """Predictions of public samples, and how good the model that made them is at home."""
+
+    probs: Tensor  # as in Predictions
+    loss: float  # mean cross-entropy over the client's private samples, L_n of MNFL's objective (4); 0 without any
+    test: Score  # on the client's own test split
+
+    def __post_init__(self) -> None:
+        Predictions(self.probs)
+        if not math.isfinite(self.loss):
+            raise ValueError(f"a private loss of {self.loss}")
 
 
 @dataclass(frozen=True)
@@ -83,14 +98,14 @@ def are_probabilities(probs: Tensor) -> bool:
 @task("train_and_predict")
 def train_and_predict(client: Client, local: Local, only_new: bool, drawn: Drawn, temperature: float) -> Predictions:
     """Train on private data (with `only_new`, just a client that has no model yet), then predict public samples."""
-    inputs = public_inputs(client, drawn)  # before any work
-    own = client.state.get("model")
-    model = client.model(own)
-    if own is None or not only_new:
-        settled(model, fit(model, client.train.inputs, client.train.labels, local, client.seed))
-    probs = _predict(model, inputs, temperature)
-    remember(client, model, drawn)
+    _, probs = _trained_answer(client, local, only_new, drawn, temperature)
     return Predictions(probs)
+
+
+@task("train_and_assess")
+def train_and_assess(client: Client, local: Local, only_new: bool, drawn: Drawn, temperature: float) -> Assessed:
+    """The same, and say how good the model is before it is taught."""
+    return _assessed(client, *_trained_answer(client, local, only_new, drawn, temperature))
 
 
 @task("train_and_answer")
@@ -119,19 +134,21 @@ def distil_locally(
 @task("distil_and_predict")
 def distil_and_predict(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm
-) -> Predictions:
+) -> Assessed:
     """The same, and predict them again."""
     model, inputs = distil_own(client, targets, distil, towards_targets(temperature, student_norm))
-    return Predictions(_predict(model, inputs, temperature))
+    return _assessed(client, model, _predict(model, inputs, temperature))
 
 
 @task("distil_and_train")
 def distil_and_train(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm, local: Local
-) -> None:
-    """The same, and train on private data afterwards."""
+) -> Score:
+    """The same, and train on private data afterwards; how good it was before that, on the client's own test split."""
     model, _ = distil_own(client, targets, distil, towards_targets(temperature, student_norm))
+    taught = evaluate(model, client.test.inputs, client.test.labels)
     train_after(client, model, local)
+    return taught
 
 
 def public_inputs(client: Client, drawn: Drawn) -> Tensor:
@@ -209,6 +226,24 @@ def keep(client: Client, model: nn.Module, done: Fitted) -> nn.Module:
     return model
 
 
+def _trained_answer(
+    client: Client, local: Local, only_new: bool, drawn: Drawn, temperature: float
+) -> tuple[nn.Module, Tensor]:
+    inputs = public_inputs(client, drawn)  # before any work
+    own = client.state.get("model")
+    model = client.model(own)
+    if own is None or not only_new:
+        settled(model, fit(model, client.train.inputs, client.train.labels, local, client.seed))
+    probs = _predict(model, inputs, temperature)
+    remember(client, model, drawn)
+    return model, probs
+
+
+def _assessed(client: Client, model: nn.Module, probs: Tensor) -> Assessed:
+    private = evaluate(model, client.train.inputs, client.train.labels)
+    return Assessed(probs, private.loss, evaluate(model, client.test.inputs, client.test.labels))
+
+
 def _train(client: Client, local: Local, drawn: Drawn) -> tuple[nn.Module, Tensor]:
     inputs = public_inputs(client, drawn)  # before any work
     model = client.model(client.state.get("model"))
@@ -247,9 +282,27 @@ def ask(
     only_new: bool = False,
 ) -> tuple[list[str], Tensor]:
     """Have clients train and predict: those with usable predictions, and the predictions."""
-    drawn = Drawn(indices.int(), server.public.digest)
-    how: dict[str, Any] = {"local": local, "only_new": only_new, "drawn": drawn, "temperature": temperature}
+    how = _question(indices, temperature, local, server, only_new)
     return usable(fed.map(train_and_predict, clients, **how), len(indices), fed, server)
+
+
+def ask_and_assess(
+    clients: Sequence[str],
+    indices: Tensor,
+    temperature: float,
+    local: Local,
+    fed: Federation,
+    server: Server,
+    only_new: bool = False,
+) -> tuple[list[str], Tensor, Replies]:
+    """The same, and what else they said (see Assessed)."""
+    replies = fed.map(train_and_assess, clients, **_question(indices, temperature, local, server, only_new))
+    return *usable(replies, len(indices), fed, server), replies
+
+
+def _question(indices: Tensor, temperature: float, local: Local, server: Server, only_new: bool) -> dict[str, Any]:
+    drawn = Drawn(indices.int(), server.public.digest)
+    return {"local": local, "only_new": only_new, "drawn": drawn, "temperature": temperature}
 
 
 def question(indices: Tensor, server: Server) -> dict[str, Any]:

@@ -17,7 +17,15 @@ from ..server import Server
 from ..wire import ConfigError
 from .baselines import score_own, train_alone
 from .coefficients import note, uniform_matrix, with_columns
-from .predictions import StudentNorm, ask, check_public, check_temperature, distil_locally, draw, participants
+from .predictions import (
+    StudentNorm,
+    ask_and_assess,
+    check_public,
+    check_temperature,
+    distil_locally,
+    draw,
+    participants,
+)
 
 
 def info(title: str) -> Info:
@@ -39,7 +47,8 @@ def similar_round(method: Any, c: Tensor, fed: Federation, server: Server) -> Te
     if len(x) == 0:
         fed.map(train_alone, A, local=method.local)
         return c
-    S, s = ask(A, x, method.temperature, method.local, fed, server)
+    S, s, said = ask_and_assess(A, x, method.temperature, method.local, fed, server)
+    server.report_stages(after_training={k: said[k].test for k in S}, after_distilling=None)
     weights = method.mixture(cosines(s))
     targets = dict(zip(S, mixtures(weights, [{"probs": s_m} for s_m in s]), strict=True))
     fed.map(

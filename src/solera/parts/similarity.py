@@ -7,7 +7,7 @@ n is taught by. Where only some clients take part, `c` is the block of those who
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,7 +17,17 @@ from .aggregate import Weights, weighted_mean
 from .local import check_number
 
 SMALLEST = 1e-12  # no logarithm of a smaller probability is taken
+SEARCH_STEPS = 500  # at most, for the best coefficients; a hundred are usually enough
 Slope = Callable[[Tensor], Tensor]  # weights of the mixtures [m, m] -> gradient of the receivers' losses by them
+Reduction = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A collaborative loss as a function of the weights of the mixtures [m, m]: each receiver's, and the gradient."""
+
+    value: Callable[[Tensor], Tensor]  # [m]
+    slope: Slope
 
 
 @dataclass(frozen=True)
@@ -52,13 +62,68 @@ def learn(c: Tensor, slope: Slope, share: Tensor, clients: int, cfg: Coefficient
         return c  # not even by the rounding of a projection
     mass = c.sum(0)
     for _ in range(cfg.steps):
-        # Without a constraint the mass is free, and only the share of clients present is made up for.
-        weights = c * (clients / len(c)) if cfg.constraint == "none" else _per_mass(c, mass)
-        gradient = cfg.lam * share * slope(weights) + 2 * cfg.rho * (c - 1 / clients)
+        gradient = _gradient(c, mass, slope, share, clients, cfg)
         c = c - (_auto_lr(gradient) if cfg.auto_lr else cfg.lr) * gradient
         if cfg.constraint == "simplex":
             c = project(c, mass)
     return mass * torch.softmax(5 * _per_mass(c, mass), 0) if cfg.constraint == "softmax5" else c
+
+
+def _weights(c: Tensor, mass: Tensor, clients: int, cfg: Coefficients) -> tuple[Tensor, Tensor | float]:
+    """The weights with which those present are mixed, and how much these change with the coefficients."""
+    if cfg.constraint == "none":  # the mass is free, and only the share of clients present is made up for
+        return c * (clients / len(c)), clients / len(c)
+    return _per_mass(c, mass), torch.where(mass > 0, 1 / mass, 0.0)
+
+
+def _gradient(c: Tensor, mass: Tensor, slope: Slope, share: Tensor, clients: int, cfg: Coefficients) -> Tensor:
+    """Of objective (4) by the coefficients."""
+    weights, inner = _weights(c, mass, clients, cfg)
+    return cfg.lam * share * slope(weights) * inner + 2 * cfg.rho * (c - 1 / clients)
+
+
+def terms(c: Tensor, loss: Loss, share: Tensor, clients: int, cfg: Coefficients) -> tuple[Tensor, Tensor]:
+    """What objective (4) says of each receiver's column: lambda D_n/D times its loss, and the pull towards 1/N."""
+    weights, _ = _weights(c, c.sum(0), clients, cfg)
+    return cfg.lam * share * loss.value(weights), cfg.rho * (c - 1 / clients).square().sum(0)
+
+
+def best(start: Tensor, loss: Loss, share: Tensor, clients: int, cfg: Coefficients, tolerance: float) -> Tensor:
+    """The columns, with the masses of `start`, at which objective (4) is least: where `learn` is on the way to.
+
+    Each column's problem is convex. Accelerated projected gradient steps (FISTA, with a step size and restarts of its
+    own for each column) never leave a column worse than they found it, and end when ten of them have brought no
+    column more than `tolerance` of its value.
+    """
+    mass, cfg = start.sum(0), replace(cfg, constraint="simplex")
+
+    def total(c: Tensor) -> Tensor:
+        collaborative, pull = terms(c, loss, share, clients, cfg)
+        return collaborative + pull
+
+    here, lead, value = start, start, total(start)
+    momentum, length = torch.ones_like(mass), torch.ones_like(mass)
+    before = torch.full_like(value, math.inf)
+    for step in range(SEARCH_STEPS):
+        if step % 10 == 0:
+            if bool((before - value <= tolerance * (1 + value.abs())).all()):
+                break
+            before = value
+        gradient, at_lead = _gradient(lead, mass, loss.slope, share, clients, cfg), total(lead)
+        while True:
+            new = project(lead - length * gradient, mass)
+            moved, found = new - lead, total(new)
+            bound = at_lead + (gradient * moved).sum(0) + moved.square().sum(0) / (2 * length)
+            too_long = found > bound + 1e-12 * (1 + at_lead.abs())  # the last: rounding
+            if not bool(too_long.any()):
+                break
+            length = torch.where(too_long, length / 2, length)
+        worse = found > value
+        new, value = torch.where(worse, here, new), torch.where(worse, value, found)
+        grown = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
+        lead = project(new + torch.where(worse, 0.0, (momentum - 1) / grown) * (new - here), mass)
+        here, momentum, length = new, torch.where(worse, 1.0, grown), 1.2 * length
+    return here
 
 
 def project(v: Tensor, mass: Tensor | float = 1.0) -> Tensor:
@@ -84,27 +149,45 @@ def mixtures(c: Tensor, uploads: Sequence[Weights]) -> list[Weights]:
 # ---- collaborative losses ---------------------------------------------------------------------------
 
 
-def kl_slope(s: Tensor, weights: Tensor) -> Tensor:
-    """Gradient of KL(sum_m w_mn s_m || s_n), mean over samples, by w: [givers, receivers].
+def kl_loss(s: Tensor, reduction: Reduction) -> Loss:
+    """KL(sum_m w_mn s_m || s_n), the sum (or mean) over samples, of predictions s [clients, samples, classes].
 
-    `s` are predictions [clients, samples, classes]. The receiver's own s_n is a constant on the right.
+    The receiver's own s_n is a constant on the right.
     """
-    samples = s.shape[1]
+    scale = 1.0 if reduction == "sum" else 1 / s.shape[1]
     s = s.double().clamp_min(SMALLEST)
     s = (s / s.sum(-1, keepdim=True)).flatten(1)
-    mixed = (weights.T @ s).clamp_min(SMALLEST)
-    return s @ (mixed.log() - s.log() + 1).T / samples
+    log = s.log()
+
+    def value(weights: Tensor) -> Tensor:
+        mixed = (weights.T @ s).clamp_min(SMALLEST)
+        return scale * (mixed * (mixed.log() - log)).sum(1)
+
+    def slope(weights: Tensor) -> Tensor:
+        mixed = (weights.T @ s).clamp_min(SMALLEST)
+        return scale * (s @ (mixed.log() - log + 1).T)
+
+    return Loss(value, slope)
 
 
-def mse_slope(s: Tensor, weights: Tensor) -> Tensor:
-    """Gradient of the mean over samples and classes of (sum_m w_mn s_m - s_n)^2, by w."""
+def mse_loss(s: Tensor, reduction: Reduction) -> Loss:
+    """(sum_m w_mn s_m - s_n)^2, the mean over classes and the sum (or mean) over samples."""
+    scale = 1 / s.shape[2] if reduction == "sum" else 1 / (s.shape[1] * s.shape[2])
     s = s.double().flatten(1)
-    return 2 * s @ (weights.T @ s - s).T / s.shape[1]
+    return Loss(
+        lambda weights: scale * (weights.T @ s - s).square().sum(1),
+        lambda weights: scale * 2 * s @ (weights.T @ s - s).T,
+    )
 
 
-def gram_slope(gram: Tensor, size: int, weights: Tensor) -> Tensor:
-    """Gradient of 1/(2 size) ||sum_m w_mn x_m - x_n||^2 by w, from the inner products <x_m, x_n> alone."""
-    return (gram @ weights - gram) / size
+def gram_loss(gram: Tensor, size: int = 1) -> Loss:
+    """||sum_m w_mn x_m - x_n||^2 / (2 size), from the inner products <x_m, x_n> alone."""
+
+    def value(weights: Tensor) -> Tensor:
+        off = weights - torch.eye(len(gram), dtype=gram.dtype)
+        return (off * (gram @ off)).sum(0) / (2 * size)
+
+    return Loss(value, lambda weights: (gram @ weights - gram) / size)
 
 
 def gram_matrix(uploads: Sequence[Weights], names: Sequence[str]) -> Tensor:

@@ -9,7 +9,6 @@ Some are tested beside the method they belong to, and not again here:
 """
 
 import dataclasses
-from functools import partial
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from solera.parts.consensus import confidence_weights, consensus, diversity, ens
 from solera.parts.distill import Distill
 from solera.parts.local import Local, fit, logits_of, weights_of
 from solera.parts.norms import batchnorms
-from solera.parts.similarity import Coefficients, kl_slope, learn
+from solera.parts.similarity import Coefficients, kl_loss, learn
 from solera.parts.teachers import drop_worst
 from solera.run import simulate
 from solera.task import Data
@@ -50,7 +49,7 @@ def convs(tmp, **options) -> World:
 def test_fedted_ktpfl_the_coefficients_never_move(tmp_path):
     """Its mixture is made before the coefficients ask for a gradient: all that is left is 0 at 1/N."""
     world = exchange(tmp_path)
-    start, end = world.run(MNFL(LOCAL, LOCAL, Coefficients(lr=0.5), temperature=1.0))
+    start, end = world.run(MNFL(LOCAL, LOCAL, temperature=1.0))  # at the paper's rate, the default
     assert torch.equal(start.c, torch.full((5, 5), 0.2, dtype=torch.float64))
     assert (end.c - start.c).abs().max() > 1e-3
 
@@ -65,7 +64,7 @@ def test_official_ktpfl_a_softmax_that_is_stored_forgets_what_was_learned():
         kept[constraint] = c
         for _ in range(3):
             cfg = Coefficients(lr=0.1, rho=0.0, constraint=constraint)
-            kept[constraint] = learn(kept[constraint], partial(kl_slope, alike), share, N, cfg)
+            kept[constraint] = learn(kept[constraint], kl_loss(alike, "sum").slope, share, N, cfg)
     assert torch.allclose(kept["simplex"], c, rtol=0, atol=1e-12)
     assert (kept["softmax5"] - 1 / N).abs().max() < 0.005  # an option here, for comparison only
 
