@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Local, Score, evaluate, fit, is_finite, weights_of
+from ..parts.local import Diverged, Local, Score, evaluate, fit, weights_of
 from ..server import Server
 from ..task import Client, task
 from ..wire import Weights
-from .shared import models_of
+from .shared import models_of, outcome_of
 
 
 @task("train_alone")
@@ -18,9 +18,7 @@ def train_alone(client: Client, local: Local) -> None:
     """Go on training the client's own model; it stays on the client."""
     model = client.model(client.state.get("model"))
     fit(model, client.train.inputs, client.train.labels, local, client.seed)
-    weights = weights_of(model)
-    if is_finite(weights):  # a model that has blown up would never recover
-        client.state["model"] = weights
+    client.state["model"] = weights_of(model)
 
 
 @task("score_own")
@@ -90,15 +88,19 @@ class Centralised:
     def round(self, state: State, fed: Federation, server: Server) -> State:
         data = server.all_train
 
-        def train(P: str) -> Weights:
-            model = server.model(P, state.weights[P])
-            fit(model, data.inputs, data.labels, self.local, fed.seed("centralised", P))
-            weights = weights_of(model)
-            return weights if is_finite(weights) else state.weights[P]
+        def train(P: str) -> Weights | Diverged:
+            model, seed = server.model(P, state.weights[P]), fed.seed("centralised", P)
+            done = outcome_of(lambda: fit(model, data.inputs, data.labels, self.local, seed))
+            return done if isinstance(done, Diverged) else weights_of(model)
 
-        names = list(state.weights)
+        weights, names = dict(state.weights), list(state.weights)
         trained = server.parallel([partial(train, P) for P in names], [fed.seed("dropout", P) for P in names])
-        return self.State(dict(zip(names, trained, strict=True)))
+        for P, found in zip(names, trained, strict=True):
+            if isinstance(found, Diverged):
+                server.event("server_diverged", architecture=P, steps=found.steps, reason=str(found))
+            else:
+                weights[P] = found
+        return self.State(weights)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

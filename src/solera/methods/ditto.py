@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Local, fit, is_finite, weights_of
+from ..parts.local import Local, fit, weights_of
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, Weights
@@ -34,10 +34,8 @@ def update_both(client: Client, weights: Weights, local: Local, lam: float) -> U
         return gradient + lam * (at[name].detach() - weights[name])
 
     # Same seed: same minibatches. The pull is no part of the loss: far from w it would pass for a loss that blows up.
-    done = fit(v, client.train.inputs, client.train.labels, local, client.seed, correct=pulled)
-    personal = weights_of(v)
-    if not done.stopped and is_finite(personal):  # a model of its own that has blown up would never recover
-        client.state["model"] = personal
+    fit(v, client.train.inputs, client.train.labels, local, client.seed, correct=pulled)
+    client.state["model"] = weights_of(v)
     return update
 
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ..federation import Federation, QuorumNotMet, Replies
 from ..parts.feature_server import check_shape, extract, taught, tower_with
-from ..parts.local import Local, Score, evaluate, fit, logits_of
+from ..parts.local import Local, Score, evaluate, fit, logits_of, weights_of
 from ..parts.teachers import soft_targets
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, DataError, Weights
-from .predictions import finite, settled
+from .predictions import finite
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def train_and_extract(
         raise DataError(f"{client.id} has {len(labels)} samples and was sent the logits of {len(teacher)}")
     model = client.model(client.state.get("model"))
     objective = taught(labels, teacher if len(teacher) else None, alpha, temperature)
-    weights = settled(model, fit(model, inputs, torch.arange(len(labels)), local, client.seed, objective))
+    fit(model, inputs, torch.arange(len(labels)), local, client.seed, objective)
     features, logits = _extracted(client, model, layer)
-    client.state["model"] = weights
+    client.state["model"] = weights_of(model)
     return Extracted(features, logits, labels.int())
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
-from ..parts.local import Local, fit, is_finite, weights_of
+from ..parts.local import Local, fit, weights_of
 from ..parts.norms import parameter_names
 from ..parts.similarity import Coefficients, gram_matrix, gram_slope, learn, mixtures
 from ..server import Server
@@ -29,9 +29,7 @@ def personal_update(client: Client, weights: Weights, local: Local) -> Update:
     """Train the received model, keep the result as the client's own, and send it."""
     model = client.model(weights)
     fit(model, client.train.inputs, client.train.labels, local, client.seed)
-    trained = weights_of(model)
-    if is_finite(trained):  # the server refuses the others
-        client.state["model"] = trained
+    client.state["model"] = trained = weights_of(model)
     return Update(trained)
 
 

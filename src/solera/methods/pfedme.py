@@ -12,7 +12,7 @@ from typing import ClassVar
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.bilevel import Envelope, follow_envelope
-from ..parts.local import is_finite, weights_of
+from ..parts.local import weights_of
 from ..parts.norms import parameter_names
 from ..server import Server
 from ..task import Client, task
@@ -28,10 +28,8 @@ from .shared import models_of
 def envelope_update(client: Client, weights: Weights, local: Envelope) -> Update:
     """Train theta from the received model on and keep it; send w, which has followed it."""
     model = client.model(weights)
-    w, done = follow_envelope(model, client.train.inputs, client.train.labels, local, client.seed)
-    theta = weights_of(model)
-    if not done.stopped and is_finite(theta):
-        client.state["model"] = theta
+    w, _ = follow_envelope(model, client.train.inputs, client.train.labels, local, client.seed)
+    client.state["model"] = theta = weights_of(model)
     return Update(theta | w)  # parameters of w; it has seen no sample, so the BatchNorm statistics are theta's
 
 

@@ -13,7 +13,7 @@ import torch
 from ..federation import Federation, Means, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.aggregate import RunningMean
-from ..parts.local import Local, fit, gradient_of, is_finite, weights_of
+from ..parts.local import Local, fit, gradient_of, weights_of
 from ..parts.norms import parameter_names
 from ..server import Server
 from ..task import Client, task
@@ -61,7 +61,7 @@ def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) 
     correct = lambda n, g: g - c_k[n] + c[n]  # noqa: E731
     done = fit(model, data.inputs, data.labels, local, client.seed, correct=correct)  # lines 8-11
     y = weights_of(model)
-    if done.lr_sum == 0 or not is_finite(y):  # nothing was learned about the gradient
+    if done.lr_sum == 0:  # nothing was learned about the gradient
         new = c_k
     elif option == "I":
         new = gradient_of(client.model(x), data.inputs, data.labels, local.batch)  # line 12 (i)

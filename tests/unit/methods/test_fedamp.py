@@ -128,7 +128,7 @@ def test_wire(tmp_path):
     world = mixed(tmp_path)
     world.run(FedAMP(LOCAL), 2)
     d = sum(numbers(world.server.init(P))[0] for P in KINDS)
-    assert world.fed.down["train_received"].floats == world.fed.up["train_received"].floats == d
+    assert world.fed.down["local_update"].floats == world.fed.up["local_update"].floats == d
 
 
 def test_clients_find_their_camp_and_do_what_one_model_cannot(tmp_path):
