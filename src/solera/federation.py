@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -173,13 +173,15 @@ class Federation:
         /,
         by: Callable[[str], Hashable] | None = None,
         uniform: bool = False,
+        once: Collection[str] = (),
         **payload: Any,
     ) -> Any:
         """Run a task on each client and return only the mean of the replies, weighted by examples or uniform.
 
-        Replies are summed as they come and not kept. With `by` there is one mean for each group of clients.
+        Replies are summed as they come and not kept. With `by` there is one mean for each group of clients. In the
+        fields `once` every client counts once, whatever its examples and however often it was drawn.
         """
-        return self.submit_mean(task, clients, by=by, uniform=uniform, **payload)()
+        return self.submit_mean(task, clients, by=by, uniform=uniform, once=once, **payload)()
 
     def submit(self, task: Task, clients: Sequence[str], /, **payload: Any) -> Callable[[], Replies]:
         """As `map`, but start now and return a function that waits for the replies."""
@@ -201,6 +203,7 @@ class Federation:
         /,
         by: Callable[[str], Hashable] | None = None,
         uniform: bool = False,
+        once: Collection[str] = (),
         **payload: Any,
     ) -> Callable[[], Any]:
         """As `mean`, but start now and return a function that waits."""
@@ -219,7 +222,8 @@ class Federation:
                 counts[group] += copies
                 for f in fields:
                     value = getattr(reply, f)
-                    means[f].add(value if isinstance(value, dict) else {"": torch.as_tensor(value)}, n)
+                    weights = value if isinstance(value, dict) else {"": torch.as_tensor(value)}
+                    means[f].add(weights, 1 if f in once else n)
             if by is None:
                 return _mean_reply(task, sums[None])
             groups = sorted(sums, key=str)

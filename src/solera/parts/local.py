@@ -154,6 +154,16 @@ def minibatches(inputs: Tensor, labels: Tensor, cfg: Local, seed: int) -> Iterat
         left -= per_epoch
 
 
+def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
+    """How many steps `fit` takes on n samples; `normalised`: with BatchNorm, so that single samples are skipped."""
+    if n == 0:
+        return 0
+    per_epoch = -(-n // cfg.batch)
+    total = cfg.epochs * per_epoch if cfg.steps is None else cfg.steps
+    skipped = normalised and min(cfg.batch, n) > 1 and n % cfg.batch == 1  # the last one of each whole epoch
+    return total - total // per_epoch if skipped else total
+
+
 def weights_of(model: nn.Module) -> Weights:
     """A copy of the parameters and buffers of `model`, in one memory layout whatever the model's own."""
     return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in model.state_dict().items()}

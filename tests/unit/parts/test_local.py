@@ -2,9 +2,11 @@
 
 import math
 
+import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
 from torch import nn
 
 from solera.parts.local import (
@@ -16,6 +18,7 @@ from solera.parts.local import (
     is_finite,
     logits_of,
     minibatches,
+    planned_steps,
     weights_of,
 )
 from solera.parts.objectives import proximal
@@ -144,6 +147,19 @@ def test_g6_a_batch_size_of_one_trains_on_running_statistics():
     mean = model[1].running_mean.clone()
     assert fit(model, x, y, Local(epochs=2, batch=1), 0).steps == 10
     assert torch.equal(model[1].running_mean, mean)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    n=st.integers(0, 12),
+    batch=st.integers(1, 8),
+    epochs=st.integers(0, 3),
+    steps=st.none() | st.integers(0, 9),
+    norm=st.booleans(),
+)
+def test_the_steps_of_a_training_are_known_beforehand(n, batch, epochs, steps, norm):
+    cfg = Local(epochs=epochs, steps=steps, batch=batch, lr=0.01)
+    assert planned_steps(cfg, n, norm) == fit(Conv(0, norm), *images(n), cfg, 0).steps
 
 
 # ---- G8: blow-ups ----------------------------------------------------------------------------------
