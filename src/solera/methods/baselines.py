@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ..federation import Federation
+from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.local import Diverged, Local, Score, evaluate, fit, weights_of
 from ..server import Server
@@ -23,8 +23,26 @@ def train_alone(client: Client, local: Local) -> None:
 
 @task("score_own")
 def score_own(client: Client) -> Score:
-    """The client's own model on its own test samples."""
-    return evaluate(client.model(client.state.get("model")), client.test.inputs, client.test.labels)
+    """The client's own model on its own test samples; nothing of a client that has none yet."""
+    return scored(client, client.state.get("model"))
+
+
+@task("score_own_or_received")
+def score_own_or_received(client: Client, weights: Weights) -> Score:
+    """The same where there is a common model: a client that has none of its own yet would be given that."""
+    return scored(client, client.state.get("model", weights))
+
+
+def scored(client: Client, weights: Weights | None) -> Score:
+    """A model on the client's test samples; None: no model, and no sample counts."""
+    if weights is None:
+        return Score(0, 0, 0.0)
+    return evaluate(client.model(weights), client.test.inputs, client.test.labels)
+
+
+def common_model(x: dict[str, Weights], fed: Federation) -> dict[str, Any]:
+    """The payload of `score_own_or_received`: for each client the common model of its architecture."""
+    return {"weights": per_client(lambda k: x[fed.architecture(k)])}
 
 
 @register("local")

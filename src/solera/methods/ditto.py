@@ -6,7 +6,7 @@ w it received. Only w travels. Different architectures are separate federations 
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, Weights
 from .averaging import mean_of
-from .baselines import score_own
+from .baselines import common_model, score_own_or_received
 from .fedavg import Average
 from .local_update import Update, local_update
 from .shared import models_of
@@ -57,7 +57,7 @@ class Ditto:
         state="its model",
         privacy="means only",
     )
-    personal: ClassVar = score_own
+    personal: ClassVar = score_own_or_received
 
     @dataclass(frozen=True)
     class State:
@@ -79,6 +79,9 @@ class Ditto:
         w = state.weights
         mean = mean_of(update_both, w, fed, self.average, local=self.local, lam=self.lam)
         return self.State(w | {P: mean[P].weights for P in mean})
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        return common_model(state.weights, fed)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

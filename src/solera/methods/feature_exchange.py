@@ -19,6 +19,7 @@ from ..parts.teachers import soft_targets
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, DataError, Weights
+from .baselines import scored
 from .predictions import finite
 
 
@@ -84,11 +85,14 @@ def _extracted(client: Client, model: nn.Module, layer: str) -> tuple[Tensor, Te
 
 @task("score_with_tower")
 def score_with_tower(client: Client, weights: Weights, hidden: int, layers: int, layer: str, alone: bool) -> Score:
-    """The client's extractor and the server's tower on the client's test samples; `alone`: its own small model."""
+    """The client's extractor and the server's tower on the client's test samples; `alone`: its own small model.
+
+    A client that was never asked has no extractor: no sample of its counts.
+    """
     inputs, labels = client.test.inputs, client.test.labels
-    model = client.model(client.state.get("model"))
-    if alone or len(labels) == 0:
-        return evaluate(model, inputs, labels)
+    if alone or len(labels) == 0 or "model" not in client.state:
+        return scored(client, client.state.get("model"))
+    model = client.model(client.state["model"])
     features, _ = extract(model, inputs, layer)
     top = tower_with(weights, features.shape[1:], client.classes, hidden, layers)
     return evaluate(top, features, labels)

@@ -7,7 +7,7 @@ share nothing.
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..federation import Federation
 from ..method import Info, Model, register
@@ -18,7 +18,7 @@ from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, Weights
 from .averaging import mean_of
-from .baselines import score_own
+from .baselines import common_model, score_own_or_received
 from .fedavg import Average
 from .local_update import Update
 from .shared import models_of
@@ -51,7 +51,7 @@ class PFedMe:
         state="its model theta",
         privacy="means only",
     )
-    personal: ClassVar = score_own
+    personal: ClassVar = score_own_or_received
 
     @dataclass(frozen=True)
     class State:
@@ -72,6 +72,9 @@ class PFedMe:
             moved = {n: (1 - self.beta) * w[P][n] + self.beta * reply.weights[n] for n in names}
             w[P] = reply.weights | moved  # statistics: the mean
         return self.State(w)
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        return common_model(state.weights, fed)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)
