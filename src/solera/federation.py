@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -226,14 +226,17 @@ class Federation:
         by: Callable[[str], Hashable] | None = None,
         uniform: bool = False,
         min_replies: int | None = None,
+        once: Collection[str] = (),
         **payload: Any,
     ) -> Any:
         """Run a task on each client and return only the mean of the replies, weighted by examples or uniform.
 
-        Replies are summed as they come and not kept. With `by` there is one mean for each group of clients. With
+        Replies are summed as they come and not kept. With `by` there is one mean for each group of clients. In the
+        fields `once` every client counts once, whatever its examples and however often it was drawn. With
         `min_replies=0` there may be nothing to average: then the result is None (or has no group).
         """
-        return self.submit_mean(task, clients, by=by, uniform=uniform, min_replies=min_replies, **payload)()
+        how: dict[str, Any] = {"by": by, "uniform": uniform, "once": once, "min_replies": min_replies}
+        return self.submit_mean(task, clients, **how, **payload)()
 
     def submit(
         self, task: Task, clients: Sequence[str], /, min_replies: int | None = None, **payload: Any
@@ -258,6 +261,7 @@ class Federation:
         by: Callable[[str], Hashable] | None = None,
         uniform: bool = False,
         min_replies: int | None = None,
+        once: Collection[str] = (),
         **payload: Any,
     ) -> Callable[[], Any]:
         """As `mean`, but start now and return a function that waits."""
@@ -276,7 +280,8 @@ class Federation:
                 counts[group] += copies
                 for f in fields:
                     value = getattr(reply, f)
-                    means[f].add(value if isinstance(value, dict) else {"": torch.as_tensor(value)}, n)
+                    weights = value if isinstance(value, dict) else {"": torch.as_tensor(value)}
+                    means[f].add(weights, 1 if f in once else n)
             if by is None:
                 return _mean_reply(task, sums[None]) if sums else None
             groups = sorted(sums, key=str)

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ..federation import Federation
+from ..federation import Federation, per_client
 from ..method import Info, Model, register
-from ..parts.local import Local, Score, evaluate, fit, is_finite, weights_of
+from ..parts.local import Diverged, Local, Score, evaluate, fit, weights_of
 from ..server import Server
 from ..task import Client, task
 from ..wire import Weights
-from .shared import models_of
+from .shared import models_of, outcome_of
 
 
 @task("train_alone")
@@ -18,15 +18,31 @@ def train_alone(client: Client, local: Local) -> None:
     """Go on training the client's own model; it stays on the client."""
     model = client.model(client.state.get("model"))
     fit(model, client.train.inputs, client.train.labels, local, client.seed)
-    weights = weights_of(model)
-    if is_finite(weights):  # a model that has blown up would never recover
-        client.state["model"] = weights
+    client.state["model"] = weights_of(model)
 
 
 @task("score_own")
 def score_own(client: Client) -> Score:
-    """The client's own model on its own test samples."""
-    return evaluate(client.model(client.state.get("model")), client.test.inputs, client.test.labels)
+    """The client's own model on its own test samples; nothing of a client that has none yet."""
+    return scored(client, client.state.get("model"))
+
+
+@task("score_own_or_received")
+def score_own_or_received(client: Client, weights: Weights) -> Score:
+    """The same where there is a common model: a client that has none of its own yet would be given that."""
+    return scored(client, client.state.get("model", weights))
+
+
+def scored(client: Client, weights: Weights | None) -> Score:
+    """A model on the client's test samples; None: no model, and no sample counts."""
+    if weights is None:
+        return Score(0, 0, 0.0)
+    return evaluate(client.model(weights), client.test.inputs, client.test.labels)
+
+
+def common_model(x: dict[str, Weights], fed: Federation) -> dict[str, Any]:
+    """The payload of `score_own_or_received`: for each client the common model of its architecture."""
+    return {"weights": per_client(lambda k: x[fed.architecture(k)])}
 
 
 @register("local")
@@ -90,15 +106,19 @@ class Centralised:
     def round(self, state: State, fed: Federation, server: Server) -> State:
         data = server.all_train
 
-        def train(P: str) -> Weights:
-            model = server.model(P, state.weights[P])
-            fit(model, data.inputs, data.labels, self.local, fed.seed("centralised", P))
-            weights = weights_of(model)
-            return weights if is_finite(weights) else state.weights[P]
+        def train(P: str) -> Weights | Diverged:
+            model, seed = server.model(P, state.weights[P]), fed.seed("centralised", P)
+            done = outcome_of(lambda: fit(model, data.inputs, data.labels, self.local, seed))
+            return done if isinstance(done, Diverged) else weights_of(model)
 
-        names = list(state.weights)
+        weights, names = dict(state.weights), list(state.weights)
         trained = server.parallel([partial(train, P) for P in names], [fed.seed("dropout", P) for P in names])
-        return self.State(dict(zip(names, trained, strict=True)))
+        for P, found in zip(names, trained, strict=True):
+            if isinstance(found, Diverged):
+                server.event("server_diverged", architecture=P, steps=found.steps, reason=str(found))
+            else:
+                weights[P] = found
+        return self.State(weights)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

@@ -67,8 +67,8 @@ class Cohort:
         if self.individual:
             wait = self.fed.submit(task, list(who), **payload)
         else:
-            uniform = self.trainer.uniform
-            wait = self.fed.submit_mean(task, list(who), by=who.__getitem__, uniform=uniform, **payload)
+            how: dict[str, Any] = {"by": who.__getitem__, "uniform": self.trainer.uniform, "once": self.trainer.once}
+            wait = self.fed.submit_mean(task, list(who), **how, **payload)
         names = [f"{P}.{k}" for P, k in sorted(set(who.values()))]
         self.running.append(self.clock.span("train", wait, groups=names))
 
@@ -78,14 +78,12 @@ class Cohort:
         `probe` are indices of public samples, to which a model must answer with finite numbers.
         """
         got: dict[Any, Any] = {}
-        counts: dict[Group, int] = {}
         void = QuorumNotMet(f"round {self.fed.round}: no group has {MIN_SECURE} clients, method.secure asks for that")
         inputs = self.server.public[probe] if len(probe) and self.individual else probe
         for wait in self.running:
             try:
                 replies = wait()
                 got |= self._finite(replies, w, inputs) if self.individual else replies
-                counts |= getattr(replies, "counts", {})
             except QuorumNotMet as e:  # its groups had no client, then: the others go on
                 void = e
         if not got:
@@ -98,7 +96,7 @@ class Cohort:
             del got[P, k]
         if not got:
             raise void
-        return {g: (mean, counts[g]) for g, mean in got.items()}, []
+        return {g: (mean, answered.count(g)) for g, mean in got.items()}, []
 
     def _finite(self, replies: Replies, w: Models, inputs: Tensor) -> dict[str, Any]:
         """The replies of clients whose models answer with finite numbers."""
@@ -116,7 +114,7 @@ class Cohort:
         for g in sorted({S[k] for k in fine}):
             own = [k for k in fine if S[k] == g]
             n = [float(copies[k]) if self.trainer.uniform else examples[k] for k in own]
-            means[g] = mean_reply([replies[k] for k in own], n), sum(copies[k] for k in own)
+            means[g] = mean_reply([replies[k] for k in own], n, self.trainer.once), len(own)
         return means, [Upload(S[k], x[k], examples[k], copies[k]) for k in fine]
 
     def aggregate(self, means: Means, w: Models, memory: Models) -> tuple[Models, Models]:

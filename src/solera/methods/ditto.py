@@ -6,18 +6,18 @@ w it received. Only w travels. Different architectures are separate federations 
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Local, fit, is_finite, weights_of
+from ..parts.local import Local, fit, weights_of
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, Weights
 from .averaging import mean_of
-from .baselines import score_own
+from .baselines import common_model, score_own_or_received
 from .fedavg import Average
 from .local_update import Update, local_update
 from .shared import models_of
@@ -34,10 +34,8 @@ def update_both(client: Client, weights: Weights, local: Local, lam: float) -> U
         return gradient + lam * (at[name].detach() - weights[name])
 
     # Same seed: same minibatches. The pull is no part of the loss: far from w it would pass for a loss that blows up.
-    done = fit(v, client.train.inputs, client.train.labels, local, client.seed, correct=pulled)
-    personal = weights_of(v)
-    if not done.stopped and is_finite(personal):  # a model of its own that has blown up would never recover
-        client.state["model"] = personal
+    fit(v, client.train.inputs, client.train.labels, local, client.seed, correct=pulled)
+    client.state["model"] = weights_of(v)
     return update
 
 
@@ -59,7 +57,7 @@ class Ditto:
         state="its model",
         privacy="means only",
     )
-    personal: ClassVar = score_own
+    personal: ClassVar = score_own_or_received
 
     @dataclass(frozen=True)
     class State:
@@ -81,6 +79,9 @@ class Ditto:
         w = state.weights
         mean = mean_of(update_both, w, fed, self.average, local=self.local, lam=self.lam)
         return self.State(w | {P: mean[P].weights for P in mean})
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        return common_model(state.weights, fed)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.labels import reduce_entropy
-from ..parts.local import Local, fit, is_finite, weights_of
+from ..parts.local import Diverged, Local, fit, weights_of
 from ..server import Server
 from ..task import Task
 from ..wire import ConfigError
@@ -30,7 +30,7 @@ from .predictions import (
     train_and_answer,
     train_and_score,
 )
-from .shared import check_logits, side_by_side
+from .shared import check_logits, outcome_of, side_by_side
 
 
 @register("dsfl")
@@ -95,12 +95,11 @@ class DSFL:
         model = server.model(own.architecture, own.weights)
         objective = towards_targets(student_norm=self.student_norm)
         train = partial(fit, model, server.public[x], y, self.distil, fed.seed("distil"), objective)
-        (done,) = side_by_side(fed, server, [train])
-        weights = weights_of(model)
-        if done.stopped or not is_finite(weights):
+        (done,) = side_by_side(fed, server, [partial(outcome_of, train)])
+        if isinstance(done, Diverged):
             server.event("distill_diverged", architecture=own.architecture, steps=done.steps)
             return own
-        return Model(own.architecture, weights)
+        return Model(own.architecture, weights_of(model))
 
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""

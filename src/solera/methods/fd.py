@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.labels import LabelSums, label_loss, others
-from ..parts.local import Local, fit
+from ..parts.local import Local, fit, weights_of
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, sized
 from .baselines import score_own
-from .predictions import SUMS_TO_ONE, Done, answered, scores_of, settled
+from .predictions import SUMS_TO_ONE, Done, answered, scores_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ def train_and_report(client: Client, local: Local, gamma: float, final_pass: boo
         return label_loss(logits, labels, teacher, gamma)
 
     model = client.model(client.state.get("model"))
-    client.state["model"] = settled(model, fit(model, data.inputs, data.labels, local, client.seed, objective))
+    fit(model, data.inputs, data.labels, local, client.seed, objective)
+    client.state["model"] = weights_of(model)
     if final_pass:
         outputs = LabelSums(classes)
         outputs.add(scores_of(model, data.inputs).softmax(-1), data.labels)

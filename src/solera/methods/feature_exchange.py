@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from ..federation import Federation, Replies
 from ..parts.feature_server import check_shape, extract, taught, tower_with
-from ..parts.local import Local, Score, evaluate, fit, logits_of
+from ..parts.local import Local, Score, evaluate, fit, logits_of, weights_of
 from ..parts.teachers import soft_targets
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, DataError, Weights
-from .predictions import finite, settled
+from .baselines import scored
+from .predictions import finite
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ def train_and_extract(
         raise DataError(f"{client.id} has {len(labels)} samples and was sent the logits of {len(teacher)}")
     model = client.model(client.state.get("model"))
     objective = taught(labels, teacher if len(teacher) else None, alpha, temperature)
-    weights = settled(model, fit(model, inputs, torch.arange(len(labels)), local, client.seed, objective))
+    fit(model, inputs, torch.arange(len(labels)), local, client.seed, objective)
     features, logits = _extracted(client, model, layer)
-    client.state["model"] = weights
+    client.state["model"] = weights_of(model)
     return Extracted(features, logits, labels.int())
 
 
@@ -84,11 +85,14 @@ def _extracted(client: Client, model: nn.Module, layer: str) -> tuple[Tensor, Te
 
 @task("score_with_tower")
 def score_with_tower(client: Client, weights: Weights, hidden: int, layers: int, layer: str, alone: bool) -> Score:
-    """The client's extractor and the server's tower on the client's test samples; `alone`: its own small model."""
+    """The client's extractor and the server's tower on the client's test samples; `alone`: its own small model.
+
+    A client that was never asked has no extractor: no sample of its counts.
+    """
     inputs, labels = client.test.inputs, client.test.labels
-    model = client.model(client.state.get("model"))
-    if alone or len(labels) == 0:
-        return evaluate(model, inputs, labels)
+    if alone or len(labels) == 0 or "model" not in client.state:
+        return scored(client, client.state.get("model"))
+    model = client.model(client.state["model"])
     features, _ = extract(model, inputs, layer)
     top = tower_with(weights, features.shape[1:], client.classes, hidden, layers)
     return evaluate(top, features, labels)

@@ -18,7 +18,8 @@ from ..parts.similarity import gram_matrix, mixtures
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .coefficients import NOTED_CLIENTS
-from .served import score_received, train_received
+from .local_update import local_update
+from .served import score_received
 
 
 @register("fedamp")
@@ -78,7 +79,7 @@ class FedAMP:
             mixed, alpha[P] = self.pass_messages(P, S, w, fed, server)
             u |= mixed
         replies = fed.map(
-            train_received,  # w_i <- argmin F_i(w) + lambda/(2 alpha) ||w - u_i||^2
+            local_update,  # w_i <- argmin F_i(w) + lambda/(2 alpha) ||w - u_i||^2
             S,
             weights=per_client(u.__getitem__),
             local=self.local,

@@ -20,7 +20,6 @@ from ..server import Server
 from ..task import Client, Data, task
 from ..wire import ConfigError, Weights, like
 from .baselines import score_own
-from .served import unless_blown_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +36,19 @@ class Trained:
 
 @task("mix_and_train")
 def mix_and_train(
-    client: Client, weights: Weights, others: list[Weights], offered: int, local: Local, validation: float
+    client: Client,
+    weights: Weights,
+    others: list[Weights],
+    offered: int,
+    local: Local,
+    validation: float,
+    split_seed: int,
 ) -> Trained:
     """Step from the model before the last training towards the better ones of those received and one's own; train.
 
     The first `offered` of [weights, *others] are other clients' models; with 0, `weights` is only there for its shape.
     """
-    train, kept = split(client, validation)
+    train, kept = split(client, validation, split_seed)
     first = client.model()
     theta = client.state.get("start") or weights_of(first)
     own = [client.state["model"]] if "model" in client.state else []
@@ -53,18 +58,18 @@ def mix_and_train(
     gains = gains_of(losses[0], losses[1:], distances)
     theta = step_towards(theta, candidates, gains)
     model = client.model(theta)
-    done = fit(model, train.inputs, train.labels, local, client.seed)
-    trained = unless_blown_up(weights_of(model), done.stopped)
+    fit(model, train.inputs, train.labels, local, client.seed)
+    trained = weights_of(model)
     client.state["start"], client.state["model"] = theta, trained
     return Trained(weights=trained, gains=gains[len(own) :].float())
 
 
-def split(client: Client, validation: float) -> tuple[Data, Data]:
-    """The client's training samples in two: to train on, and to judge models by. The same two in every round."""
+def split(client: Client, validation: float, seed: int) -> tuple[Data, Data]:
+    """The client's training samples in two: to train on, and to judge models by. The same in every round."""
     data, n = client.train, len(client.train)
     if n < 2:
         return data, data
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed_from("validation split", client.id)))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed_from(seed, client.id)))
     held = min(max(1, int(validation * n + 0.5)), n - 1)
     train, kept = order[held:].sort().values, order[:held].sort().values
     return Data(data.inputs[train], data.labels[train]), Data(data.inputs[kept], data.labels[kept])
@@ -123,6 +128,7 @@ class FedFomo:
             offered=per_client(lambda k: len(givers[k])),
             local=replace(self.local, lr=self.local.lr * self.lr_decay**fed.round),
             validation=self.validation,
+            split_seed=seed_from(fed.run_seed, "validation split"),
         )
         for k in [k for k, r in replies.items() if len(r.gains) != len(givers[k])]:
             fed.reject(replies, k, f"{len(replies[k].gains)} gains for {len(givers[k])} models")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Local, fit, is_finite, logits_of, weights_of
+from ..parts.local import Diverged, Local, fit, logits_of, weights_of
 from ..parts.objectives import Objective
 from ..parts.selective import fused_logits, reliable_weights, selective_loss
 from ..parts.teachers import soft_targets
@@ -25,8 +25,8 @@ from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError
 from .baselines import score_own
-from .predictions import Drawn, ask, check_labels, check_public, draw, public_inputs, settled
-from .shared import side_by_side
+from .predictions import Drawn, ask, check_labels, check_public, draw, public_inputs
+from .shared import outcome_of, side_by_side
 
 
 def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:
@@ -48,9 +48,9 @@ def learn_from_server(
     client.state.pop("drawn", None)  # the samples it was asked for: it will not be asked about them again
     model = client.model(client.state.get("model"))
     share = torch.full((len(labels),), epsilon)
-    settled(model, fit(model, inputs, torch.arange(len(labels)), distil, client.seed, towards(labels, logits, share)))
-    done = fit(model, client.train.inputs, client.train.labels, local, seed_from(client.seed, "train"))
-    client.state["model"] = settled(model, done)
+    fit(model, inputs, torch.arange(len(labels)), distil, client.seed, towards(labels, logits, share))
+    fit(model, client.train.inputs, client.train.labels, local, seed_from(client.seed, "train"))
+    client.state["model"] = weights_of(model)
 
 
 @register("fedgems")
@@ -139,12 +139,12 @@ class FedGEMS:
     ) -> Model:
         """The large model after the server's epochs; as it was, if they went wrong."""
         job = partial(fit, model, inputs, torch.arange(len(inputs)), self.server, fed.seed("server"), objective)
-        (done,) = side_by_side(fed, server, [job])  # a single job, for its own random numbers (dropout)
-        weights = weights_of(model)
-        fine = not done.stopped and is_finite(weights)
-        loss = done.loss if done.steps else None
-        server.event("server_trained" if fine else "server_diverged", steps=done.steps, loss=loss)
-        return Model(before.architecture, weights) if fine else before
+        (done,) = side_by_side(fed, server, [partial(outcome_of, job)])  # a single job, for its own random numbers
+        if isinstance(done, Diverged):
+            server.event("server_diverged", steps=done.steps, reason=str(done))
+            return before
+        server.event("server_trained", steps=done.steps, loss=done.loss if done.steps else None)
+        return Model(before.architecture, weights_of(model))
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.large.architecture: state.large}

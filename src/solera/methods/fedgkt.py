@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.feature_server import epochs_at, taught, tower, tower_with
-from ..parts.local import Local, fit, is_finite, logits_of, weights_of
+from ..parts.local import Diverged, Local, fit, logits_of, weights_of
 from ..randomness import isolated, seed_from
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .feature_exchange import extract_features, feature_shape, score_with_tower, train_and_extract, usable
 from .predictions import check_temperature
+from .shared import outcome_of
 
 LAYERS = {"representation": "adapter", "body": "body"}  # the layer of a split model with this output
 
@@ -136,11 +137,12 @@ class FedGKT:
         epochs = epochs_at(fed.round, self.server.epochs, self.server_rounds, self.server_epochs)
         how = replace(self.server, epochs=epochs)
         objective = taught(y.long(), z, self.alpha, self.temperature)
-        done = fit(top, H, torch.arange(len(y)), how, fed.seed("server"), objective)
-        fine = not done.stopped and is_finite(weights_of(top))
-        loss = done.loss if done.steps else None
-        server.event("server_trained" if fine else "server_diverged", samples=len(y), steps=done.steps, loss=loss)
-        return fine
+        done = outcome_of(lambda: fit(top, H, torch.arange(len(y)), how, fed.seed("server"), objective))
+        if isinstance(done, Diverged):
+            server.event("server_diverged", samples=len(y), steps=done.steps, reason=str(done))
+            return False
+        server.event("server_trained", samples=len(y), steps=done.steps, loss=done.loss if done.steps else None)
+        return True
 
     def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
         size = {"hidden": self.server_hidden, "layers": self.server_layers, "layer": self.layer}

@@ -36,7 +36,6 @@ from .predictions import (
     question,
     remember,
     scores_of,
-    settled,
     train_after,
 )
 from .shared import check_logits
@@ -56,9 +55,9 @@ def prepare_and_score(
     model = client.model(own)
     if own is None and labels is not None:
         everything = client.public[torch.arange(len(labels))]
-        settled(model, fit(model, everything, labels, pretrain, seed_from(client.seed, "pretrain")))
+        fit(model, everything, labels, pretrain, seed_from(client.seed, "pretrain"))
     if own is None:
-        settled(model, fit(model, client.train.inputs, client.train.labels, private, client.seed))
+        fit(model, client.train.inputs, client.train.labels, private, client.seed)
     scores = scores_of(model, inputs)
     remember(client, model, drawn)
     return Scores(scores)

@@ -33,9 +33,8 @@ def train_with_generator(
     first, rest = phases(local, epochs, len(data))
     G = latent_generator_of(generator, client.classes).requires_grad_(False)
     objective = with_latents(G, prior, local.batch, generated_weight, agreement_weight, client.rng("latents"))
-    done = fit(model, data.inputs, data.labels, first, client.seed, objective)
-    if not done.stopped:
-        fit(model, data.inputs, data.labels, rest, client.seed)
+    fit(model, data.inputs, data.labels, first, client.seed, objective)
+    fit(model, data.inputs, data.labels, rest, client.seed)
     return CountedUpdate(label_counts(client), weights_of(model))
 
 

@@ -20,7 +20,10 @@ class Update:
 
 @task("local_update")
 def local_update(client: Client, weights: Weights, local: Local, mu: float) -> Update:
-    """Train a copy of the received model; with mu > 0, pulled back towards it (FedProx)."""
+    """Train a copy of the received model; with mu > 0, pulled back towards it: the loss + mu/2 ||w - received||^2.
+
+    Nothing is sent of a training that blows up: `fit` raises, and the client loses its seat in this round.
+    """
     model = client.model(weights)  # line 2
     fit(model, client.train.inputs, client.train.labels, local, client.seed, proximal(mu, weights))  # lines 3-5
     return Update(weights_of(model))  # line 6

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
-from ..parts.local import Local, evaluate, fit, is_finite, weights_of
+from ..parts.local import Local, evaluate, fit, weights_of
 from ..parts.norms import parameter_names
 from ..parts.similarity import Coefficients, Loss, Reduction, gram_loss, gram_matrix, learn, mixtures
 from ..server import Server
@@ -35,9 +35,7 @@ def personal_update(client: Client, weights: Weights, local: Local) -> Trained:
     """Train the received model, keep the result as the client's own, and send it."""
     model = client.model(weights)
     fit(model, client.train.inputs, client.train.labels, local, client.seed)
-    trained = weights_of(model)
-    if is_finite(trained):  # the server refuses the others
-        client.state["model"] = trained
+    client.state["model"] = trained = weights_of(model)
     return Trained(trained, evaluate(model, client.train.inputs, client.train.labels).loss)
 
 

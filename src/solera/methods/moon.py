@@ -13,7 +13,7 @@ import torch
 
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Local, fit, is_finite, weights_of
+from ..parts.local import Local, fit, weights_of
 from ..parts.representations import contrastive, representations_of
 from ..server import Server
 from ..task import Client, task
@@ -34,10 +34,9 @@ def contrastive_update(client: Client, weights: Weights, local: Local, mu: float
     z_prev = [representations_of(model, inputs) for model in before]
     objective = contrastive(mu, tau, labels, z_glob, z_prev)  # l_sup + mu l_con
     model = client.model(weights)
-    done = fit(model, inputs, torch.arange(len(labels)), local, client.seed, objective)
+    fit(model, inputs, torch.arange(len(labels)), local, client.seed, objective)
     trained = weights_of(model)
-    if not done.stopped and is_finite(trained):  # a model that has blown up says nothing about a sample
-        client.state.update({slot(i): w for i, w in enumerate([trained, *own][:buffer])})
+    client.state.update({slot(i): w for i, w in enumerate([trained, *own][:buffer])})
     return Update(trained)
 
 

@@ -17,7 +17,8 @@ from ..parts.local import Local, is_finite
 from ..parts.norms import parameter_names
 from ..server import Server
 from ..wire import ConfigError, Weights
-from .served import score_received, train_received
+from .local_update import local_update
+from .served import score_received
 
 EMBEDDINGS = "embeddings"  # the key of v among phi's tensors while both take their step
 
@@ -61,7 +62,7 @@ class PFedHN:
     def round(self, state: State, fed: Federation, server: Server) -> State:
         theta = {k: self.made(state, k, fed) for k in fed.sample()}  # theta_i = h(v_i; phi)
         sent = per_client(theta.__getitem__)
-        replies = fed.map(train_received, list(theta), weights=sent, local=self.local, mu=0.0)
+        replies = fed.map(local_update, list(theta), weights=sent, local=self.local, mu=0.0)
         changes = usable_changes(theta, replies, fed)
         x = state.phi | {EMBEDDINGS: state.v}
         gradient = {n: torch.zeros_like(t) for n, t in x.items()}

@@ -7,18 +7,18 @@ share nothing.
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.bilevel import Envelope, follow_envelope
-from ..parts.local import is_finite, weights_of
+from ..parts.local import weights_of
 from ..parts.norms import parameter_names
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, Weights
 from .averaging import mean_of
-from .baselines import score_own
+from .baselines import common_model, score_own_or_received
 from .fedavg import Average
 from .local_update import Update
 from .shared import models_of
@@ -28,10 +28,8 @@ from .shared import models_of
 def envelope_update(client: Client, weights: Weights, local: Envelope) -> Update:
     """Train theta from the received model on and keep it; send w, which has followed it."""
     model = client.model(weights)
-    w, done = follow_envelope(model, client.train.inputs, client.train.labels, local, client.seed)
-    theta = weights_of(model)
-    if not done.stopped and is_finite(theta):
-        client.state["model"] = theta
+    w, _ = follow_envelope(model, client.train.inputs, client.train.labels, local, client.seed)
+    client.state["model"] = theta = weights_of(model)
     return Update(theta | w)  # parameters of w; it has seen no sample, so the BatchNorm statistics are theta's
 
 
@@ -53,7 +51,7 @@ class PFedMe:
         state="its model theta",
         privacy="means only",
     )
-    personal: ClassVar = score_own
+    personal: ClassVar = score_own_or_received
 
     @dataclass(frozen=True)
     class State:
@@ -74,6 +72,9 @@ class PFedMe:
             moved = {n: (1 - self.beta) * w[P][n] + self.beta * reply.weights[n] for n in names}
             w[P] = reply.weights | moved  # statistics: the mean
         return self.State(w)
+
+    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+        return common_model(state.weights, fed)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from ..federation import Federation, Replies
 from ..parts.distill import divergence
-from ..parts.local import Fitted, Local, Score, evaluate, fit, is_finite, logits_of, weights_of
+from ..parts.local import Diverged, Local, Score, evaluate, fit, logits_of, weights_of
 from ..parts.objectives import Objective, towards
 from ..parts.teachers import entropy
 from ..randomness import seed_from
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, DataError, SoleraError, Weights, sized
+from ..wire import ConfigError, DataError, sized
 
 StudentNorm = Literal["train", "frozen"]
 SUMS_TO_ONE = 1e-3  # how far from 1 the sum of probabilities may be
@@ -163,20 +163,10 @@ def public_inputs(client: Client, drawn: Drawn) -> Tensor:
     return client.public[drawn.indices.long()]
 
 
-def settled(model: nn.Module, done: Fitted) -> Weights:
-    """The weights of a model that was just trained; an error if it blew up, so that the client keeps what it had."""
-    if done.stopped:
-        raise SoleraError("local training blew up (a loss above 1,000 or not a number); the model before it is kept")
-    weights = weights_of(model)
-    if not is_finite(weights):
-        raise SoleraError("training ended in a model that is not finite; the one before it is kept")
-    return weights
-
-
 def finite(answers: Tensor) -> Tensor:
     """A trained model's answers; an error if these are not finite, so that the client keeps the model it had."""
     if not bool(torch.isfinite(answers).all()):
-        raise SoleraError("training ended in a model whose predictions are not finite; the one before it is kept")
+        raise Diverged("predictions that are not finite; lower the learning rate or set clip")
     return answers
 
 
@@ -200,30 +190,21 @@ def distil_own(client: Client, targets: Tensor, distil: Local, objective: Object
     """Fit the client's model to targets of the samples it was last asked about: the model, and these."""
     inputs = asked_inputs(client)
     model = client.model(client.state["model"])
-    return keep(client, model, fit(model, inputs, targets, distil, client.seed, objective)), inputs
+    fit(model, inputs, targets, distil, client.seed, objective)
+    client.state["model"] = weights_of(model)
+    return model, inputs
 
 
 def train_after(client: Client, model: nn.Module, local: Local) -> None:
     """Train on private data, as the last thing of a task that has used the client's seed before."""
-    seed = seed_from(client.seed, "train")
-    keep(client, model, fit(model, client.train.inputs, client.train.labels, local, seed))
+    fit(model, client.train.inputs, client.train.labels, local, seed_from(client.seed, "train"))
+    client.state["model"] = weights_of(model)
 
 
 def towards_targets(temperature: float = 1.0, student_norm: StudentNorm = "train") -> Objective:
     """KL(targets || softmax(logits / T)), mean over the batch. At T = 1 its gradient is that of cross-entropy with
     soft labels, from which it differs by the entropy of the targets."""
     return towards(lambda z, p: divergence(z, p, entropy(p), temperature), frozen=student_norm == "frozen")
-
-
-def keep(client: Client, model: nn.Module, done: Fitted) -> nn.Module:
-    """The client's model is now this one, unless it has blown up: a model of its own would never recover."""
-    weights = weights_of(model)
-    if done.stopped or not is_finite(weights):
-        model = client.model(client.state["model"])
-        model.eval()
-        return model
-    client.state["model"] = weights
-    return model
 
 
 def _trained_answer(
@@ -233,7 +214,7 @@ def _trained_answer(
     own = client.state.get("model")
     model = client.model(own)
     if own is None or not only_new:
-        settled(model, fit(model, client.train.inputs, client.train.labels, local, client.seed))
+        fit(model, client.train.inputs, client.train.labels, local, client.seed)
     probs = _predict(model, inputs, temperature)
     remember(client, model, drawn)
     return model, probs
@@ -247,7 +228,7 @@ def _assessed(client: Client, model: nn.Module, probs: Tensor) -> Assessed:
 def _train(client: Client, local: Local, drawn: Drawn) -> tuple[nn.Module, Tensor]:
     inputs = public_inputs(client, drawn)  # before any work
     model = client.model(client.state.get("model"))
-    settled(model, fit(model, client.train.inputs, client.train.labels, local, client.seed))
+    fit(model, client.train.inputs, client.train.labels, local, client.seed)
     remember(client, model, drawn)
     return model, inputs
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..federation import Federation, Means, Replies, per_client
+from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.aggregate import RunningMean
-from ..parts.local import Local, fit, gradient_of, is_finite, weights_of
-from ..parts.norms import parameter_names
+from ..parts.local import Local, fit, gradient_of, planned_steps, weights_of
+from ..parts.norms import has_batchnorm, parameter_names
 from ..server import Server
 from ..task import Client, task
 from ..wire import ConfigError, Weights, like
@@ -33,27 +33,26 @@ class Delta:
 
 @dataclass(frozen=True)
 class Move:
-    """What local training changed in the model, and the sum of its step sizes: the server derives the rest."""
+    """What local training changed in the model: the server derives the rest."""
 
-    lr_sum: float
     weights: Weights = like("weights")
 
 
 @task("controlled_update")
 def controlled_update(client: Client, weights: Weights, control: Weights, local: Local, option: Option) -> Delta:
     """Train with the corrected gradient; send the changes of the model and of the control variate."""
-    dy, dc, _ = train(client, weights, control, local, option)
+    dy, dc = train(client, weights, control, local, option)
     return Delta(dy, dc)  # line 13
 
 
 @task("controlled_move")
 def controlled_move(client: Client, weights: Weights, control: Weights, local: Local) -> Move:
     """The same with option II, sending only the change of the model."""
-    dy, _, lr_sum = train(client, weights, control, local, "II")
-    return Move(lr_sum, dy)
+    dy, _ = train(client, weights, control, local, "II")
+    return Move(dy)
 
 
-def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) -> tuple[Weights, Weights, float]:
+def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) -> tuple[Weights, Weights]:
     """The client's side, lines 7-14; option II divides by the sum of the step sizes, which is K eta_l."""
     data = client.train
     c_k = client.state.get("control") or {n: torch.zeros_like(t) for n, t in c.items()}
@@ -61,14 +60,14 @@ def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) 
     correct = lambda n, g: g - c_k[n] + c[n]  # noqa: E731
     done = fit(model, data.inputs, data.labels, local, client.seed, correct=correct)  # lines 8-11
     y = weights_of(model)
-    if done.lr_sum == 0 or not is_finite(y):  # nothing was learned about the gradient
+    if done.lr_sum == 0:  # nothing was learned about the gradient
         new = c_k
     elif option == "I":
         new = gradient_of(client.model(x), data.inputs, data.labels, local.batch)  # line 12 (i)
     else:
         new = {n: c_k[n] - c[n] + (x[n] - y[n]) / done.lr_sum for n in c}  # line 12 (ii)
     client.state["control"] = new  # line 14
-    return {n: y[n] - x[n] for n in x}, {n: new[n] - c_k[n] for n in c}, done.lr_sum
+    return {n: y[n] - x[n] for n in x}, {n: new[n] - c_k[n] for n in c}
 
 
 @register("scaffold")
@@ -79,7 +78,7 @@ class Scaffold:
     local: Local = field(default_factory=Local)
     option: Option = "II"  # how a client renews its control variate: I, its gradient at x; II, from its steps
     server_lr: float = 1.0  # eta_g
-    weighted: bool = False  # weigh clients by examples; the paper does not
+    weighted: bool = False  # weigh the clients' models by examples; the paper does not
     derive_dc: bool = False  # send only the model up: the server sees single clients, but 1/4 less travels
     allow_momentum: bool = False  # option II assumes plain SGD: c_k is then not a mean of gradients
 
@@ -122,32 +121,39 @@ class Scaffold:
             "local": self.local,
         }
         if self.derive_dc:
-            mean = self.derived(fed.map(controlled_move, S, **sent), c, fed)
-        else:
-            by, uniform = fed.architecture, not self.weighted
-            mean = fed.mean(controlled_update, S, by=by, uniform=uniform, option=self.option, **sent)  # line 16
+            mean = self.derived(fed.map(controlled_move, S, **sent), c, fed, server)
+        else:  # c is to stay the mean of all c_k: there every client counts once, also where models are weighted
+            how: dict[str, Any] = {"by": fed.architecture, "uniform": not self.weighted, "once": ("control",)}
+            mean = fed.mean(controlled_update, S, **how, option=self.option, **sent)  # line 16
+        heard = Counter(fed.architecture(k) for k in S if k in fed.answered)
         for P, d in mean.items():
-            share = mean.counts[P] / N[P]
+            share = heard[P] / N[P]
             step = {n: self.server_lr * t if n in c[P] else t for n, t in d.weights.items()}  # buffers: the mean
             x[P] = {n: t + step[n] for n, t in x[P].items()}  # line 17
             c[P] = {n: t + share * d.control[n] for n, t in c[P].items()}  # line 17
+            server.event("variates", architecture=P, norm=norm(c[P]))
         return self.State(x, c, N)
 
-    def derived(self, replies: Replies, c: dict[str, Weights], fed: Federation) -> Means:
-        """Line 16 from the moves alone: c_k+ - c_k = -c - dy / (K eta_l), and 0 for a client that took no step."""
+    def derived(self, replies: Replies, c: dict[str, Weights], fed: Federation, server: Server) -> dict[str, Delta]:
+        """Line 16 from the moves alone: c_k+ - c_k = -c - dy / (K eta_l), and 0 for a client that took no step.
+
+        K follows from the examples a client registered with, so that no client can claim another.
+        """
+        normalised = {P: has_batchnorm(server.template(P)) for P in c}
         sums: dict[str, tuple[RunningMean, RunningMean]] = {}
-        counts: Counter[str] = Counter()
         for k, move in replies.items():
-            P, lr_sum, copies = fed.architecture(k), move.lr_sum, fed.copies.get(k, 1)
-            n = copies * (fed.num_examples(k) if self.weighted else 1)
+            P, n = fed.architecture(k), fed.num_examples(k)
+            lr_sum = planned_steps(self.local, n, normalised[P]) * self.local.lr
             dc = {a: -t - move.weights[a] / lr_sum if lr_sum else torch.zeros_like(t) for a, t in c[P].items()}
             dy_mean, dc_mean = sums.setdefault(P, (RunningMean(), RunningMean()))
-            dy_mean.add(move.weights, n)
-            dc_mean.add(dc, n)
-            counts[P] += copies
-        mean = Means((P, Delta(dy.result(), dc.result())) for P, (dy, dc) in sorted(sums.items()))
-        mean.counts = dict(counts)
-        return mean
+            dy_mean.add(move.weights, fed.copies.get(k, 1) * (n if self.weighted else 1))
+            dc_mean.add(dc, 1)
+        return {P: Delta(dy.result(), dc.result()) for P, (dy, dc) in sorted(sums.items())}
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)
+
+
+def norm(variate: Weights) -> float:
+    """The length of a control variate, which estimates a gradient."""
+    return sum(float(t.double().square().sum()) for t in variate.values()) ** 0.5

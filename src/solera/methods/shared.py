@@ -12,7 +12,7 @@ from ..method import Model
 from ..parts.aggregate import weighted_mean
 from ..parts.consensus import agreement
 from ..parts.distill import Validate
-from ..parts.local import evaluate, logits_of, weights_of
+from ..parts.local import Diverged, Fitted, evaluate, logits_of, weights_of
 from ..parts.norms import reestimate
 from ..parts.robust import coordinate_median
 from ..parts.teachers import Frozen, frozen
@@ -32,6 +32,14 @@ def models_of(weights: dict[str, Weights]) -> dict[str, Model]:
 def side_by_side(fed: Federation, server: Server, jobs: list[Callable[[], Any]]) -> list[Any]:
     """Run independent jobs in the server's threads; results in order."""
     return server.parallel(jobs, [fed.seed("job", i) for i in range(len(jobs))])
+
+
+def outcome_of(train: Callable[[], Fitted]) -> Fitted | Diverged:
+    """How a training of the server's own went: what it did, or that it blew up. (A client that does is dropped.)"""
+    try:
+        return train()
+    except Diverged as e:
+        return e
 
 
 def accuracy_on(data: Data | None) -> Validate | None:

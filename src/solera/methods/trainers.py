@@ -5,7 +5,7 @@ global model. It sees means only. FedAvg, FedProx and FedAvgM are those of fedav
 option II; a test holds a single group to them, bit for bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -53,7 +53,7 @@ def grouped_update(client: Client, weights: Weights, control: Weights, local: Lo
     """SCAFFOLD's local training with the client's control variate called `variate`: one for each group, or shared."""
     kept = client.state.get(variate)
     inner = replace(client, state={"control": kept} if kept else {})
-    dy, dc, _ = train(inner, weights, control, local, "II")
+    dy, dc = train(inner, weights, control, local, "II")
     client.state[variate] = inner.state["control"]
     return Delta(dy, dc)
 
@@ -92,6 +92,11 @@ class LocalTrainer:
     def uniform(self) -> bool:
         return self.average == "uniform" or (self.average == "default" and self.kind == "scaffold")
 
+    @property
+    def once(self) -> tuple[str, ...]:
+        """The fields of a reply in which every client counts once, so that c stays the mean of all c_k."""
+        return ("control",) if self.kind == "scaffold" else ()
+
     def owner(self, g: Group) -> Group:
         """Whose memory on the server group g uses: its own, or the first group's for all."""
         return (g[0], 0) if self.kind == "scaffold" and self.shared_c else g
@@ -116,7 +121,7 @@ class LocalTrainer:
         return {n: t + reply.weights[n] for n, t in sent.items()} if self.kind == "scaffold" else reply.weights
 
     def update(self, sent: Weights, memory: Weights, mean: Any, share: float) -> tuple[Weights, Weights]:
-        """The group's new global model and memory; `share` is how many of all clients the mean is of."""
+        """The group's new global model and memory; `share` is how many of all clients the mean is of, each once."""
         if self.kind == "fedavgm":
             return momentum_step(sent, mean.weights, memory, self.momentum)
         if self.kind == "scaffold":
@@ -125,7 +130,10 @@ class LocalTrainer:
         return mean.weights, memory
 
 
-def mean_reply(replies: Sequence[R], n: Sequence[float]) -> R:
+def mean_reply(replies: Sequence[R], n: Sequence[float], once: Collection[str]) -> R:
     """The weighted mean of replies that came one by one: the bits of `fed.mean`."""
     names = [f.name for f in fields(replies[0])]  # type: ignore[arg-type]
-    return type(replies[0])(**{f: weighted_mean([getattr(r, f) for r in replies], n) for f in names})
+    each = [1.0] * len(n)
+    return type(replies[0])(
+        **{f: weighted_mean([getattr(r, f) for r in replies], each if f in once else n) for f in names}
+    )

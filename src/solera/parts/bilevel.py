@@ -112,18 +112,15 @@ def follow_envelope(
     """Train `theta` in place and move w, which begins where it begins: the parameters w, and how it went.
 
     For each minibatch, theta takes gradient steps on f(theta) + lam/2 ||theta - w||^2 from where it is; then
-    w <- w - lr lam (w - theta), the gradient step on the envelope if theta were its minimum. A minibatch on which
-    theta blows up ends the training.
+    w <- w - lr lam (w - theta), the gradient step on the envelope if theta were its minimum.
     """
     parameters = dict(theta.named_parameters(remove_duplicate=False))
     w = {n: p.detach().clone() for n, p in parameters.items()}
     outer = Local(steps=cfg.steps, batch=cfg.batch)
     inner = Local(steps=cfg.inner_steps, batch=cfg.batch, lr=cfg.inner_lr)
-    done = Fitted(0, 0.0, float("nan"), False)
+    done = Fitted(0, 0.0, float("nan"))
     for x, y in batches(theta, inputs, labels, outer, seed):
         done = fit(theta, x, y, inner, seed, proximal(cfg.lam, w))
-        if done.stopped:
-            break
         w = {n: w[n] - cfg.lr * cfg.lam * (w[n] - p.detach()) for n, p in parameters.items()}
     theta.eval()
     return w, done

@@ -87,13 +87,24 @@ def kd_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0, t_square
 
 
 def visits(n: int, steps: int, batch: int, seed: int) -> Tensor:
-    """Which of n samples each step sees, [steps, min(batch, n)]: a walk through a shuffle, reshuffled at its end."""
+    """Which of n samples each step sees, [steps, min(batch, n)]: pass after pass, each of them shuffled anew.
+
+    Where a pass ends within a minibatch, the next pass fills it up, with its first samples that are not in it yet: no
+    minibatch has a sample twice, and every pass has each sample once. With n <= batch a step sees all n.
+    """
     if n < 1:
         raise ValueError("there is no public sample to distil on")
     batch = min(batch, n)
     generator = torch.Generator().manual_seed(seed)
-    shuffles = [torch.randperm(n, generator=generator) for _ in range(-(-steps * batch // n) or 1)]
-    return torch.cat(shuffles)[: steps * batch].view(steps, batch)
+    passes: list[Tensor] = []
+    for done in range(0, max(steps * batch, 1), n):
+        order = torch.randperm(n, generator=generator)
+        if begun := done % batch:  # so many samples of the minibatch are the last ones of the pass before
+            free = ~torch.isin(order, passes[-1][-begun:])
+            first = free & (free.cumsum(0) <= batch - begun)
+            order = torch.cat([order[first], order[~first]])
+        passes.append(order)
+    return torch.cat(passes)[: steps * batch].view(steps, batch)
 
 
 def cached(teacher: Teacher, public: Samples, indices: Tensor, cfg: Distill, run: Run | None = None) -> Cache:

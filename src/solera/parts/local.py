@@ -16,7 +16,7 @@ from .optimisers import Adam, Optimiser, Sgd
 Weights = dict[str, Tensor]
 Correct = Callable[[str, Tensor], Tensor]
 
-DIVERGED = 1e3  # a local loss above this is a training that has blown up: stop it
+TOO_LARGE = 1e3  # a loss above this is a training that has blown up
 BLOCK = 64  # minibatches that are gathered into one permuted copy
 MIN_ROWS = 32  # with fewer rows in a batch the CPU kernels round differently
 ASKED = 128  # samples a model is asked about at a time: of more, what the layers hand on leaves the caches
@@ -42,14 +42,21 @@ class Local:
         check_optimiser(self.optimiser, self.lr, self.momentum, self.weight_decay, self.clip)
 
 
+class Diverged(ValueError):
+    """A training blew up: its loss, its weights or its answers are no use. A client it happens to loses its seat."""
+
+    def __init__(self, what: str, steps: int = 0):
+        super().__init__(f"training blew up: {what}")
+        self.steps = steps  # taken before
+
+
 @dataclass(frozen=True)
 class Fitted:
-    """What a training did: steps taken, the sum of their step sizes, their mean loss, and whether it blew up."""
+    """What a training did: steps taken, the sum of their step sizes, and their mean loss."""
 
     steps: int
     lr_sum: float
     loss: float  # nan if no step was taken
-    stopped: bool
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ def fit(
 
     `objective(model, x, y)` is the loss to minimise. `correct(name, gradient)` may amend a parameter's gradient
     after clipping, just before the step (SCAFFOLD). The order of minibatches depends on `seed` alone.
-    Training stops at a loss that is not a number or above 1,000: the weights stay as that step found them.
+    Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: what is
+    then in `model` is of no use to anybody.
     """
     batch = min(cfg.batch, len(labels))
     normalised = has_batchnorm(model)
@@ -89,15 +97,14 @@ def fit(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimiser = make_optimiser(cfg.optimiser, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
 
-    steps, total, stopped = 0, 0.0, False
+    steps, total = 0, 0.0
     for x, y in minibatches(inputs, labels, cfg, seed):
         if len(y) < smallest:
             continue
         loss = objective(model, x, y)
         value = loss.item()
-        if not value <= DIVERGED:
-            stopped = True
-            break
+        if not value <= TOO_LARGE:
+            raise Diverged(f"a loss of {value:g} at step {steps + 1}; lower lr ({cfg.lr:g}) or set clip", steps)
         optimiser.zero_grad()
         loss.backward()
         if cfg.clip is not None:
@@ -110,7 +117,9 @@ def fit(
         steps, total = steps + 1, total + value
     optimiser.zero_grad()
     model.eval()
-    return Fitted(steps, steps * cfg.lr, total / steps if steps else math.nan, stopped)
+    if steps and not is_finite(model.state_dict()):
+        raise Diverged(f"weights that are not finite after {steps} steps; lower lr ({cfg.lr:g}) or set clip", steps)
+    return Fitted(steps, steps * cfg.lr, total / steps if steps else math.nan)
 
 
 def gradient_of(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int) -> Weights:
@@ -143,6 +152,16 @@ def minibatches(inputs: Tensor, labels: Tensor, cfg: Local, seed: int) -> Iterat
             taken = inputs.index_select(0, block)  # five times as fast as inputs[block]
             yield from zip(taken.split(cfg.batch), labels[block].split(cfg.batch), strict=True)
         left -= per_epoch
+
+
+def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
+    """How many steps `fit` takes on n samples; `normalised`: with BatchNorm, so that single samples are skipped."""
+    if n == 0:
+        return 0
+    per_epoch = -(-n // cfg.batch)
+    total = cfg.epochs * per_epoch if cfg.steps is None else cfg.steps
+    skipped = normalised and min(cfg.batch, n) > 1 and n % cfg.batch == 1  # the last one of each whole epoch
+    return total - total // per_epoch if skipped else total
 
 
 def weights_of(model: nn.Module) -> Weights:

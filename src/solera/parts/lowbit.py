@@ -168,8 +168,7 @@ def fit_coarse(
         return objective(model, x, y)
 
     fitted = fit(model, inputs, labels, local, seed, rounded_first)
-    if not fitted.stopped:  # a training that blew up stopped right after a rounding
-        feedback()
+    feedback()
     return fitted
 
 

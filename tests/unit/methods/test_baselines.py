@@ -39,11 +39,12 @@ def test_each_client_scores_its_own_model(tmp_path):
     world = mixed(tmp_path)
     assert LocalOnly.personal is score_own
     untrained = world.fed.map(score_own, list(world.fed.clients))
+    assert all(score.total == 0 for score in untrained.values())  # nobody has a model of its own yet
     world.run(LocalOnly(Local(epochs=30, batch=8, lr=0.1)))
     world.fed.begin(1)
     trained = world.fed.map(score_own, list(world.fed.clients))
     assert all(trained[k].total == len(world.data[k]) for k in trained)
-    assert min(r.accuracy for r in trained.values()) > 0.9 > min(r.accuracy for r in untrained.values())
+    assert min(r.accuracy for r in trained.values()) > 0.9
 
 
 def test_a_local_model_that_blows_up_is_not_kept(tmp_path):

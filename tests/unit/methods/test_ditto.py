@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from solera.methods.baselines import LocalOnly, score_own
+from solera.methods.baselines import LocalOnly, common_model, score_own_or_received
 from solera.methods.ditto import Ditto
 from solera.methods.fedavg import FedAvg
 from solera.parts.local import Local, fit, weights_of
@@ -133,7 +133,7 @@ def test_it_learns_models_that_suit_their_clients(tmp_path):
     world = World(tmp_path, {"m": lambda: mlp(1)}, [("m", d) for d in parts])
     method = Ditto(Local(epochs=3, batch=20, lr=0.1), lam=0.1)
     state = world.run(method, 5)[-1]
-    scores = world.fed.map(score_own, list(world.fed.clients))
+    scores = world.fed.map(score_own_or_received, list(world.fed.clients), **common_model(state.weights, world.fed))
     assert min(s.accuracy for s in scores.values()) > 0.9
     common = world.server.model("m", state.weights["m"])
     right = [(common(d.inputs).argmax(-1) == d.labels).float().mean().item() for d in parts]

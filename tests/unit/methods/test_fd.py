@@ -10,10 +10,10 @@ from solera.federation import FederationConfig
 from solera.methods.baselines import LocalOnly
 from solera.methods.fd import FD, LabelTable, train_and_report
 from solera.parts.labels import label_loss
-from solera.parts.local import Local, fit, logits_of, weights_of
+from solera.parts.local import Diverged, Local, fit, logits_of, weights_of
 from solera.task import Data
 from solera.testing import check_method, run_toy
-from solera.wire import ConfigError, SoleraError, WireError, decode, encode
+from solera.wire import ConfigError, WireError, decode, encode
 from toys import same_bits
 
 LOCAL = Local(steps=6, batch=8, lr=0.05)
@@ -183,7 +183,7 @@ def test_a_model_whose_outputs_are_not_finite_is_not_kept(tmp_path):
     world = mixed(tmp_path)
     huge = {n: t * 3e38 for n, t in world.server.init("m").items()}
     how = {"local": Local(epochs=0), "gamma": 0.5, "classes": C}
-    with pytest.raises(SoleraError, match="predictions are not finite"):
+    with pytest.raises(Diverged, match="predictions that are not finite"):
         train_and_report(world.client("c1", 0, {"model": huge}), final_pass=True, **how)
 
 

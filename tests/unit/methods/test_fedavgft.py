@@ -85,12 +85,15 @@ def test_a_client_without_examples_keeps_the_common_model(tmp_path, how):
 
 
 @pytest.mark.parametrize("how", [{}, {"freeze_base": True}, {"kd": 1.0}])
-def test_fine_tuning_that_blows_up_leaves_the_common_model(tmp_path, how):
+def test_a_client_whose_fine_tuning_blows_up_is_dropped_and_named(tmp_path, how):
     world = mixed(tmp_path)
-    method = FedAvgFT(Local(epochs=1, batch=8, lr=1e38), **how)
+    world.data["c1"] = Data(world.data["c1"].inputs * 1e30, world.data["c1"].labels)
+    method = FedAvgFT(LOCAL, **how)
     state = FedAvgFT.State({P: world.server.init(P) for P in "cm"}, False)
-    method.finish(state, world.fed, world.server)
-    assert all(same_bits(own(world, k), state.weights[world.fed.architecture(k)]) for k in CLIENTS)
+    end = method.finish(state, world.fed, world.server)
+    assert [f["client"] for f in world.fed.failures] == ["c1"]
+    assert "blew up" in world.fed.failures[0]["reason"]
+    assert set(scored(world, method, end)) == set(CLIENTS) - {"c1"}
 
 
 @pytest.mark.parametrize("head", ["plain", "shared", "projection"])

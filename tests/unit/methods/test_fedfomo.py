@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from camps import CAMPS, accuracy, camps, numbers
+from solera.methods import fedfomo
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedfomo import FedFomo, mix_and_train, split
 from solera.parts.aggregate import weighted_mean
 from solera.parts.local import Local, evaluate, fit, weights_of
+from solera.randomness import seed_from
 from solera.task import TASKS, Data
 from solera.wire import ConfigError
 from toys import Conv, World, images, kept_by, mlp, same_bits
@@ -20,7 +22,7 @@ PLAIN = {"local": LOCAL, "lr_decay": 1.0}
 
 
 def parts_of(world, k):
-    return split(world.client(k, 0, {}), 0.2)
+    return split(world.client(k, 0, {}), 0.2, seed_from(world.fed.run_seed, "validation split"))
 
 
 def trained(world, k, seed, weights, local=LOCAL):
@@ -104,7 +106,7 @@ def test_a_fifth_is_kept_aside_always_the_same(tmp_path):
     world = camps(tmp_path)
     train, kept = parts_of(world, "c0")
     assert (len(train), len(kept)) == (32, 8)
-    again = split(world.client("c0", 77, {}), 0.2)  # another round, another seed
+    again = split(world.client("c0", 77, {}), 0.2, seed_from(0, "validation split"))  # another round, another seed
     assert torch.equal(again[1].inputs, kept.inputs)
     together = torch.cat([train.inputs, kept.inputs]).flatten(1)
     assert len(together.unique(dim=0)) == 40  # all samples, none twice
@@ -213,3 +215,18 @@ def test_clients_find_their_camp_and_do_what_one_model_cannot(tmp_path):
 def test_refusals(bad, said):
     with pytest.raises(ConfigError, match=said):
         FedFomo(**bad)
+
+
+def test_the_samples_kept_aside_follow_the_seed_of_the_run(tmp_path, monkeypatch):
+    """And not the client's name alone: with other seeds other samples are kept, as with every other choice of a run."""
+    kept = {}
+    for seed in (0, 1):
+        world = camps(tmp_path / str(seed), seed=seed)
+        seen = []
+        monkeypatch.setattr(fedfomo, "split", lambda *a, seen=seen: (seen.append(split(*a)), seen[-1])[1])
+        world.run(FedFomo(LOCAL), 2)
+        first, second = seen[0][1], seen[len(world.data)][1]  # of one client, in two rounds
+        assert torch.equal(first.inputs, second.inputs)
+        kept[seed] = first.inputs
+    assert kept[0].shape == kept[1].shape
+    assert not torch.equal(kept[0], kept[1])

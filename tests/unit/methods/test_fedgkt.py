@@ -13,10 +13,10 @@ from solera.methods.feature_exchange import Extracted, feature_shape, score_with
 from solera.methods.fedgkt import FedGKT
 from solera.models import wrap
 from solera.parts.feature_server import extract, taught, tower
-from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
+from solera.parts.local import Diverged, Local, evaluate, fit, logits_of, weights_of
 from solera.task import TASKS, Data
 from solera.testing import check_method, run_toy, wide
-from solera.wire import ConfigError, SoleraError, digest
+from solera.wire import ConfigError, digest
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=4, lr=0.05)
@@ -321,7 +321,7 @@ def test_a_model_whose_features_are_not_finite_is_not_kept(tmp_path):
     site = Site(tmp_path)
     huge = {n: t.sign() * 3e38 if n.startswith("adapter") else t for n, t in site.server.init("m").items()}
     how = {"alpha": 1.0, "temperature": 3.0, "layer": "adapter", "teacher": torch.empty(0, C)}
-    with pytest.raises(SoleraError, match="predictions are not finite"):
+    with pytest.raises(Diverged, match="predictions that are not finite"):
         train_and_extract(site.client("c1", 0, {"model": huge}), local=Local(epochs=0), **how)
 
 

@@ -468,22 +468,25 @@ def test_predictions_that_are_not_finite_never_leave_the_client(tmp_path):
 
 
 @pytest.mark.parametrize("c_pred", ["reuse", "post_distill"])
-def test_distillation_that_blows_up_leaves_the_trained_model(tmp_path, c_pred):
+def test_a_client_whose_distillation_blows_up_is_named_and_keeps_the_trained_model(tmp_path, c_pred):
     world = mixed(tmp_path)
-    world.run(MNFL(local=LOCAL, distil=Local(epochs=3, batch=8, lr=1e30), c_pred=c_pred))
+    with pytest.raises(QuorumNotMet):
+        world.run(MNFL(local=LOCAL, distil=Local(epochs=3, batch=8, lr=1e30), c_pred=c_pred))
     for k, seed in zip(CLIENTS, world.seeds[:5], strict=True):
         assert same_bits(world.model(k), weights_of(trained(world, k, seed)))
-    assert world.fed.failures == []
+    assert [f["client"] for f in world.fed.failures] == CLIENTS
+    assert all("blew up" in f["reason"] for f in world.fed.failures)
 
 
-def test_training_after_distillation_that_blows_up_leaves_the_distilled_model(tmp_path):
+def test_a_client_whose_training_after_distillation_blows_up_keeps_the_model_it_had(tmp_path):
     world = mixed(tmp_path)
     method = MNFL(local=LOCAL, distil=DISTIL, order="code")
     state = world.run(dataclasses.replace(method, local=Local(epochs=0)))[-1]
     before = {k: world.model(k) for k in CLIENTS}
     wild = dataclasses.replace(method, distil=Local(epochs=0), local=Local(epochs=9, batch=8, lr=1e30))
     world.fed.begin(1)
-    wild.round(state, world.fed, world.server)
+    with pytest.raises(QuorumNotMet):
+        wild.round(state, world.fed, world.server)
     assert all(same_bits(world.model(k), before[k]) for k in CLIENTS)
 
 
@@ -691,12 +694,13 @@ def test_pfeddf_before_the_end_a_tuned_copy_is_judged_and_dropped(tmp_path):
     assert sum(s.correct for s in scores.values()) > sum(s.correct for s in untuned.values())
 
 
-def test_pfeddf_a_tuned_copy_that_blows_up_is_not_kept(tmp_path):
+def test_pfeddf_a_client_whose_tuned_copy_blows_up_is_dropped(tmp_path):
     world = mixed(tmp_path)
     method = PFedDF(local=Local(epochs=1, batch=8, lr=1e38), fusion=Distill(steps=0))
     state = PFedDF.State({P: world.server.init(P) for P in "cm"}, False)
-    method.finish(state, world.fed, world.server)
-    assert all(same_bits(world.model(k), state.weights[world.fed.architecture(k)]) for k in CLIENTS)
+    with pytest.raises(QuorumNotMet, match="blew up"):
+        method.finish(state, world.fed, world.server)
+    assert world.fed.engine.states.load("c1", 10**9) == {}
 
 
 def test_pfeddf_has_all_settings_of_feddf():

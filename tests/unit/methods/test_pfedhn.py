@@ -11,9 +11,8 @@ from camps import accuracy, camps, numbers
 from solera.engines.faulty import Faulty
 from solera.federation import QuorumNotMet
 from solera.methods.fedavg import FedAvg
-from solera.methods.local_update import Update
+from solera.methods.local_update import Update, local_update
 from solera.methods.pfedhn import PFedHN
-from solera.methods.served import train_received
 from solera.parts.hypernet import Hypernet, generate, pull_back
 from solera.parts.local import Local, fit, weights_of
 from solera.run import check_fit
@@ -92,7 +91,7 @@ def test_wire(tmp_path):
     world = mixed(tmp_path)
     world.run(PFedHN(LOCAL, SMALL))
     d = sum(numbers(world.server.init(P))[0] for P in "cmcmc")
-    assert world.fed.down["train_received"].floats == world.fed.up["train_received"].floats == d
+    assert world.fed.down["local_update"].floats == world.fed.up["local_update"].floats == d
 
 
 def test_one_hypernetwork_makes_models_that_contradict_each_other(tmp_path):
@@ -133,11 +132,11 @@ def test_a_client_whose_training_blows_up_leaves_no_trace(tmp_path):
 @pytest.mark.parametrize("huge", [3e38, -1e30])
 def test_a_reply_too_large_to_be_a_gradient_costs_the_seat_not_the_hypernetwork(tmp_path, monkeypatch, huge):
     def lying(client, **inbox):
-        honest = train_received.fn(client, **inbox)
+        honest = local_update.fn(client, **inbox)
         lie = {n: torch.full_like(t, huge) for n, t in honest.weights.items()}
         return Update(lie) if client.id in liars else honest
 
-    monkeypatch.setitem(TASKS, train_received.name, dataclasses.replace(train_received, fn=lying))
+    monkeypatch.setitem(TASKS, local_update.name, dataclasses.replace(local_update, fn=lying))
     liars = {"c1"}
     lied = mixed(tmp_path / "lied")
     end = lied.run(PFedHN(LOCAL, SMALL))[-1]

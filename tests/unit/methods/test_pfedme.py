@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from solera.methods.baselines import score_own
+from solera.methods.baselines import common_model, score_own_or_received
 from solera.methods.pfedme import PFedMe
 from solera.parts.bilevel import Envelope, follow_envelope
 from solera.parts.local import weights_of
@@ -110,7 +110,7 @@ def test_it_learns_models_that_suit_their_clients(tmp_path):
     world = World(tmp_path, {"m": lambda: mlp(1)}, [("m", d) for d in parts])
     local = Envelope(steps=12, batch=50, lr=0.1, lam=2.0, inner_steps=5, inner_lr=0.2)
     state = world.run(PFedMe(local), 4)[-1]
-    scores = world.fed.map(score_own, list(world.fed.clients))
+    scores = world.fed.map(score_own_or_received, list(world.fed.clients), **common_model(state.weights, world.fed))
     assert min(s.accuracy for s in scores.values()) > 0.85
     common = world.server.model("m", state.weights["m"])
     right = [(common(d.inputs).argmax(-1) == d.labels).float().mean().item() for d in parts]

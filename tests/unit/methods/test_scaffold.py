@@ -1,5 +1,7 @@
 """SCAFFOLD: the oracles SCA-1 to SCA-3 through a whole federation, both options, and what it refuses."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -107,7 +109,33 @@ def test_weighted_by_examples(tmp_path, derive_dc):
     parties = [("q", Data(*quadratic_data(1, 1, 3))), ("q", Data(*quadratic_data(2, -1, 1)))]
     world = World(tmp_path, {"q": Quadratic}, parties, classes=2)
     state = world.run(Scaffold(TWO_STEPS, weighted=True, derive_dc=derive_dc))[-1]
-    assert numbers(state) == pytest.approx(((3 * 0.19 - 0.36) / 4, (3 * -0.95 + 1.8) / 4), abs=1e-12)
+    assert numbers(state) == pytest.approx(((3 * 0.19 - 0.36) / 4, (-0.95 + 1.8) / 2), abs=1e-12)
+
+
+@pytest.mark.parametrize("derive_dc", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("drawn", [["c0", "c1", "c2"], ["c0", "c2", "c2"], ["c1", "c1", "c1"]])
+def test_c_stays_the_mean_of_all_variates(tmp_path, drawn, weighted, derive_dc):
+    """Whoever takes part, weighted or not, drawn twice or not; who was never asked has 0."""
+    parties = [("q", Data(*quadratic_data(a, b, n))) for a, b, n in ((1, 1, 3), (2, -1, 1), (1, 2, 5))]
+    world = World(tmp_path, {"q": Quadratic}, parties, classes=2)
+
+    def sample():
+        world.fed.copies = Counter(drawn)
+        return sorted(set(drawn))
+
+    world.fed.sample = sample
+    state = world.run(Scaffold(TWO_STEPS, weighted=weighted, derive_dc=derive_dc), rounds=3)[-1]
+    load = world.fed.engine.states.load
+    kept = [load(k, 10**9).get("control", {"x": torch.zeros(1)})["x"].item() for k in world.fed.clients]
+    assert numbers(state)[1] == pytest.approx(sum(kept) / 3, abs=1e-12)
+
+
+def test_the_length_of_c_is_noted(tmp_path):
+    world = quadratics(tmp_path)
+    state = world.run(Scaffold(TWO_STEPS))[-1]
+    (event,) = world.events("variates")
+    assert event == {"kind": "variates", "architecture": "q", "norm": pytest.approx(abs(numbers(state)[1]))}
 
 
 @pytest.mark.parametrize("derive_dc", [False, True])

@@ -4,8 +4,10 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import nn
 
 from solera.parts.aggregate import uniform_mean
@@ -33,6 +35,28 @@ def test_visits_walk_through_shuffles():
     assert flat[:10] != flat[10:20]
     assert torch.equal(walk, visits(10, 7, 4, seed=3))
     assert not torch.equal(walk, visits(10, 7, 4, seed=4))
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 60), steps=st.integers(0, 40), batch=st.integers(1, 70), seed=st.integers(0, 5))
+def test_no_minibatch_has_a_sample_twice_and_every_pass_has_each_once(n, steps, batch, seed):
+    walk = visits(n, steps, batch, seed)
+    assert walk.shape == (steps, min(n, batch))
+    assert all(len(set(row)) == len(row) for row in walk.tolist())
+    flat = walk.flatten()
+    for begin in range(0, len(flat), n):
+        drawn = flat[begin : begin + n].bincount(minlength=n)
+        assert int(drawn.max()) == 1  # of the last pass, which may be cut short: at most once
+    counts = flat.bincount(minlength=n)
+    assert int(counts.max() - counts.min()) <= 1
+
+
+@settings(deadline=None)
+@given(batch=st.integers(1, 20), passes=st.integers(1, 4), each=st.integers(1, 4), seed=st.integers(0, 5))
+def test_where_passes_end_with_a_minibatch_the_walk_is_one_shuffle_after_the_other(batch, passes, each, seed):
+    n, g = batch * each, torch.Generator().manual_seed(seed)
+    shuffles = torch.cat([torch.randperm(n, generator=g) for _ in range(passes)])
+    assert torch.equal(visits(n, passes * each, batch, seed), shuffles.view(-1, batch))
 
 
 def test_fewer_samples_than_a_batch_are_one_batch():

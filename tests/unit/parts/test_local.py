@@ -2,12 +2,15 @@
 
 import math
 
+import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
 from torch import nn
 
 from solera.parts.local import (
+    Diverged,
     Local,
     evaluate,
     fit,
@@ -15,6 +18,7 @@ from solera.parts.local import (
     is_finite,
     logits_of,
     minibatches,
+    planned_steps,
     weights_of,
 )
 from solera.parts.objectives import proximal
@@ -77,7 +81,7 @@ def test_fit_is_plain_sgd():
         for p in reference.parameters():
             p -= 0.1 * p.grad
     torch.testing.assert_close(weights_of(model), weights_of(reference), rtol=1e-6, atol=1e-7)
-    assert (done.steps, done.stopped) == (1, False)
+    assert done.steps == 1
     assert done.lr_sum == pytest.approx(0.1)
 
 
@@ -145,28 +149,47 @@ def test_g6_a_batch_size_of_one_trains_on_running_statistics():
     assert torch.equal(model[1].running_mean, mean)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    n=st.integers(0, 12),
+    batch=st.integers(1, 8),
+    epochs=st.integers(0, 3),
+    steps=st.none() | st.integers(0, 9),
+    norm=st.booleans(),
+)
+def test_the_steps_of_a_training_are_known_beforehand(n, batch, epochs, steps, norm):
+    cfg = Local(epochs=epochs, steps=steps, batch=batch, lr=0.01)
+    assert planned_steps(cfg, n, norm) == fit(Conv(0, norm), *images(n), cfg, 0).steps
+
+
 # ---- G8: blow-ups ----------------------------------------------------------------------------------
 
 
-def test_g8_stops_at_a_loss_above_1000_with_the_weights_of_that_moment():
+def test_g8_a_loss_above_1000_raises():
     model = Quadratic(0.0)
     x, y = quadratic_data(3, 10)  # lr 1 with curvature 3 doubles the distance at every step
-    done = fit(model, x, y, Local(steps=50, lr=1.0), 0)
-    assert done.stopped
-    assert done.steps == 2  # distances 10, 20: losses 150, 600; the third, at distance 40, is 2400
+    with pytest.raises(Diverged, match=r"a loss of .* at step 3; lower lr \(1\)") as caught:
+        fit(model, x, y, Local(steps=50, lr=1.0), 0)
+    assert caught.value.steps == 2  # distances 10, 20: losses 150, 600; the third, at distance 40, is 2400
     assert abs(model.x.item() - 10) == pytest.approx(40)
 
 
-def test_g8_stops_at_nan():
+def test_g8_a_loss_that_is_no_number_raises():
     model = mlp(0)
     with torch.no_grad():
         model[1].weight[0, 0] = math.nan
     before = weights_of(model)
-    done = fit(model, *images(10), Local(), 0)
-    assert done.stopped
-    assert done.steps == 0
-    assert not is_finite(before)
+    with pytest.raises(Diverged, match="a loss of nan at step 1"):
+        fit(model, *images(10), Local(), 0)
     assert torch.equal(weights_of(model)["3.bias"], before["3.bias"])
+
+
+def test_g8_weights_that_the_last_step_makes_infinite_raise():
+    """The loss of every step was fine; nobody would have looked at what the last one left."""
+    model = Quadratic(0.0)
+    with pytest.raises(Diverged, match="weights that are not finite after 1 steps"):
+        fit(model, *quadratic_data(3, 10), Local(steps=1, lr=1e308), 0)
+    assert not is_finite(weights_of(model))
 
 
 # ---- objectives ------------------------------------------------------------------------------------
