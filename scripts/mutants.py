@@ -26,7 +26,6 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import random
 import re
 import resource
 import shutil
@@ -134,6 +133,8 @@ def sites(tree: ast.Module) -> list[Site]:
     """Everything that can be changed, in the order of the source."""
     found: list[Site] = []
     for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp | ast.Subscript):
+            continue  # a name for a type
         _walk(statement, lambda new, s=statement: _replace(tree.body, s, new), "", statement, found)
     return found
 
@@ -155,6 +156,8 @@ def _called(node: ast.AST) -> list[str]:
 def _only_talks(node: ast.AST) -> bool:
     """Messages, checks that only refuse, types and documentation: not what these tests are about."""
     if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr):
+        return True
+    if isinstance(node, ast.keyword) and node.arg in ("strict", "reason"):
         return True
     if isinstance(node, ast.Expr):
         value = node.value
@@ -255,7 +258,7 @@ def _call_changes(node: ast.Call, put: Callable[[Any], None]) -> Iterator[tuple[
     if len(plain) == len(node.args) > 1 and name not in COMMUTING and ast.dump(plain[0]) != ast.dump(plain[1]):
         yield "arguments", lambda: node.args.__setitem__(slice(0, 2), node.args[1::-1])
     for keyword in node.keywords:
-        if keyword.arg not in (None, "strict") and not isinstance(keyword.value, ast.JoinedStr):
+        if keyword.arg is not None and not _only_talks(keyword) and not isinstance(keyword.value, ast.JoinedStr):
             yield "arguments", lambda keyword=keyword: node.keywords.remove(keyword)
 
 
@@ -287,17 +290,19 @@ def mutant_at(file: str, text: str, name: str, index: int) -> Mutant:
 
 
 def sample(file: str, number: int, seed: int) -> list[Mutant]:
-    """So many mutants of a file, in turn of each kind; a larger number only adds some."""
+    """So many mutants of a file, in turn of each kind.
+
+    A larger number only adds some, and so does a change of other lines: the order is that of the hashes of the ids.
+    """
     text = (SOURCE / "solera" / file).read_text(encoding="utf-8")
     kinds = [site.kind for site in sites(ast.parse(text))]
     left: dict[str, list[tuple[str, int]]] = {}
     found = places(file, text)
-    random.Random(f"{seed}:{file}").shuffle(found)
-    for name, index in found:
+    for name, index in sorted(found, key=lambda place: hashlib.sha256(f"{seed}:{place[0]}".encode()).digest()):
         left.setdefault(kinds[index], []).append((name, index))
     drawn: list[tuple[str, int]] = []
     while len(drawn) < min(number, len(found)):
-        drawn += [of_kind.pop() for of_kind in left.values() if of_kind]
+        drawn += [of_kind.pop(0) for of_kind in left.values() if of_kind]
     return [mutant_at(file, text, name, index) for name, index in drawn[:number]]
 
 
@@ -468,6 +473,13 @@ def summary(drawn: list[Mutant], results: dict[str, dict[str, Any]], reasons: di
     return "\n".join(rows), len(still)
 
 
+def outdated(reasons: dict[str, Any]) -> list[str]:
+    """Reasons whose mutant is no more, because its line has changed."""
+    texts = {entry["file"]: SOURCE / "solera" / entry["file"] for entry in reasons.values()}
+    there = {name for f, p in texts.items() if p.is_file() for name, _ in places(f, p.read_text(encoding="utf-8"))}
+    return [name for name in reasons if name not in there]
+
+
 def _row(name: str, count: collections.Counter[str]) -> str:
     numbers = f"{count['killed']:>8}{count['timeout']:>9}{count['explained']:>11}{count['open']:>6}"
     return f"{name:34}{count.total():>7}{numbers}"
@@ -506,6 +518,8 @@ def main() -> None:
     reasons = json.loads(asked.explain.read_text(encoding="utf-8")) if asked.explain.is_file() else {}
     text, still = summary(drawn, results, reasons)
     print(text)
+    if old := outdated(reasons):
+        print(f"\nreasons of mutants that are no more (take them out of {asked.explain.name}): {', '.join(old)}")
     sys.exit(1 if still else 0)
 
 
@@ -515,6 +529,7 @@ def _work(todo: list[Mutant], path: Path, results: dict[str, Any], workers: int,
     sys.path[:0] = [str(SOURCE), str(ROOT / "tests")]
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # for programs the tests start
     os.environ["OMP_NUM_THREADS"] = "1"
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(path.parent / "mutants-bytecode")  # compiled once for all
     os.chdir(ROOT)
     import hypothesis  # noqa: F401  (once, for all forks)
     import pydantic  # noqa: F401
