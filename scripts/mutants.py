@@ -44,28 +44,28 @@ REASONS = ROOT / "benchmarks" / "results" / "mutants.json"
 MEMORY = 6 * 2**30  # bytes a mutant may use
 TARGETS = (
     "parts/*.py",
-    "methods/{cohort,feddf,feddf_options,fedet,fusionlarge}.py",
-    "methods/{fedeed,framework,slots,trainers,ensembles,global_trainers,grouping}.py",
+    "methods/{feddf,feddf_options,fedet,fusionlarge}.py",
+    "methods/{fedeed,framework,cohort,slots,trainers,ensembles,global_trainers,grouping}.py",
     "methods/{mnfl,coefficients,mnfl_parameters,predictions}.py",
     "federation.py",
     "scenario.py",
     "data/{partition,dirichlet}.py",
 )
 FRAMEWORK = ("methods/test_framework.py",)
+EVERYWHERE = ("test_defaults.py",)
 OWN = {  # tests of files that have none named after them; test_NAME.py and test_NAME_*.py are found
     "parts/data_free.py": ("parts/test_generators.py", "methods/test_fedftg.py", "methods/test_fedgen.py"),
     "parts/timeline.py": ("parts/test_groups.py",),
     "parts/robust.py": ("parts/test_filtered_mean.py",),
     "parts/consensus.py": ("parts/test_agreement.py",),
-    "methods/cohort.py": ("methods/test_feddf.py", "methods/test_feddf_extensions.py", "methods/test_fedet.py"),
     "methods/feddf_options.py": ("methods/test_feddf_extensions.py",),
     "methods/coefficients.py": ("methods/test_mnfl.py",),
     "methods/mnfl_parameters.py": ("methods/test_mnfl.py",),
     "methods/predictions.py": ("methods/test_mnfl.py", "methods/test_fedmd.py", "methods/test_dsfl.py"),
     "scenario.py": ("data/test_public.py", "data/test_sources.py", "data/test_generator.py", "methods/test_fedet.py"),
     "data/dirichlet.py": ("data/test_partition.py",),
-    **{f"methods/{name}.py": FRAMEWORK for name in ("fedeed", "slots", "trainers", "ensembles")},
-    **{f"methods/{name}.py": FRAMEWORK for name in ("global_trainers", "grouping")},
+    **{f"methods/{name}.py": FRAMEWORK for name in ("fedeed", "cohort", "slots", "grouping")},
+    **{f"methods/{name}.py": FRAMEWORK for name in ("trainers", "ensembles", "global_trainers")},
 }
 
 # ---- what can be changed ------------------------------------------------------------------------------------
@@ -329,8 +329,8 @@ def tests_of(file: str) -> list[str]:
     """The test files that are a source file's own."""
     stem = Path(file).stem
     found = [*sorted(TESTS.rglob(f"test_{stem}.py")), *sorted(TESTS.rglob(f"test_{stem}_*.py"))]
-    found += [TESTS / name for name in OWN.get(file, ())]
-    if not found or not all(test.is_file() for test in found):
+    found += [TESTS / name for name in (*OWN.get(file, ()), *EVERYWHERE)]
+    if len(found) == len(EVERYWHERE) or not all(test.is_file() for test in found):
         sys.exit(f"{file}: no test of its own, or one that is gone; name them in OWN")
     return list(dict.fromkeys(test.relative_to(ROOT).as_posix() for test in found))
 

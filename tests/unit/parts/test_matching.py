@@ -123,6 +123,13 @@ def test_bbp_recovers_the_neurons_that_clients_drew_theirs_from():
         assert nearest[here].tolist() == mine.tolist()
 
 
+def test_new_neurons_come_in_the_order_of_their_norms():
+    ours = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    theirs = torch.tensor([[0.0, -20.0], [30.0, 0.0]], dtype=torch.float64)  # far from ours: new ones
+    places = match_bbp([ours, theirs], ours, BBP(gamma=100.0, sweeps=0), rng())
+    assert [p.tolist() for p in places] == [[0, 1], [3, 2]]
+
+
 def test_bbp_does_not_grow_beyond_the_cap():
     clients = [normal(6, 4, seed=k) * 5 for k in range(4)]  # nothing in common
     widths = {cap: 1 + int(max(p.max() for p in match_bbp(clients, clients[0], BBP(width_cap=cap), rng())))
