@@ -68,6 +68,12 @@ def test_the_divergence_by_hand():
         assert divergence(z, p, h, temperature, t_squared=True).item() == pytest.approx(temperature**2 * kl, rel=1e-12)
 
 
+def test_no_gradient_is_left_behind():
+    student = Conv(0)
+    distill(student, PUBLIC, ensemble(1), QUICK, 0)
+    assert all(p.grad is None for p in student.parameters())
+
+
 def test_the_schedule_is_the_one_the_student_gets():
     """One free logit with a constant gradient of 1: plain SGD moves it by the sum of the step sizes."""
     for schedule, total in (("cosine", sum(cosine(0.1, s, 8) for s in range(8))), ("constant", 0.8)):

@@ -299,3 +299,9 @@ def test_hard_samples_are_those_about_which_models_disagree():
 def test_settings_that_make_no_sense_are_refused(kind, settings, word):
     with pytest.raises(ValueError, match=word):
         kind(**settings)
+
+
+def test_the_least_that_makes_sense_is_accepted():
+    latent = LatentGenerator(noise=1, hidden=1, steps=0, batch=2, lr=0.0, weight_decay=0.0, diversity=0.0)
+    assert (latent.noise, latent.hidden, latent.batch) == (1, 1, 2)
+    assert FineTune(steps=0, batch=2).batch == 2
