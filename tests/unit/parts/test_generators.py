@@ -1,5 +1,6 @@
 """Generators and their losses against numbers worked out by hand, the oracles GEN-1 and FTG-1, and the two loops."""
 
+import copy
 import math
 
 import pytest
@@ -194,6 +195,24 @@ def test_the_heads_come_to_see_the_labels_of_latents(rule):
     answers = (alpha[:, y, None] * torch.stack([logits_of(m, G(noise, y)) for m in models])).sum(0)
     assert (answers.argmax(-1) == y).float().mean() > 0.95
     assert all(same_bits(w, weights_of(m)) for w, m in zip(before, models, strict=True))  # parameters and statistics
+
+
+def test_the_generators_loss_by_hand():
+    """With a rate of 0 the mean over the steps is that of the loss at the start: cross-entropy, and pair by pair."""
+    models, alpha, prior = heads(2), torch.tensor([[0.3, 1.0, 0.6, 0.5], [0.7, 0.0, 0.4, 0.5]]), torch.full((4,), 0.25)
+    torch.manual_seed(0)
+    G = latent_generator(5, 6, 4, 32)
+    cfg = LatentGenerator(steps=3, lr=0.0, batch=8, weight_decay=0.0, diversity=2.5)
+    found = teach_latents(copy.deepcopy(G), models, alpha, prior, cfg, rng(3))
+    again, expected = rng(3), []
+    for _ in range(3):
+        noise, y = draw(prior, 8, 6, again)
+        z = G.train()(noise, y)
+        logits = sum(alpha[k][y][:, None] * models[k].eval()(z) for k in range(2))
+        own = -logits.log_softmax(-1)[range(8), y].mean()
+        pairs = [(noise[i] - noise[j]).square().mean() * (z[i] - z[j]).abs().mean() for i in range(8) for j in range(8)]
+        expected.append((own + 2.5 * torch.exp(-torch.stack(pairs).mean())).item())
+    assert found == pytest.approx(sum(expected) / 3, rel=1e-5)
 
 
 def test_no_step_leaves_the_generator():
