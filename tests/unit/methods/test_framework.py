@@ -659,6 +659,17 @@ def test_secure_drops_a_group_of_which_one_client_is_left(tmp_path):
     assert same_bits(end.models["c"][1], start.models["c"][1])
 
 
+def test_secure_drops_every_group_of_which_one_client_is_left(tmp_path):
+    method = FedEED(LOCAL, FUSION, K=3, secure=True)
+    world = one_kind(tmp_path, 6)
+    group = split(method.framework.shares, "random", world.fed, world.server)
+    for k in (1, 2):
+        world.data[next(c for c, g in group.items() if g == ("c", k))] = None
+    start, end = world.run(method)
+    assert sorted(e["group"] for e in world.events("group_too_small")) == [1, 2]
+    assert all(same_bits(end.models["c"][k], start.models["c"][k]) for k in (1, 2))
+
+
 # ---- what is refused -----------------------------------------------------------------------------------
 
 

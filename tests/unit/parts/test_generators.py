@@ -241,6 +241,20 @@ def test_teachers_are_frozen_and_their_statistics_never_change():
     assert all(same_bits(w, weights_of(t)) for w, t in zip(before, teachers, strict=True))
 
 
+def test_the_divergence_of_a_student_by_hand():
+    """Nothing moves: generated in evaluation mode, KL(sum_k alpha_k^y softmax(teacher_k) || softmax(student))."""
+    torch.manual_seed(0)
+    G = input_generator((1, 8, 8), 4, 4, 2)
+    student, teachers = Conv(3), [Conv(1), Conv(2)]
+    cfg = FineTune(steps=1, batch=8, noise=4, features=2, generator_steps=0, student_steps=2)
+    (found,) = fine_tune(copy.deepcopy(G), [student], teachers, ALPHA, PRIOR, cfg, 0.0, rng())
+    noise, y = draw(PRIOR, 8, 4, rng())
+    x = G.eval()(noise, y)
+    p = sum(ALPHA[k][y][:, None] * teachers[k].eval()(x).softmax(-1) for k in range(2))
+    expected = (p * (p.log() - student.eval()(x).log_softmax(-1))).sum(-1).mean()
+    assert found == pytest.approx(expected.item(), rel=1e-4)
+
+
 @pytest.mark.parametrize(("norm", "moves"), [("frozen", False), ("train", True)])
 def test_statistics_of_a_global_model_follow_generated_samples_only_if_asked(norm, moves):
     student = Conv(3)

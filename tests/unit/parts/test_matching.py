@@ -170,6 +170,14 @@ def test_a_neuron_is_the_mean_of_those_who_hold_it():
     assert merged["weight"].dtype == torch.float32
 
 
+def test_sums_are_float64():
+    """Products rounded to float32 on the way would differ in the last bit of some of a thousand weights."""
+    w = [normal(1000, 1, seed=k).float() for k in range(3)]
+    n, places = [0.1, 0.7, 1.3], [torch.arange(1000)] * 3
+    exact = (0.1 * w[0].double() + 0.7 * w[1].double() + 1.3 * w[2].double()) / (0.1 + 0.7 + 1.3)
+    assert torch.equal(merge_neurons([{"w": t} for t in w], places, n)["w"], exact.float())
+
+
 def test_classes_are_weighted_one_by_one():
     layers = [{"weight": torch.full((2, 3), v), "bias": torch.full((2,), v)} for v in (1.0, 3.0)]
     merged = merge_classes(layers, torch.tensor([[10.0, 0.0], [30.0, 5.0]], dtype=torch.float64))
