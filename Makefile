@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help run test lint docs unit faults bench bench-quick bench-record clean
+.PHONY: help run test lint docs unit faults mutants bench bench-quick bench-record clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -33,6 +33,9 @@ unit: $(STAMP)   ## all fast tests, on all cores
 
 faults: $(STAMP) ## the slow ones: many kills, long fuzzing
 	$(BIN)/pytest -m slow
+
+mutants: $(STAMP) ## change the source at random and see whether the tests notice (two hours); fails on an open survivor
+	$(BIN)/python scripts/mutants.py $(MUTANTS)
 
 bench: $(STAMP)  ## every workload, with other frameworks beside us (an hour); the tables go into docs/performance.md
 	mkdir -p build

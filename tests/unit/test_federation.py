@@ -98,6 +98,11 @@ def test_mean_by_group_leaves_out_groups_without_replies(tmp_path):
     assert means["p"].weights["w"].tolist() == [2.0, 3.0]
 
 
+def test_groups_come_in_the_order_of_their_names(fed):
+    means = fed.mean(add_id, list(fed.clients), by=lambda k: f"g{99 - int(k[1:])}", weights=W, each=1.0)
+    assert list(means) == list(means.counts) == sorted(f"g{99 - int(k[1:])}" for k in fed.clients)
+
+
 def test_mean_equals_the_mean_of_map_to_the_bit(fed):
     from solera.parts.aggregate import weighted_mean
 

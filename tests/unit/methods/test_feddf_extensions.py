@@ -16,7 +16,7 @@ from solera.engines.faulty import Faulty
 from solera.federation import Federation
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
-from solera.methods.feddf_options import Swag
+from solera.methods.feddf_options import Swag, drawn_around
 from solera.parts.aggregate import weighted_mean
 from solera.parts.distill import Distill, distill
 from solera.parts.local import Local, evaluate, fit, is_finite, weights_of
@@ -24,7 +24,7 @@ from solera.parts.lowbit import LowBit, coarse_names, fit_coarse
 from solera.parts.norms import parameter_names, reestimate
 from solera.parts.posterior import moments, swag
 from solera.parts.robust import coordinate_median
-from solera.parts.teachers import Ensemble, entropy
+from solera.parts.teachers import Ensemble, entropy, frozen
 from solera.scenario import Scenario
 from solera.task import Data
 from solera.testing import check_method, toy, wide
@@ -187,6 +187,20 @@ def test_drawn_models_teach_beside_the_clients_or_in_their_place(tmp_path, inclu
     assert same_bits(weights_of(student), end.weights["c"])
     reports = {e.name: len(e.members) for e in world.server.ensembles}
     assert reports == {"teachers": 5, "swag": 8 if include else 3}
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_drawn_models_get_statistics_from_two_public_samples_on(tmp_path, samples):
+    """Of one sample there is no variance: a drawn model then keeps the clients' mean statistics."""
+    world = mixed(tmp_path, kinds="c" * 5)
+    models = [Conv(seed) for seed in range(3)]
+    for i, m in enumerate(models):
+        m[1].running_mean.fill_(float(i))
+    teachers = {f"c{i}": frozen([("c", weights_of(m))], world.server.model)[0] for i, m in enumerate(models)}
+    around = drawn_around(teachers, Swag(samples=2), torch.arange(samples), world.fed, world.server, None)
+    assert list(around) == ["c0", "c1", "c2", "swag-0", "swag-1"]
+    means = [around[k].weights["1.running_mean"] for k in ("swag-0", "swag-1")]
+    assert all(torch.equal(m, torch.ones(6)) for m in means) == (samples == 1)
 
 
 def test_one_client_is_its_own_only_sample(tmp_path):

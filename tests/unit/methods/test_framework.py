@@ -637,7 +637,7 @@ def test_secure_serves_no_group_of_one(tmp_path):
     world = only(one_kind(tmp_path), "c0", "c1", "c2")
     start, end = world.run(method)
     (event,) = world.events("group_too_small")
-    assert event["group"] == 1
+    assert (event["architecture"], event["group"]) == ("c", 1)
     assert same_bits(end.models["c"][1], start.models["c"][1])
     assert len(world.fed.answered) == 2
     assert world.fed.verbs == {"mean"}
@@ -652,8 +652,21 @@ def test_secure_drops_a_group_of_which_one_client_is_left(tmp_path):
     group = split(method.framework.shares, "random", world.fed, world.server)
     world.data[next(k for k, g in group.items() if g == ("c", 1))] = None
     start, end = world.run(method)
-    assert [e["reason"] for e in world.events("group_too_small")] == ["all clients but one have failed"]
+    (event,) = world.events("group_too_small")
+    assert (event["architecture"], event["group"]) == ("c", 1)
+    assert event["reason"] == "all clients but one have failed"
     assert same_bits(end.models["c"][1], start.models["c"][1])
+
+
+def test_secure_drops_every_group_of_which_one_client_is_left(tmp_path):
+    method = FedEED(LOCAL, FUSION, K=3, secure=True)
+    world = one_kind(tmp_path, 6)
+    group = split(method.framework.shares, "random", world.fed, world.server)
+    for k in (1, 2):
+        world.data[next(c for c, g in group.items() if g == ("c", k))] = None
+    start, end = world.run(method)
+    assert sorted(e["group"] for e in world.events("group_too_small")) == [1, 2]
+    assert all(same_bits(end.models["c"][k], start.models["c"][k]) for k in (1, 2))
 
 
 # ---- what is refused -----------------------------------------------------------------------------------

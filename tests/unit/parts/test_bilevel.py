@@ -102,6 +102,9 @@ def test_endless_minibatches_are_shuffled_anew_each_epoch():
     seen = [b.tolist() for _, b in islice(endless(mlp(0), x, torch.arange(8), 4, 0), 6)]
     assert all(sorted(a + b) == list(range(8)) for a, b in zip(seen[::2], seen[1::2], strict=True))
     assert len({tuple(b) for b in seen}) == 6
+    for epoch in range(3):  # each has a seed of its own
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(epoch)).tolist()
+        assert seen[2 * epoch] + seen[2 * epoch + 1] == order
 
 
 # ---- pFedMe -----------------------------------------------------------------------------------------

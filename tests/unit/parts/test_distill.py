@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from solera.parts.aggregate import uniform_mean
-from solera.parts.distill import Distill, Memo, cached, cosine, distill, visits
+from solera.parts.distill import Distill, Memo, cached, cosine, distill, divergence, visits
 from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
 from solera.parts.teachers import Cache, Ensemble, soft_targets
 from toys import Constant, Conv, images, mlp, same_bits
@@ -78,6 +78,24 @@ def test_fdf_3():
     assert cosine(1e-3, 1000, 10_000) == pytest.approx(9.7552826e-4, abs=5e-12)
     assert cosine(1e-3, 5000, 10_000) == pytest.approx(5e-4, abs=1e-15)
     assert cosine(1e-3, 10_000, 10_000) == pytest.approx(0.0, abs=1e-15)
+
+
+def test_the_divergence_by_hand():
+    """p = (1/4, 3/4) against softmax(2, 0) and, at T = 2, softmax(1, 0); the loss is a mean over the batch."""
+    z, p = torch.tensor([[2.0, 0.0]] * 3, dtype=torch.float64), torch.tensor([[0.25, 0.75]] * 3, dtype=torch.float64)
+    entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    for temperature, top in ((1.0, 2.0), (2.0, 1.0)):
+        q = math.exp(top) / (math.exp(top) + 1)
+        kl = 0.25 * math.log(0.25 / q) + 0.75 * math.log(0.75 / (1 - q))
+        h = torch.full((3,), entropy, dtype=torch.float64)
+        assert divergence(z, p, h, temperature).item() == pytest.approx(kl, rel=1e-12)
+        assert divergence(z, p, h, temperature, t_squared=True).item() == pytest.approx(temperature**2 * kl, rel=1e-12)
+
+
+def test_no_gradient_is_left_behind():
+    student = Conv(0)
+    distill(student, PUBLIC, ensemble(1), QUICK, 0)
+    assert all(p.grad is None for p in student.parameters())
 
 
 def test_the_schedule_is_the_one_the_student_gets():
@@ -240,7 +258,7 @@ def test_samples_augmented_at_each_draw_are_shown_to_teacher_and_student_alike()
 
     public = Augmented()
     distill(Watching(0), public, teacher, QUICK, 3)
-    assert len(set(public.seeds)) == QUICK.steps
+    assert public.seeds == [3 + step for step in range(1, QUICK.steps + 1)]
     with pytest.raises(ValueError, match="augmented anew"):
         distill(Conv(0), public, Cache([torch.zeros(60, 4)]), QUICK, 3)
 

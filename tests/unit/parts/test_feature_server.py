@@ -102,6 +102,33 @@ def test_a_tower_turns_features_into_logits(shape, layers):
     assert not list(model.buffers())
 
 
+def test_what_a_tower_computes():
+    """Written out with functions: norm, first layer, x + f(norm x), norm, mean over the pixels of a map, classifier."""
+    torch.manual_seed(0)
+    model, x = tower((3, 6, 4), 5, 8, 1).double(), torch.randn(2, 3, 6, 4, dtype=torch.float64)
+    w = {name: t + 0.1 * torch.randn_like(t) for name, t in weights_of(model).items()}  # norms are not ones and zeros
+    model.load_state_dict(w)
+    h = F.group_norm(x, 1, w["0.weight"], w["0.bias"])
+    h = F.conv2d(h, w["1.weight"], w["1.bias"], stride=2, padding=1)
+    r = F.group_norm(h, 1, w["2.layers.0.weight"], w["2.layers.0.bias"])
+    r = F.conv2d(r, w["2.layers.1.weight"], w["2.layers.1.bias"], padding=1).relu()
+    h = h + F.conv2d(r, w["2.layers.3.weight"], w["2.layers.3.bias"], padding=1)
+    h = F.group_norm(h, 1, w["3.weight"], w["3.bias"]).relu()
+    assert h.shape == (2, 8, 3, 2)
+    expected = h.flatten(2).sum(-1) / 6 @ w["6.weight"].T + w["6.bias"]
+    torch.testing.assert_close(model(x), expected)
+
+    model, x = tower((7,), 5, 8, 1).double(), torch.randn(2, 7, dtype=torch.float64)
+    w = {name: t + 0.1 * torch.randn_like(t) for name, t in weights_of(model).items()}
+    model.load_state_dict(w)
+    h = F.layer_norm(x, (7,), w["0.weight"], w["0.bias"]) @ w["1.weight"].T + w["1.bias"]
+    r = F.layer_norm(h, (8,), w["2.layers.0.weight"], w["2.layers.0.bias"])
+    r = (r @ w["2.layers.1.weight"].T + w["2.layers.1.bias"]).relu()
+    h = h + r @ w["2.layers.3.weight"].T + w["2.layers.3.bias"]
+    h = F.layer_norm(h, (8,), w["3.weight"], w["3.bias"]).relu()
+    torch.testing.assert_close(model(x), h @ w["5.weight"].T + w["5.bias"])
+
+
 def test_the_size_of_a_tower():
     """Input norm, first layer, two dense layers and a norm in each block, last norm, classifier."""
     d, w, C, L = 128, 64, 10, 4

@@ -1,5 +1,6 @@
 """Generators and their losses against numbers worked out by hand, the oracles GEN-1 and FTG-1, and the two loops."""
 
+import copy
 import math
 
 import pytest
@@ -196,6 +197,24 @@ def test_the_heads_come_to_see_the_labels_of_latents(rule):
     assert all(same_bits(w, weights_of(m)) for w, m in zip(before, models, strict=True))  # parameters and statistics
 
 
+def test_the_generators_loss_by_hand():
+    """With a rate of 0 the mean over the steps is that of the loss at the start: cross-entropy, and pair by pair."""
+    models, alpha, prior = heads(2), torch.tensor([[0.3, 1.0, 0.6, 0.5], [0.7, 0.0, 0.4, 0.5]]), torch.full((4,), 0.25)
+    torch.manual_seed(0)
+    G = latent_generator(5, 6, 4, 32)
+    cfg = LatentGenerator(steps=3, lr=0.0, batch=8, weight_decay=0.0, diversity=2.5)
+    found = teach_latents(copy.deepcopy(G), models, alpha, prior, cfg, rng(3))
+    again, expected = rng(3), []
+    for _ in range(3):
+        noise, y = draw(prior, 8, 6, again)
+        z = G.train()(noise, y)
+        logits = sum(alpha[k][y][:, None] * models[k].eval()(z) for k in range(2))
+        own = -logits.log_softmax(-1)[range(8), y].mean()
+        pairs = [(noise[i] - noise[j]).square().mean() * (z[i] - z[j]).abs().mean() for i in range(8) for j in range(8)]
+        expected.append((own + 2.5 * torch.exp(-torch.stack(pairs).mean())).item())
+    assert found == pytest.approx(sum(expected) / 3, rel=1e-5)
+
+
 def test_no_step_leaves_the_generator():
     G = latent_generator(5, 6, 4, 8)
     before = weights_of(G)
@@ -220,6 +239,20 @@ def test_teachers_are_frozen_and_their_statistics_never_change():
     before = [weights_of(t) for t in teachers]
     tuned(SMALL, [Conv(3)], [t.train() for t in teachers])
     assert all(same_bits(w, weights_of(t)) for w, t in zip(before, teachers, strict=True))
+
+
+def test_the_divergence_of_a_student_by_hand():
+    """Nothing moves: generated in evaluation mode, KL(sum_k alpha_k^y softmax(teacher_k) || softmax(student))."""
+    torch.manual_seed(0)
+    G = input_generator((1, 8, 8), 4, 4, 2)
+    student, teachers = Conv(3), [Conv(1), Conv(2)]
+    cfg = FineTune(steps=1, batch=8, noise=4, features=2, generator_steps=0, student_steps=2)
+    (found,) = fine_tune(copy.deepcopy(G), [student], teachers, ALPHA, PRIOR, cfg, 0.0, rng())
+    noise, y = draw(PRIOR, 8, 4, rng())
+    x = G.eval()(noise, y)
+    p = sum(ALPHA[k][y][:, None] * teachers[k].eval()(x).softmax(-1) for k in range(2))
+    expected = (p * (p.log() - student.eval()(x).log_softmax(-1))).sum(-1).mean()
+    assert found == pytest.approx(expected.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize(("norm", "moves"), [("frozen", False), ("train", True)])
@@ -299,3 +332,9 @@ def test_hard_samples_are_those_about_which_models_disagree():
 def test_settings_that_make_no_sense_are_refused(kind, settings, word):
     with pytest.raises(ValueError, match=word):
         kind(**settings)
+
+
+def test_the_least_that_makes_sense_is_accepted():
+    latent = LatentGenerator(noise=1, hidden=1, steps=0, batch=2, lr=0.0, weight_decay=0.0, diversity=0.0)
+    assert (latent.noise, latent.hidden, latent.batch) == (1, 1, 2)
+    assert FineTune(steps=0, batch=2).batch == 2

@@ -271,6 +271,22 @@ def test_weights_are_copies_in_one_layout():
     assert model[0].weight.abs().sum() > 0
 
 
+def test_a_single_sample_has_a_gradient_with_batchnorm_too():
+    x, y = images(1)
+    model, reference = Conv(0), Conv(0).eval()  # by the running statistics: one sample has no variance
+    F.cross_entropy(reference(x), y).backward()
+    got = gradient_of(model, x, y, batch=5)
+    torch.testing.assert_close(got, {n: p.grad for n, p in reference.named_parameters()}, rtol=1e-5, atol=1e-7)
+    assert got["8.weight"].abs().sum() > 0
+
+
+def test_no_gradient_is_left_behind():
+    x, y = images(6)
+    model = mlp(0)
+    fit(model, x, y, Local(epochs=1, batch=3), 0)
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_full_gradient_equals_autograd_over_everything():
     x, y = images(23)
     model, reference = mlp(0), mlp(0)

@@ -123,6 +123,13 @@ def test_bbp_recovers_the_neurons_that_clients_drew_theirs_from():
         assert nearest[here].tolist() == mine.tolist()
 
 
+def test_new_neurons_come_in_the_order_of_their_norms():
+    ours = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    theirs = torch.tensor([[0.0, -20.0], [30.0, 0.0]], dtype=torch.float64)  # far from ours: new ones
+    places = match_bbp([ours, theirs], ours, BBP(gamma=100.0, sweeps=0), rng())
+    assert [p.tolist() for p in places] == [[0, 1], [3, 2]]
+
+
 def test_bbp_does_not_grow_beyond_the_cap():
     clients = [normal(6, 4, seed=k) * 5 for k in range(4)]  # nothing in common
     widths = {cap: 1 + int(max(p.max() for p in match_bbp(clients, clients[0], BBP(width_cap=cap), rng())))
@@ -161,6 +168,14 @@ def test_a_neuron_is_the_mean_of_those_who_hold_it():
     assert merged["weight"].flatten().tolist() == [(1 + 3 * 6) / 4, 2.0, 5.0]
     assert merged["bias"].tolist() == [(1 + 3 * 4) / 4, 0.0, 5.0]
     assert merged["weight"].dtype == torch.float32
+
+
+def test_sums_are_float64():
+    """Products rounded to float32 on the way would differ in the last bit of some of a thousand weights."""
+    w = [normal(1000, 1, seed=k).float() for k in range(3)]
+    n, places = [0.1, 0.7, 1.3], [torch.arange(1000)] * 3
+    exact = (0.1 * w[0].double() + 0.7 * w[1].double() + 1.3 * w[2].double()) / (0.1 + 0.7 + 1.3)
+    assert torch.equal(merge_neurons([{"w": t} for t in w], places, n)["w"], exact.float())
 
 
 def test_classes_are_weighted_one_by_one():

@@ -64,6 +64,22 @@ def test_reestimate_is_one_plain_average_over_the_inputs():
     assert model.training
 
 
+def test_reestimate_sees_no_dropout():
+    """Inputs that are all 3 have a variance of 0, unless half of them are dropped."""
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2)).train()
+    reestimate(model, torch.full((10, 2), 3.0))
+    assert model[1].running_mean.tolist() == [3.0, 3.0]
+    assert model[1].running_var.tolist() == [0.0, 0.0]
+
+
+def test_reestimate_uses_a_last_batch_of_two():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(1))
+    reestimate(model, torch.tensor([[0.0], [2.0], [6.0], [10.0]]), batch=2)
+    assert model[0].running_mean.tolist() == [4.5]
+    reestimate(model, torch.tensor([[0.0], [2.0], [1.0], [6.0], [10.0]]), batch=3)
+    assert model[0].running_mean.tolist() == [4.5]  # (1 + 8) / 2
+
+
 def test_reestimate_leaves_a_last_batch_of_one_out_and_models_without_batchnorm_alone():
     model, (x, _) = Conv(0), images(21)
     reestimate(model, x, batch=20)

@@ -1,13 +1,16 @@
 """Objectives with a row of targets for each sample."""
 
+import math
+
+import pytest
 import torch
 import torch.nn.functional as F
 
 from solera.methods.predictions import towards_targets
 from solera.parts.distill import kd_loss
 from solera.parts.local import Local, fit, logits_of, weights_of
-from solera.parts.objectives import towards
-from toys import Conv, images, mlp, same_bits
+from solera.parts.objectives import cross_entropy, proximal, towards
+from toys import Constant, Conv, images, mlp, same_bits
 
 
 def gradient(objective, targets):
@@ -20,6 +23,23 @@ def test_towards_soft_labels_has_the_gradient_of_their_cross_entropy():
     targets = torch.rand(12, 4, generator=torch.Generator().manual_seed(1)).mul(3).softmax(-1)
     ours, torchs = gradient(towards_targets(), targets), gradient(towards(F.cross_entropy), targets)
     assert all(torch.allclose(g, torchs[n], atol=1e-6) for n, g in ours.items())
+
+
+def test_the_proximal_term_by_hand():
+    """Logits (1, 0, -1), of which (0, 0, 2) was received: squares of 1, 0 and 9. Label 1 costs log(e + 1 + 1/e)."""
+    model, x, y = Constant(1.0, 0.0, -1.0), torch.zeros(5, 2), torch.ones(5, dtype=torch.int64)
+    own = math.log(math.e + 1 + 1 / math.e)
+    assert cross_entropy(model, x, y).item() == pytest.approx(own, rel=1e-12)
+    received = {"logits": torch.tensor([0.0, 0.0, 2.0], dtype=torch.float64)}
+    assert proximal(0.6, received)(model, x, y).item() == pytest.approx(own + 0.3 * 10, rel=1e-12)
+    assert proximal(0.0, received) is cross_entropy
+    two = mlp(0)
+    zeros = {name: torch.zeros_like(p) for name, p in two.named_parameters()}
+    two[1].weight.requires_grad = False  # what is not trained is not pulled back
+    pull = sum(p.square().sum().item() for name, p in two.named_parameters() if name != "1.weight")
+    inputs, labels = images(6)
+    expected = F.cross_entropy(two(inputs), labels).item() + pull
+    assert proximal(2.0, zeros)(two, inputs, labels).item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_model_that_agrees_already_is_not_moved():

@@ -136,6 +136,12 @@ def test_median_of_probabilities_by_hand():
     torch.testing.assert_close(median_probs(certain, [2.0, 1.0, 1.0]), torch.tensor([[1.0, 0, 0]]).double())
 
 
+def test_where_nothing_is_left_of_the_medians_the_mean_is_weighted():
+    certain = torch.eye(3, dtype=torch.float64)[:, None]
+    expected = torch.tensor([[0.4, 0.35, 0.25]], dtype=torch.float64)
+    torch.testing.assert_close(median_probs(certain, [8.0, 7.0, 5.0]), expected)
+
+
 @pytest.mark.parametrize("rule", ROBUST)
 @pytest.mark.parametrize("size", [10.0, 1e4, 1e30])
 def test_one_liar_does_not_own_the_ensemble(rule, size):

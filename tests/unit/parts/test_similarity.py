@@ -133,6 +133,11 @@ def test_mn8_similarity():
     assert close(by_cosine(cosine, "l1"), cosine / cosine.sum(0), 12)
 
 
+def test_cosines_have_twelve_digits():
+    value = 0.123456789012345
+    assert cosines(t([1.0, 0.0], [value, math.sqrt(1 - value**2)])[:, None])[0, 1].item() == 0.123456789012
+
+
 def test_mn8_nearest():
     c = by_rank(cosines(MN8), 2)
     assert c[:, 0].tolist() == [0.5, 0.5, 0.0]
