@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from . import detail
 from .allocator import keep_freed_memory
 from .config import Config, EngineConfig, RunConfig, load_config, to_toml
+from .devices import Numerics, numerics
 from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
 from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
 from .measure import measure, summarise, traffic
@@ -135,8 +134,15 @@ def simulate(
     keep_freed_memory()  # workers that are forked inherit it
     _check_quorum(federation, len(scenario.roster))
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
-    home = RunDirectory(out, __version__, resume, config_text, _experiment(scenario, method, federation), command)
-    with contextlib.closing(home), watcher, _pinned(engine.threads), _stoppable() as check_stop:
+    experiment = _experiment(scenario, method, federation)
+    with (
+        numerics(engine.threads) as held,
+        contextlib.closing(RunDirectory(out, __version__, resume, config_text, experiment, command)) as home,
+        watcher,
+        _stoppable() as check_stop,
+    ):
+        if held.found:
+            watcher.warn(f"the program's settings of torch are set aside for the run: {_listed(held.found)}")
         if not (home.path / "partition.json").exists():
             home.write_facts("partition.json", detail.partition_facts(scenario))
         states = ClientStates(home.clients)
@@ -154,7 +160,7 @@ def simulate(
                 watcher.progress(what, done, of)
 
             fed = Federation(moving, scenario.seed, federation, progress=progress)
-            loop = _Loop(scenario, method, fed, home, states, config, watcher)
+            loop = _Loop(scenario, method, fed, home, states, config, watcher, held)
             watcher.begin(
                 {
                     "name": config.name or home.path.name,
@@ -193,6 +199,10 @@ def _experiment(scenario: Scenario, method: Any, federation: FederationConfig) -
     return json.loads(json.dumps(facts, default=lambda o: type(o).__qualname__))
 
 
+def _listed(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in facts.items())
+
+
 class _Loop:
     def __init__(
         self,
@@ -203,8 +213,10 @@ class _Loop:
         states: ClientStates,
         config: RunConfig,
         watcher: Watcher,
+        held: Numerics,
     ):
         self.scenario, self.method, self.fed, self.home, self.states = scenario, method, fed, home, states
+        self.held = held
         self.config, self.watcher, self.server = config, watcher, scenario.server
         self.test: Data = scenario.test
         self.commit_s = 0.0
@@ -247,6 +259,7 @@ class _Loop:
 
     def _close_round(self, t: int, state: Any, began: float) -> None:
         fed, server = self.fed, self.server
+        self.held.check()
         worked = time.monotonic()
         metrics: dict[str, Any] = {"round": t, **traffic(fed), "cohort": len(fed.answered)}
         clients_s = fed.waited_s
@@ -301,10 +314,12 @@ class _Loop:
             member = {"architecture": m.architecture, "share": str(share), "rule": rule}
             self.home.write_model(f"ensemble-{i}", m.weights, facts | member)
         summary = summarise(self.home, self.method, state, self.states, self.fed, self.config)
+        summary["environment"] |= {"numerics": self.held.needed, "set_aside": self.held.found}
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)
 
 
+@numerics()
 def check_fit(method: Any, scenario: Scenario) -> None:
     """Refuse, before any work, a scenario that lacks what the method needs."""
     name, info = name_of(method), info_of(method)
@@ -375,17 +390,6 @@ def _open_engine(config: EngineConfig, scenario: Scenario, states: ClientStates)
     workers = config.workers or default_workers()
     name = default_engine(workers) if config.name == "auto" else config.name
     return ENGINES[name](scenario, states, workers)
-
-
-@contextlib.contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    """The number of torch threads changes the bits of a sum, so a run fixes it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

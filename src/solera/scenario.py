@@ -23,6 +23,7 @@ from .data import (
     partition,
     split_test,
 )
+from .devices import numerics
 from .engines.base import Roster
 from .models import build, check_output
 from .randomness import seed_from
@@ -74,6 +75,7 @@ class ModelsConfig:
 class Scenario:
     """Clients and a server. `seed` fixes the partition and the initial weights, whatever the method."""
 
+    @numerics()
     def __init__(
         self,
         dataset: Dataset,

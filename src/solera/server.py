@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from .devices import numerics
 from .parts.chain import resized
 from .randomness import Parallel, isolated, seed_from
 from .task import Data
@@ -70,7 +71,7 @@ class Server:
     def _build(self, P: str, copy_number: int) -> nn.Module:
         if P not in self.builders:
             raise ConfigError(f"no architecture is called {P!r}; known here: {', '.join(self.builders)}")
-        with isolated(seed_from(self.run_seed, "init", P, copy_number)):
+        with numerics(threads=1), isolated(seed_from(self.run_seed, "init", P, copy_number)):
             return self.builders[P]()
 
     def init(self, P: str, copy_number: int = 0) -> Weights:

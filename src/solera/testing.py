@@ -18,6 +18,7 @@ from torch import nn
 
 from .config import EngineConfig, RunConfig
 from .data import PartitionConfig, PublicConfig, from_tensors
+from .devices import numerics
 from .engines import Call, ClientStates, Engine, InProcess, Site
 from .engines.faulty import Faulty
 from .federation import Federation, FederationConfig
@@ -138,6 +139,7 @@ def run_toy(method: Any, out: pathlib.Path, engine: str = "inprocess", rounds: i
 # ---- the contract of a method -----------------------------------------------------------------------
 
 
+@numerics(threads=1)
 def check_method(method: Any, tmp: str | os.PathLike[str], engines: Sequence[str] = ENGINES_TO_COMPARE) -> None:
     """Everything the library promises of a method. `method` is an object or a registered name."""
     method = find_method(method)() if isinstance(method, str) else method
@@ -158,7 +160,6 @@ def check_method(method: Any, tmp: str | os.PathLike[str], engines: Sequence[str
 
 
 def _federation(scenario: Any, tmp: pathlib.Path, wrap: Callable[[Engine], Engine] = lambda e: e) -> Federation:
-    torch.set_num_threads(1)
     engine = wrap(InProcess(scenario, ClientStates(tmp / "clients")))
     return Federation(engine, 0, FederationConfig(fraction=1.0))
 
@@ -263,6 +264,7 @@ def overwrite(client: Client, weights: Weights) -> None:
         w.zero_()
 
 
+@numerics(threads=1)
 def check_engine(open_engine: Callable[[Site, ClientStates], Engine], tmp: str | os.PathLike[str]) -> None:
     """Everything the library promises of an engine, against the serial one."""
     tmp = pathlib.Path(tmp)

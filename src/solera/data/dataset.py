@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..devices import numerics
 from ..task import Data
 from ..wire import DataError
 from .images import channel_statistics, channels_first, stack
@@ -58,6 +59,7 @@ class Dataset:
         return normalise(inputs, self.mean, self.std)
 
 
+@numerics()
 def from_tensors(
     train: Arrays,
     test: Arrays,
