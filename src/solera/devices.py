@@ -28,7 +28,7 @@ class _Knob:
     needed: Any
 
 
-def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
@@ -45,9 +45,12 @@ def _set_matmul_precision(value: str | None) -> None:
         torch.set_float32_matmul_precision(value)
 
 
-def _fp32_precision(backend: str, what: str) -> str:
-    precision = torch._C._get_fp32_precision_getter(backend, what)
-    return "none" if precision == "ieee" else precision  # full precision, said or by default
+def _fp32_precision(backend: str, what: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    def get() -> str:
+        precision = torch._C._get_fp32_precision_getter(backend, what)
+        return "none" if precision == "ieee" else precision  # full precision, by default or because it was said
+
+    return get, lambda value: torch._C._set_fp32_precision_setter(backend, what, value)
 
 
 def _flushes_denormals() -> bool:
@@ -56,6 +59,7 @@ def _flushes_denormals() -> bool:
     return smallest * float("1") == 0.0
 
 
+_PRECISIONS = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
 _EINSUM = torch.backends.opt_einsum
 # In the order in which they are set, and put back: the precision of matrix products also sets those after it.
 _KNOBS = (
@@ -63,17 +67,8 @@ _KNOBS = (
     _Knob("gradients", torch.is_grad_enabled, torch.set_grad_enabled, True),
     _Knob("float32 matmul precision", _matmul_precision, _set_matmul_precision, "highest"),
     *(
-        _Knob(
-            f"fp32 precision of {backend} {what}",
-            lambda backend=backend, what=what: _fp32_precision(backend, what),
-            lambda value, backend=backend, what=what: torch._C._set_fp32_precision_setter(backend, what, value),
-            "none",  # torch's default: full precision
-        )
-        for backend, what in (
-            ("generic", "all"),
-            ("mkldnn", "all"),
-            *(("mkldnn", w) for w in ("matmul", "conv", "rnn")),
-        )
+        _Knob(f"fp32 precision of {backend} {what}", *_fp32_precision(backend, what), "none")  # torch's default: full
+        for backend, what in _PRECISIONS
     ),
     _Knob("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
     _Knob("flush denormals", _flushes_denormals, torch.set_flush_denormal, False),
@@ -136,10 +131,10 @@ def numerics(threads: int | None = None) -> Iterator[Numerics]:
         if torch.is_inference_mode_enabled():
             found["inference mode"] = "on"
             aside.enter_context(torch.inference_mode(False))
-        for device in _AUTOCAST:
-            if torch.is_autocast_enabled(device):
-                found[f"autocast on {device}"] = str(torch.get_autocast_dtype(device))
-                aside.enter_context(torch.autocast(device, enabled=False))
+        for kind in _AUTOCAST:
+            if torch.is_autocast_enabled(kind):
+                found[f"autocast on {kind}"] = str(torch.get_autocast_dtype(kind))
+                aside.enter_context(torch.autocast(kind, enabled=False))
         if (device := torch.get_default_device()) != torch.device("cpu"):
             found["default device"] = str(device)
             aside.enter_context(torch.device("cpu"))

