@@ -29,6 +29,7 @@ from .models import require_split
 from .parts.chain import chain
 from .parts.norms import has_batchnorm
 from .profiling import Profile
+from .randomness import seed_from, seeded
 from .scenario import Scenario, build_scenario
 from .server import Server
 from .task import Data
@@ -136,7 +137,9 @@ def simulate(
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
     experiment = _experiment(scenario, method, federation)
     with (
+        _sole_run(),
         numerics(engine.threads) as held,
+        seeded(seed_from(scenario.seed, "run")),
         contextlib.closing(RunDirectory(out, __version__, resume, config_text, experiment, command)) as home,
         watcher,
         _stoppable() as check_stop,
@@ -390,6 +393,31 @@ def _open_engine(config: EngineConfig, scenario: Scenario, states: ClientStates)
     workers = config.workers or default_workers()
     name = default_engine(workers) if config.name == "auto" else config.name
     return ENGINES[name](scenario, states, workers)
+
+
+class _Running:
+    """Whether this process is in the middle of a run; a forked child is not."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+_RUNNING = _Running()
+os.register_at_fork(after_in_child=_RUNNING.__init__)  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _sole_run() -> Iterator[None]:
+    """Two runs in one process would share torch's generator and settings: neither result could be repeated."""
+    if not _RUNNING.lock.acquire(blocking=False):
+        raise RunError(
+            "another run is going on in this process, and the two would share torch's random generator and settings: "
+            "wait for its end, or start this one in a process of its own (`solera run` or multiprocessing)"
+        )
+    try:
+        yield
+    finally:
+        _RUNNING.lock.release()
 
 
 @contextlib.contextmanager
