@@ -23,7 +23,7 @@ from .config import Config, EngineConfig, RunConfig, load_config, to_toml
 from .devices import Numerics, numerics
 from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
 from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
-from .measure import measure, summarise, traffic
+from .measure import first_if_all_void, measure, not_finite, summarise, traffic, why_unusable
 from .method import info_of, name_of, needs_of, personal_task
 from .models import require_split
 from .parts.chain import chain
@@ -37,7 +37,7 @@ from .track.display import Watcher
 from .track.export import TrackConfig, Tracking
 from .track.store import RunDirectory
 from .version import __version__
-from .wire import ConfigError, RunError
+from .wire import ConfigError, RunError, SoleraError
 
 
 class Interrupted(KeyboardInterrupt):
@@ -45,6 +45,12 @@ class Interrupted(KeyboardInterrupt):
     a reply lost that way would change the result."""
 
     exit_code = 143
+
+
+class NothingLearned(SoleraError):
+    """The run came to its end, and its directory is whole, but there is nothing in it that anybody could use."""
+
+    exit_code = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,9 +258,15 @@ class _Loop:
                 except QuorumNotMet as e:
                     self._void("finish_empty", e)
             self._close_round(t, state, began)
-        if empty == rounds:
-            raise QuorumNotMet(f"none of the {rounds} rounds had enough valid replies: nothing was learned")
-        return self._finish(state)
+        lines = list(self.home.metrics())
+        if why := first_if_all_void(lines):
+            raise QuorumNotMet(
+                f"none of the {rounds} rounds had enough valid replies: nothing was learned; the first: {why}"
+            )
+        result = self._finish(state)
+        if why := why_unusable(lines):
+            raise NothingLearned(f"{self.home.path}: nothing was learned: {why}")
+        return result
 
     def _void(self, kind: str, reason: QuorumNotMet) -> None:
         self.server.event(kind, reason=str(reason))
@@ -270,6 +282,8 @@ class _Loop:
         if last or (t + 1) % self.config.eval_every == 0:
             self.watcher.phase(t, "evaluate")
             metrics |= measure(self.method, state, fed, server, self.test, self.config.eval_clients)
+            if bad := not_finite(metrics):
+                self.watcher.warn(f"round {t}: the loss is not finite: {', '.join(bad)}")
         if last:
             self._look_closer(t, state)
         measured = time.monotonic()

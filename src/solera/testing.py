@@ -8,6 +8,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from .engines.faulty import Faulty
 from .federation import Federation, FederationConfig
 from .method import METHODS, find_method, info_of, name_of, needs_of
 from .models import wrap
-from .run import Result, simulate
+from .run import NothingLearned, Result, simulate
 from .scenario import Scenario
 from .task import Client, task
 from .wire import Weights, decode, digest, encode
@@ -147,7 +148,12 @@ def check_method(method: Any, tmp: str | os.PathLike[str], engines: Sequence[str
     name, tmp = name_of(method), pathlib.Path(tmp)
     method = small(method)
 
-    reference = run_toy(method, tmp / "reference")
+    try:
+        reference = run_toy(method, tmp / "reference")
+    except NothingLearned as e:
+        raise AssertionError(f"{name}: {e}") from e
+    for model, score in {**reference.summary["models"], **reference.summary["ensembles"]}.items():
+        assert math.isfinite(score["loss"]), f"{name}: the loss of {model!r} is {score['loss']}"
     back = decode(encode(reference.state), type(method).State)
     assert digest(back) == digest(reference.state), f"{name}: State does not survive the wire"
     for engine in engines:
