@@ -67,6 +67,9 @@ class RunConfig:
             )
 
 
+MOST_AT_ONCE = 4096  # workers or threads; more than that is a slip of the pen
+
+
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
     """Where the clients run. Of these settings only `threads` may change the bits of a result."""
@@ -81,6 +84,11 @@ class EngineConfig:
             raise ConfigError(f"engine.workers = {self.workers}: at least 0 is needed (0: one for each core)")
         if self.threads < 1:
             raise ConfigError(f"engine.threads = {self.threads}: at least 1 is needed")
+        for key in ("workers", "threads"):
+            if (wanted := getattr(self, key)) > MOST_AT_ONCE:
+                raise ConfigError(
+                    f"engine.{key} = {wanted}: at most {MOST_AT_ONCE} (this machine has {os.cpu_count()} cores)"
+                )
         if self.threads > 1 and self.name != "inprocess":
             raise ConfigError(
                 f"engine.threads = {self.threads}: more than 1 only with engine.name = 'inprocess'; "

@@ -1,9 +1,11 @@
 """Measuring: what a round sent, how good its models are, and what a whole run came to."""
 
 import functools
+import math
 import platform
 import statistics
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -61,6 +63,32 @@ def measure(method: Any, state: Any, fed: Federation, server: Server, test: Data
             }
         found["personal_accuracies"] = {k: round(s.accuracy, 4) for k, s in list(own.items())[:NOTED_CLIENTS]}
     return found
+
+
+def not_finite(metrics: Mapping[str, Any]) -> list[str]:
+    """The models and ensembles of a round whose loss is infinite or not a number."""
+    return [name for name, loss in _losses(metrics).items() if not math.isfinite(loss)]
+
+
+def _losses(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: score["loss"] for group in ("models", "ensembles") for name, score in metrics.get(group, {}).items()}
+
+
+def first_if_all_void(rounds: Sequence[Mapping[str, Any]]) -> str | None:
+    """What was said of the first round, if all were void; None if one was not."""
+    void = [e["reason"] for m in rounds for e in m["events"] if e["kind"] == "round_empty"]
+    return void[0] if void and len(void) == len(rounds) else None
+
+
+def why_unusable(rounds: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why nobody can use what a run leaves, with the first reason that a client gave on the way; None if one can."""
+    last: Mapping[str, Any] = next((m for m in reversed(rounds) if "models" in m), {})
+    bad = not_finite(last)
+    if not bad or len(bad) < len(_losses(last)):
+        return None
+    first = next((f for m in rounds for f in m["failures"]), None)
+    why = f"; the first client to fail was {first['client']}: {first['reason']}" if first else ""
+    return f"at the end the loss of {', '.join(bad)} is not finite{why}"
 
 
 def _measure_personal(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, Score]:

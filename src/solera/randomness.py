@@ -1,19 +1,38 @@
-"""Randomness by address: every random choice comes from (run seed, round, client, purpose), never from scheduling."""
+"""Randomness by address: every random choice comes from (run seed, round, client, purpose), never from scheduling.
+
+torch, numpy and Python each have one generator that all threads of a program share, and dropout draws from torch's.
+Whatever may use them runs in `repeatable`, which seeds them, and notices when another thread of the program was at
+work meanwhile.
+"""
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
+import math
+import os
 import random
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+
+from .wire import SoleraError
 
 log = logging.getLogger("solera")
 T = TypeVar("T")
+ATTEMPTS = 8  # at a result that nobody disturbs
+OURS = "solera"  # what the names of our own threads begin with; they draw nothing outside of `isolated`
+
+
+class SharedGenerator(SoleraError):
+    """Another thread of the program draws from a generator that the result depends on."""
 
 
 def seed_from(*key: Any) -> int:
@@ -21,34 +40,216 @@ def seed_from(*key: Any) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=7).digest())
 
 
+class _Sections:
+    """One at a time may seed the global generators; `entered` counts who did, `seed` is the one that holds now."""
+
+    def __init__(self) -> None:
+        self.lock, self.entered = threading.RLock(), 0
+        self.seed: int | None = None
+
+
+_SECTIONS = _Sections()
+os.register_at_fork(after_in_child=_SECTIONS.__init__)  # type: ignore[misc]  # its lock may be another thread's
+
+
 @contextlib.contextmanager
 def isolated(seed: int) -> Iterator[None]:
     """Seed the global generators (dropout, a user's own torch.rand, numpy, random) and put them back afterwards."""
-    kept = _global_state()
+    # Jobs of `Parallel` need not wait for each other: that somebody was here shows, and they are run again alone.
+    in_parallel = getattr(_HERE, "in_parallel", False)
+    with contextlib.nullcontext() if in_parallel else _SECTIONS.lock:
+        _SECTIONS.entered += 1
+        with seeded(seed):
+            yield
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """As `isolated`, for the whole of a run: whoever uses the generators from outside leaves a trace (see `Watch`)."""
+    kept, outer = _global_state(), _SECTIONS.seed
     # torch.manual_seed also formats a stack trace for every kind of accelerator that is not in use: a millisecond.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+    _SECTIONS.seed = seed
     try:
         yield
     finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])
-        random.setstate(kept[2])
+        _SECTIONS.seed = outer
+        _restore(kept)
 
 
 def _global_state() -> tuple[Any, Any, Any]:
     return torch.get_rng_state(), np.random.get_state(), random.getstate()
 
 
+def _restore(kept: tuple[Any, Any, Any]) -> None:
+    torch.set_rng_state(kept[0])
+    np.random.set_state(kept[1])
+    random.setstate(kept[2])
+
+
 def fingerprint() -> bytes:
     """Changes when anybody draws from a global generator."""
-    state, (_, keys, pos, *_), py = _global_state()
+    return _fingerprint(*_global_state())
+
+
+def _fresh(seed: int) -> bytes:
+    """The fingerprint of generators that have been seeded and not used; none that others could reach."""
+    numbers = np.random.RandomState(seed % 2**32)
+    return _fingerprint(
+        torch.Generator().manual_seed(seed).get_state(), numbers.get_state(), random.Random(seed).getstate()
+    )
+
+
+def _fingerprint(state: Tensor, numpys: Any, py: Any) -> bytes:
+    _, keys, pos, *_ = numpys
     return hashlib.blake2b(
         state.numpy().tobytes() + keys.tobytes() + str(pos).encode() + repr(py[1][-1]).encode()
     ).digest()
+
+
+class Watch:
+    """Tells whether anybody has used the global generators since it was made."""
+
+    def __init__(self) -> None:
+        self._before, self._entered, self._seed = fingerprint(), _SECTIONS.entered, _SECTIONS.seed
+
+    def clean(self) -> bool:
+        """Whether nobody has. Who draws in `isolated` leaves no trace but its count; and who always seeds with the same
+        number leaves none but a state that is not ours."""
+        now = fingerprint()
+        if now != self._before or _SECTIONS.entered != self._entered:
+            return False
+        return self._seed is None or now == _fresh(self._seed)
+
+
+def repeatable(seed: int, work: Callable[[], T]) -> T:
+    """`work()`, with the global generators seeded, and with the result it has when nobody else draws from them.
+
+    A result counts if no generator was used, or if no other thread of the program was at work meanwhile. Otherwise
+    the work is done again, until it went undisturbed or two results in a row are equal to the bit. So `work` must
+    leave nothing behind but its result.
+    """
+    last: _Outcome | None = None
+    for _ in range(ATTEMPTS):
+        others = _others()
+        with isolated(seed):
+            outcome = _outcome(work)
+            if not _at_work(others):
+                return outcome.get()
+            after, reseeded = fingerprint(), torch.initial_seed() != seed
+        if reseeded:  # what was drawn after that says nothing, however often it comes out the same
+            last = None
+        elif after == _fresh(seed) or (last is not None and last.equals(outcome)):
+            return outcome.get()
+        else:
+            last = outcome
+    raise SharedGenerator(
+        "another thread of this program draws from the global random generators (torch, numpy or random) or seeds "
+        f"them; a model or a task here uses them, too (dropout?): {ATTEMPTS} attempts gave no result. Give that thread "
+        "a generator of its own, stop it while the run lasts, or start the run in a process of its own (solera run)"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """What came of some work: a value, or an error."""
+
+    value: Any = None
+    error: Exception | None = None
+
+    def get(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def equals(self, other: "_Outcome") -> bool:
+        return repr(self.error) == repr(other.error) and same_bits(self.value, other.value)
+
+
+def _outcome(work: Callable[[], Any]) -> _Outcome:
+    try:
+        return _Outcome(work())
+    except Exception as e:
+        return _Outcome(error=e)
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two results are equal to the bit: tensors, models, what is built of them, and what knows `==`."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(_bytes(a), _bytes(b))
+    if isinstance(a, np.ndarray):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
+    if isinstance(a, nn.Module):
+        return same_bits(a.state_dict(), b.state_dict())
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(same_bits(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same_bits, a, b))
+    if dataclasses.is_dataclass(a):
+        return all(same_bits(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    if isinstance(a, float) and math.isnan(a):
+        return math.isnan(b)
+    return bool(a == b)
+
+
+def _bytes(t: Tensor) -> Tensor:
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _others() -> dict[int, int | None]:
+    """The program's other threads that run Python, and how much work each has done so far; None: unknown."""
+    known = {t.ident: t for t in threading.enumerate()}
+    found: dict[int, int | None] = {}
+    for ident in sys._current_frames():
+        thread = known.get(ident)
+        if ident == threading.get_ident() or (thread is not None and thread.name.startswith(OURS)):
+            continue
+        found[ident] = None if thread is None or thread.native_id is None else _worked_ns(thread.native_id)
+    return found
+
+
+def _worked_ns(native_id: int) -> int | None:
+    """Processor time of a thread."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return time.clock_gettime_ns(~native_id << 3 | 6)  # how the kernel numbers the clock of a thread
+    except OSError:  # it has ended
+        return None
+
+
+def _at_work(before: dict[int, int | None]) -> bool:
+    """Whether another thread has done anything since, or may have."""
+    now = _others()
+    return now.keys() != before.keys() or any(w is None or w != before[t] for t, w in now.items())
+
+
+def thread_pool(
+    workers: int, initializer: Callable[..., None], initargs: tuple[Any, ...] = ()
+) -> ThreadPoolExecutor | None:
+    """A pool whose threads are there already: fewer than asked for where the system gives no more; None for none."""
+    while workers:
+        pool = ThreadPoolExecutor(workers, OURS, initializer, initargs)
+        started = threading.Barrier(workers + 1)
+        try:
+            for _ in range(workers):
+                pool.submit(started.wait)
+            started.wait()
+            return pool
+        except BaseException as e:
+            started.abort()
+            pool.shutdown(wait=True, cancel_futures=True)
+            if not isinstance(e, RuntimeError):  # "can't start new thread"
+                raise
+            log.warning("%d threads are more than the system gives now (%s): going on with fewer", workers, e)
+            workers //= 2
+    return None
 
 
 class Parallel:
@@ -56,7 +257,7 @@ class Parallel:
 
     Threads share torch's global generator, so whatever draws from it (dropout) would depend on scheduling. A draw
     shows in the generators' state: then everything is run again one after another, each from its own seed, and this
-    object stays serial.
+    object stays serial. So it is if the draw was another thread's of the program: slower, with the same bits.
     """
 
     def __init__(self, workers: int):
@@ -70,27 +271,23 @@ class Parallel:
             return [f() for f in functions]
         if not self.alone and len(functions) > 1:
             with self._lock:
-                before = fingerprint()
-                pool = ThreadPoolExecutor(
-                    min(self.workers, len(functions)),
-                    initializer=_enter,
-                    initargs=(torch.get_num_threads(),),  # as many as here: their number changes the bits
-                )
-                try:
-                    results = list(pool.map(lambda f: f(), functions))
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)  # whoever is interrupted need not wait for the rest
-                    raise
-                pool.shutdown(wait=True)  # all is done; threads that are still ending would disturb a fork
-                if fingerprint() == before:
-                    return results
-            self.alone = True
-            log.info("a model draws from torch's global generator (dropout?): server work runs one at a time")
-        results = []
-        for f, seed in zip(functions, seeds, strict=True):
-            with isolated(seed):
-                results.append(f())
-        return results
+                kept, watch = _global_state(), Watch()
+                # As many torch threads as here: their number changes the bits.
+                wanted = min(self.workers, len(functions))
+                pool = thread_pool(wanted, _enter, (torch.get_num_threads(),)) if watch.clean() else None
+                if pool is not None:
+                    try:
+                        results = list(pool.map(lambda f: f(), functions))
+                    except BaseException:
+                        pool.shutdown(wait=False, cancel_futures=True)  # whoever is interrupted need not wait
+                        raise
+                    pool.shutdown(wait=True)  # all is done; threads that are still ending would disturb a fork
+                    if watch.clean():
+                        return results
+                    _restore(kept)
+                    self.alone = True
+                    log.info("torch's global generator was drawn from (dropout?): server work runs one at a time")
+        return [repeatable(seed, f) for f, seed in zip(functions, seeds, strict=True)]
 
 
 _HERE = threading.local()

@@ -17,19 +17,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from . import detail
 from .allocator import keep_freed_memory
 from .config import Config, EngineConfig, RunConfig, load_config, to_toml
+from .devices import Numerics, numerics
 from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
 from .federation import Federation, FederationConfig, QuorumNotMet
-from .measure import measure, summarise, traffic
+from .measure import first_if_all_void, measure, not_finite, summarise, traffic, why_unusable
 from .method import info_of, name_of, needs_of, personal_task
 from .models import require_split
 from .parts.chain import chain
 from .parts.norms import has_batchnorm
 from .profiling import Profile
+from .randomness import seed_from, seeded
 from .scenario import Scenario, build_scenario
 from .server import Server
 from .task import Data
@@ -37,7 +37,7 @@ from .track.display import Watcher
 from .track.export import TrackConfig, Tracking
 from .track.store import RunDirectory
 from .version import __version__
-from .wire import ConfigError, RunError
+from .wire import ConfigError, RunError, SoleraError
 
 
 class Interrupted(KeyboardInterrupt):
@@ -45,6 +45,12 @@ class Interrupted(KeyboardInterrupt):
     a reply lost that way would change the result."""
 
     exit_code = 143
+
+
+class NothingLearned(SoleraError):
+    """The run came to its end, and its directory is whole, but there is nothing in it that anybody could use."""
+
+    exit_code = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +141,17 @@ def simulate(
     keep_freed_memory()  # workers that are forked inherit it
     _check_quorum(federation, len(scenario.roster))
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
-    home = RunDirectory(out, __version__, resume, config_text, _experiment(scenario, method, federation), command)
-    with contextlib.closing(home), watcher, _pinned(engine.threads), _stoppable() as check_stop:
+    experiment = _experiment(scenario, method, federation)
+    with (
+        _sole_run(),
+        numerics(engine.threads) as held,
+        seeded(seed_from(scenario.seed, "run")),
+        contextlib.closing(RunDirectory(out, __version__, resume, config_text, experiment, command)) as home,
+        watcher,
+        _stoppable() as check_stop,
+    ):
+        if held.found:
+            watcher.warn(f"the program's settings of torch are set aside for the run: {_listed(held.found)}")
         if not (home.path / "partition.json").exists():
             home.write_facts("partition.json", detail.partition_facts(scenario))
         states = ClientStates(home.clients)
@@ -153,7 +168,7 @@ def simulate(
                 watcher.progress(what, done, of)
 
             fed = Federation(moving, scenario.seed, federation, progress=progress, ledger=ledger)
-            loop = _Loop(scenario, method, fed, home, states, config, watcher)
+            loop = _Loop(scenario, method, fed, home, states, config, watcher, held)
             watcher.begin(
                 {
                     "name": config.name or home.path.name,
@@ -192,6 +207,10 @@ def _experiment(scenario: Scenario, method: Any, federation: FederationConfig) -
     return json.loads(json.dumps(facts, default=lambda o: type(o).__qualname__))
 
 
+def _listed(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in facts.items())
+
+
 class _Loop:
     def __init__(
         self,
@@ -202,8 +221,10 @@ class _Loop:
         states: ClientStates,
         config: RunConfig,
         watcher: Watcher,
+        held: Numerics,
     ):
         self.scenario, self.method, self.fed, self.home, self.states = scenario, method, fed, home, states
+        self.held = held
         self.config, self.watcher, self.server = config, watcher, scenario.server
         self.test: Data = scenario.test
         self.commit_s = 0.0
@@ -237,9 +258,15 @@ class _Loop:
                     fed.void()
                     self._void("finish_empty", e)
             self._close_round(t, state, began)
-        if empty == rounds:
-            raise QuorumNotMet(f"none of the {rounds} rounds had enough valid replies: nothing was learned")
-        return self._finish(state)
+        lines = list(self.home.metrics())
+        if why := first_if_all_void(lines):
+            raise QuorumNotMet(
+                f"none of the {rounds} rounds had enough valid replies: nothing was learned; the first: {why}"
+            )
+        result = self._finish(state)
+        if why := why_unusable(lines):
+            raise NothingLearned(f"{self.home.path}: nothing was learned: {why}")
+        return result
 
     def _void(self, kind: str, reason: QuorumNotMet) -> None:
         self.server.event(kind, reason=str(reason))
@@ -247,6 +274,7 @@ class _Loop:
 
     def _close_round(self, t: int, state: Any, began: float) -> None:
         fed, server = self.fed, self.server
+        self.held.check()
         worked = time.monotonic()
         metrics: dict[str, Any] = {"round": t, **traffic(fed), "cohort": len(fed.answered)}
         clients_s = fed.waited_s
@@ -254,6 +282,8 @@ class _Loop:
         if last or (t + 1) % self.config.eval_every == 0:
             self.watcher.phase(t, "evaluate")
             metrics |= measure(self.method, state, fed, server, self.test, self.config.eval_clients)
+            if bad := not_finite(metrics):
+                self.watcher.warn(f"round {t}: the loss is not finite: {', '.join(bad)}")
         if last:
             self._look_closer(t, state)
         measured = time.monotonic()
@@ -300,10 +330,12 @@ class _Loop:
             member = {"architecture": m.architecture, "share": str(share), "rule": rule}
             self.home.write_model(f"ensemble-{i}", m.weights, facts | member)
         summary = summarise(self.home, self.method, state, self.fed, self.config)
+        summary["environment"] |= {"numerics": self.held.needed, "set_aside": self.held.found}
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)
 
 
+@numerics()
 def check_fit(method: Any, scenario: Scenario) -> None:
     """Refuse, before any work, a scenario that lacks what the method needs."""
     name, info = name_of(method), info_of(method)
@@ -376,15 +408,29 @@ def _open_engine(config: EngineConfig, scenario: Scenario, states: ClientStates)
     return ENGINES[name](scenario, states, workers)
 
 
+class _Running:
+    """Whether this process is in the middle of a run; a forked child is not."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+_RUNNING = _Running()
+os.register_at_fork(after_in_child=_RUNNING.__init__)  # type: ignore[misc]
+
+
 @contextlib.contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    """The number of torch threads changes the bits of a sum, so a run fixes it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+def _sole_run() -> Iterator[None]:
+    """Two runs in one process would share torch's generator and settings: neither result could be repeated."""
+    if not _RUNNING.lock.acquire(blocking=False):
+        raise RunError(
+            "another run is going on in this process, and the two would share torch's random generator and settings: "
+            "wait for its end, or start this one in a process of its own (`solera run` or multiprocessing)"
+        )
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        _RUNNING.lock.release()
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from .data import (
     split_test,
 )
 from .data.dataset import Arrays
+from .devices import numerics
 from .engines import default_workers
 from .engines.base import Roster
 from .models import build, check_output
@@ -85,6 +86,7 @@ class Scenario:
     there are cores, unless given.
     """
 
+    @numerics()
     def __init__(
         self,
         dataset: Dataset,

@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from .devices import numerics
 from .parts.chain import resized
 from .parts.local import Score
-from .randomness import Parallel, isolated, seed_from
+from .randomness import Parallel, repeatable, seed_from
 from .task import Data
 from .wire import ConfigError, Weights
 
@@ -72,8 +73,8 @@ class Server:
     def _build(self, P: str, copy_number: int) -> nn.Module:
         if P not in self.builders:
             raise ConfigError(f"no architecture is called {P!r}; known here: {', '.join(self.builders)}")
-        with isolated(seed_from(self.run_seed, "init", P, copy_number)):
-            return self.builders[P]()
+        with numerics(threads=1):
+            return repeatable(seed_from(self.run_seed, "init", P, copy_number), self.builders[P])
 
     def init(self, P: str, copy_number: int = 0) -> Weights:
         """Initial weights of architecture `P`. They depend on the run's seed only, never on the method."""

@@ -8,6 +8,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -18,12 +19,13 @@ from torch import nn
 
 from .config import EngineConfig, RunConfig
 from .data import PartitionConfig, PublicConfig, from_tensors
+from .devices import numerics
 from .engines import Call, ClientStates, Engine, InProcess, Site
 from .engines.faulty import Faulty
 from .federation import Federation, FederationConfig
 from .method import METHODS, find_method, info_of, name_of, needs_of
 from .models import wrap
-from .run import Result, simulate
+from .run import NothingLearned, Result, simulate
 from .scenario import Scenario
 from .task import Client, task
 from .wire import Weights, decode, digest, encode
@@ -138,6 +140,7 @@ def run_toy(method: Any, out: pathlib.Path, engine: str = "inprocess", rounds: i
 # ---- the contract of a method -----------------------------------------------------------------------
 
 
+@numerics(threads=1)
 def check_method(method: Any, tmp: str | os.PathLike[str], engines: Sequence[str] = ENGINES_TO_COMPARE) -> None:
     """Everything the library promises of a method. `method` is an object or a registered name."""
     method = find_method(method)() if isinstance(method, str) else method
@@ -145,7 +148,12 @@ def check_method(method: Any, tmp: str | os.PathLike[str], engines: Sequence[str
     name, tmp = name_of(method), pathlib.Path(tmp)
     method = small(method)
 
-    reference = run_toy(method, tmp / "reference")
+    try:
+        reference = run_toy(method, tmp / "reference")
+    except NothingLearned as e:
+        raise AssertionError(f"{name}: {e}") from e
+    for model, score in {**reference.summary["models"], **reference.summary["ensembles"]}.items():
+        assert math.isfinite(score["loss"]), f"{name}: the loss of {model!r} is {score['loss']}"
     back = decode(encode(reference.state), type(method).State)
     assert digest(back) == digest(reference.state), f"{name}: State does not survive the wire"
     for engine in engines:
@@ -158,7 +166,6 @@ def check_method(method: Any, tmp: str | os.PathLike[str], engines: Sequence[str
 
 
 def _federation(scenario: Any, tmp: pathlib.Path, wrap: Callable[[Engine], Engine] = lambda e: e) -> Federation:
-    torch.set_num_threads(1)
     engine = wrap(InProcess(scenario, ClientStates(tmp / "clients")))
     return Federation(engine, 0, FederationConfig(fraction=1.0))
 
@@ -264,6 +271,7 @@ def overwrite(client: Client, weights: Weights) -> None:
         w.zero_()
 
 
+@numerics(threads=1)
 def check_engine(open_engine: Callable[[Site, ClientStates], Engine], tmp: str | os.PathLike[str]) -> None:
     """Everything the library promises of an engine, against the serial one."""
     tmp = pathlib.Path(tmp)

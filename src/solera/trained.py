@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from .data import from_tensors, load
 from .data.unlabelled import read_samples
+from .devices import numerics
 from .models import MODELS, build
 from .parts.local import logits_of
 from .parts.teachers import Ensemble
@@ -95,6 +96,7 @@ class Trained:
             raise ConfigError(f"{self.run.path} has several models: choose one with --model: {', '.join(self.names)}")
         return self.names[0]
 
+    @numerics()
     def model(self, name: str) -> nn.Module:
         """The model, rebuilt and in evaluation mode."""
         kind, options = self.architectures[name], self.run.config.get("models", {})
@@ -218,6 +220,7 @@ class Predictions:
             yield row
 
 
+@numerics()
 def predict(trained: Trained, source: Path | None, model: str | None = None, ensemble: bool = False) -> Predictions:
     """Classify the samples in `source`; without one, the run's own test set."""
     if ensemble and model is not None:
@@ -252,6 +255,7 @@ def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
 # ---- exporting --------------------------------------------------------------------------------------
 
 
+@numerics()
 def export(trained: Trained, form: Format, out: Path, names: list[str]) -> dict[str, Any]:
     """Write models in a format of other programs, and `manifest.json`, which says how to use them."""
     if form == "onnx":

@@ -19,7 +19,7 @@ from ..track.display import Watcher
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 unexpected error; 2 configuration or usage; 3 data; 4 run directory; "
-    "5 too few clients answered; 130 interrupted (Ctrl-C); 143 terminated."
+    "5 too few clients answered; 6 nothing was learned; 130 interrupted (Ctrl-C); 143 terminated."
 )
 P = ParamSpec("P")
 R = TypeVar("R")

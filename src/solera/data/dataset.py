@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..devices import numerics
 from ..randomness import isolated, seed_from
 from ..task import Data
 from ..wire import DataError
@@ -83,6 +84,7 @@ class Dataset:
         return Data(data.inputs.clone(), data.labels.clone())
 
 
+@numerics()
 def from_tensors(
     train: Arrays,
     test: Arrays,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..devices import numerics
 from ..task import Data
 from ..wire import ConfigError, DataError
 from .catalogue import SOURCES, SourceInfo, unnamed
@@ -51,6 +52,7 @@ FILES = {  # what is looked for in a folder, in words
 PICKLES = re.compile(r"data_batch_\d+|test_batch|batches\.meta|train|test|meta|.*\.(pkl|pickle)")
 
 
+@numerics()
 def load(
     name: str,
     path: str | Path | None = None,

@@ -7,21 +7,25 @@ worker that dies or overstays its deadline is replaced.
 """
 
 import contextlib
+import ctypes
+import errno
 import json
+import logging
 import os
 import queue
 import selectors
 import signal
 import socket
 import struct
+import sys
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from ..randomness import one_thread
+from ..randomness import OURS, fingerprint, one_thread
 from ..task import TASKS
 from ..wire import Limits, Packed, SoleraError, WireError, decode
 from .base import SHA256, Call, Reply, Roster, Site, Version, Window, check_workers
@@ -29,6 +33,13 @@ from .serve import ClientStates, serve
 
 HEADER_LIMIT = 1 << 20
 BEHIND = 3  # how nice workers are: where the server works beside them, all wait for it in the end
+PATIENCE_S = 5.0  # with a system that gives no new thread or process just now
+QUIET_S = 10.0  # until a process that was forked must have said that it works
+ATTEMPTS = 3  # at forking while no other thread holds a lock
+LOOK_S = 0.3  # how often the nursery looks whether the server is still there
+NO_PROCESS = -1  # in place of a worker's number
+log = logging.getLogger("solera")
+T = TypeVar("T")
 PIECE = 1 << 30  # bytes read at a time: the system gives no more than two of these at once
 
 
@@ -42,8 +53,12 @@ class Processes:
         self._inbox: deque[_Exchange] = deque()  # those with calls that have not begun, the oldest first
         self._wake_r, self._wake_w = socket.socketpair()
         self._closing, self._broken = False, ""
-        self._thread = threading.Thread(target=self._dispatch, name="solera-dispatch", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._dispatch, name=f"{OURS}-dispatch", daemon=True)
+        try:
+            _patiently(self._thread.start, RuntimeError)
+        except RuntimeError as e:
+            self._nursery.close()
+            raise SoleraError(f"the system gives no new thread ({e}): see `ulimit -u`; resume the run later") from None
 
     @property
     def roster(self) -> Roster:
@@ -81,7 +96,7 @@ class Processes:
         try:
             self._serve(idle, busy)
         except Exception as e:  # no nursery, no memory: `_next` tells whoever waits
-            self._broken = f"{type(e).__name__}: {e}"
+            self._broken = str(e) if isinstance(e, SoleraError) else f"{type(e).__name__}: {e}"
         finally:
             for worker in busy.values():
                 worker.kill()
@@ -94,6 +109,9 @@ class Processes:
             while not self._closing:
                 while (idle or len(busy) < self.count) and (exchange := self._startable()):
                     worker = idle.pop() if idle else self._nursery.worker()
+                    if worker is None:
+                        self._go_on_with(len(busy))
+                        break
                     worker.give(exchange)
                     busy[worker.socket] = worker
                     ready.register(worker.socket, selectors.EVENT_READ, worker)
@@ -109,6 +127,13 @@ class Processes:
                     del busy[worker.socket]
                     ready.unregister(worker.socket)
                     worker.dismiss()
+
+    def _go_on_with(self, workers: int) -> None:
+        """The system gives no more processes."""
+        if not workers:
+            raise SoleraError("the system gives no new process: see `ulimit -u`")
+        log.warning("the system gives no more than %d worker processes now (`ulimit -u`): going on with them", workers)
+        self.count = workers
 
     def _startable(self) -> "_Exchange | None":
         """The oldest exchange with a call that may begin now."""
@@ -181,7 +206,7 @@ class _Worker:
             "message": id(call.message),
             "known": known,
         }
-        with contextlib.suppress(OSError):  # a dead worker shows when its reply is read
+        with contextlib.suppress(ConnectionError, TimeoutError):  # a dead worker shows when its reply is read
             _send(self.socket, self.shelf, facts, blob)
 
     def take(self, limits: Limits) -> bool:
@@ -247,23 +272,50 @@ class _Nursery:
     """
 
     def __init__(self, site: Site, states: ClientStates):
-        self.control, far = socket.socketpair()
-        _let_threads_end()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self.control.close()
-                _rear(far, site, states)
-            finally:
-                os._exit(0)
-        far.close()
+        for _ in range(ATTEMPTS):
+            self.control, far = socket.socketpair()
+            _let_threads_end()
+            parent = os.getpid()
+            self.pid = _fork()
+            if self.pid == 0:
+                try:
+                    self.control.close()
+                    _rear(far, site, states, parent)
+                finally:
+                    os._exit(0)
+            far.close()
+            if self._works():
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.close()
+        raise SoleraError(
+            "worker processes cannot be forked from this program: another thread of it holds a lock of torch or numpy "
+            "each time (drawing random numbers?); stop that thread while the run starts, start the run in a process of "
+            "its own (solera run), or set engine.name = 'threads'"
+        )
 
-    def worker(self) -> _Worker:
+    def _works(self) -> bool:
+        """Whether it can do what tasks do: one that was forked while another thread held a lock waits for ever."""
+        self.control.settimeout(QUIET_S)
+        try:
+            return _exactly(self.control, 1) == b"!"
+        except (TimeoutError, EOFError):
+            return False
+        finally:
+            self.control.settimeout(None)
+
+    def worker(self) -> _Worker | None:
+        """A new worker; None if the system gives no process."""
         near, far = socket.socketpair()
         shelf = _shelf()
         socket.send_fds(self.control, [b"w"], [far.fileno(), shelf])
         far.close()
         (pid,) = struct.unpack("<q", _exactly(self.control, 8))
+        if pid == NO_PROCESS:
+            near.close()
+            os.close(shelf)
+            return None
         return _Worker(near, shelf, pid)
 
     def close(self) -> None:
@@ -274,7 +326,7 @@ class _Nursery:
             os.waitpid(self.pid, 0)
 
 
-def _rear(control: socket.socket, site: Site, states: ClientStates) -> None:
+def _rear(control: socket.socket, site: Site, states: ClientStates, parent: int) -> None:
     """The nursery's life: fork a worker for every socket that arrives, until the server says goodbye or is gone.
 
     Then the workers go with it, at once: one that finished its task later would write into a run that has been
@@ -286,12 +338,18 @@ def _rear(control: socket.socket, site: Site, states: ClientStates) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps dead workers
     one_thread()
+    fingerprint()  # takes the locks of the generators, if they can be had
+    control.sendall(b"!")
     try:
-        while fds := socket.recv_fds(control, 1, 2)[1]:
+        while fds := _next_request(control, parent):
             sock, shelf = socket.socket(fileno=fds[0]), fds[1]
-            pid = os.fork()
+            try:
+                pid = _fork()
+            except OSError:
+                pid = NO_PROCESS
             if pid == 0:
                 try:
+                    _die_with_parent()
                     control.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a task may wait for processes of its own
                     _work(sock, shelf, site, states)
@@ -302,6 +360,48 @@ def _rear(control: socket.socket, site: Site, states: ClientStates) -> None:
             control.sendall(struct.pack("<q", pid))
     finally:
         os.killpg(0, signal.SIGKILL)
+
+
+def _next_request(control: socket.socket, parent: int) -> list[int]:
+    """The handles for a new worker; none if the server wants no more, or is gone.
+
+    Its end of the socket may outlive it, in a process that it forked: so its number is looked at, too.
+    """
+    while os.getppid() == parent:
+        control.settimeout(LOOK_S)
+        try:
+            return socket.recv_fds(control, 1, 2)[1]
+        except TimeoutError:
+            continue
+        finally:
+            control.settimeout(None)
+    return []
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process with the thread that forked it; a nursery has but one."""
+    if _PRCTL is not None:
+        _PRCTL(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: not in the middle of a fork
+
+
+def _fork() -> int:
+    return _patiently(os.fork, BlockingIOError)
+
+
+def _patiently(start: Callable[[], T], refused: type[Exception]) -> T:
+    """Start a thread or a process; a system that gives none just now is asked again for a while."""
+    end, pause = time.monotonic() + PATIENCE_S, 0.01
+    while True:
+        try:
+            return start()
+        except refused:
+            if time.monotonic() + pause > end:
+                raise
+        time.sleep(pause)
+        pause *= 2
 
 
 # The server and the worker forget messages by the same rule: those of another exchange, and all but the last few.
@@ -342,7 +442,10 @@ def _work(sock: socket.socket, shelf: int, site: Site, states: ClientStates) -> 
             reply = serve(call, site, states)
             body = reply.message.blob if isinstance(reply.message, Packed) else b""
             told = {"version": reply.version, "error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}
-            _send(sock, shelf, told, body)
+            try:
+                _send(sock, shelf, told, body)
+            except _ShelfFull as e:  # not this client's fault, and on another machine it would have answered
+                _send(sock, shelf, told | {"error": str(e), "fatal": "run"}, b"")
 
 
 def _version(told: list[Any] | None) -> Version | None:
@@ -370,11 +473,19 @@ def _shelf() -> int:
         return os.dup(file.fileno())
 
 
+class _ShelfFull(SoleraError):
+    """The system does not let a file in memory grow to the size of a message."""
+
+
 def _send(sock: socket.socket, shelf: int, facts: dict[str, Any], blob: bytes) -> None:
     head = json.dumps(facts).encode()
     done = 0
-    while done < len(blob):
-        done += os.pwrite(shelf, memoryview(blob)[done:], done)
+    try:
+        while done < len(blob):
+            done += os.pwrite(shelf, memoryview(blob)[done:], done)
+    except OSError as e:
+        limit = "; `ulimit -f` limits it" if e.errno == errno.EFBIG else ""
+        raise _ShelfFull(f"a message of {len(blob)} bytes cannot be passed on: {e.strerror}{limit}") from None
     sock.sendall(struct.pack("<QQ", len(head), len(blob)) + head)
 
 

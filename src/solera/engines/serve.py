@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from ..randomness import isolated
+from ..devices import numerics
+from ..randomness import SharedGenerator, repeatable
 from ..task import TASKS
 from ..wire import OWN_FILES, Packed, RunError, SoleraError, Weights, WireError, decode, encode, safe_name
 from .base import Call, Reply, Site, Version
@@ -42,12 +43,17 @@ def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = Tr
         inbox = call.message.memo.get(call.task)
         if inbox is None:  # many clients share one message: look at it once
             inbox = call.message.memo[call.task] = decode(call.message, task.inbox)
-        state = states.load(call.client, call.after)
-        client = site.client(call.client, call.seed, state)
-        before, versions = _snapshot(state), call.message.versions
+        versions = call.message.versions
         arguments = {a: getattr(inbox, a) for a in task.takes}
-        with isolated(call.seed) if seed_global else contextlib.nullcontext():
-            outbox = task.fn(client, **arguments)
+
+        def work() -> tuple[Any, dict[str, Weights], Snapshot]:
+            loaded = states.load(call.client, call.after)
+            client = site.client(call.client, call.seed, loaded)
+            before = _snapshot(loaded)
+            with numerics():  # what a task sets is not left to the next one
+                return task.fn(client, **arguments), client.state, before
+
+        outbox, state, before = repeatable(call.seed, work) if seed_global else work()
         if call.message.versions != versions:
             raise InputModified(f"task {call.task} writes into its arguments; clone them first (t.clone())")
         reply = Packed(outbox)
@@ -55,11 +61,11 @@ def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = Tr
         if call.deadline_s is not None and seconds > call.deadline_s:
             raise TimeoutError(f"took {seconds:.1f} s, the deadline is {call.deadline_s} s")
         version = call.after
-        if _changed(client.state, before):
+        if _changed(state, before):
             decode(reply, task.returns, arguments)  # the server will look as closely
-            version = states.save(call.client, call.step, client.state, call.keep, call.keep_from)
+            version = states.save(call.client, call.step, state, call.keep, call.keep_from)
         return Reply(call.client, reply, version, seconds=seconds)
-    except InputModified as e:
+    except (InputModified, SharedGenerator) as e:
         return Reply(call.client, error=str(e), fatal="task")
     except StateError as e:
         return Reply(call.client, error=str(e), fatal="run")

@@ -7,9 +7,9 @@ and the engine stays serial from then on. Client work starts when replies are co
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from ..randomness import fingerprint, one_thread
+from ..randomness import Watch, one_thread, thread_pool
 from .base import Call, Reply, Roster, Site, Window, check_workers
 from .serve import ClientStates, serve
 
@@ -22,8 +22,8 @@ class Threads:
     def __init__(self, site: Site, states: ClientStates, workers: int = 2):
         self.site, self.states = site, states
         self.workers = check_workers(workers)
-        self.pool = ThreadPoolExecutor(self.workers, "solera", initializer=one_thread)
-        self.alone = False
+        self.pool = thread_pool(self.workers, one_thread)
+        self.alone = self.pool is None
 
     @property
     def roster(self) -> Roster:
@@ -36,25 +36,27 @@ class Threads:
         todo = list(reversed(calls))
         running: dict[Future[Reply], Call] = {}
         window, position = Window(), {c.client: i for i, c in enumerate(calls)}
-        before = fingerprint()
+        watch = Watch()
+        self.alone = self.alone or not watch.clean()
         while todo or running:
             while todo and not self.alone and len(running) < self.workers:
                 if not window.may_begin(position[todo[-1].client]):
                     break
                 call = todo.pop()
+                assert self.pool is not None
                 running[self.pool.submit(serve, call, self.site, self.states, False)] = call
             if self.alone:
                 yield serve(todo.pop(), self.site, self.states)
                 continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
-            if fingerprint() != before:  # whoever drew, every call not handed out yet may be affected
+            if not watch.clean():  # whoever drew, every call not handed out yet may be affected
                 wait(running)
                 todo += running.values()
                 running = {}
                 self.alone = True
                 log.warning(
-                    "clients draw from torch's global generator (dropout?): threads run one at a time to keep the "
-                    "bits; the engine 'processes' stays parallel"
+                    "clients (dropout?) or other threads of the program draw from torch's global generator: threads "
+                    "run one at a time to keep the bits; the engine 'processes' stays parallel"
                 )
                 continue
             for future in done:
@@ -62,4 +64,5 @@ class Threads:
                 yield future.result()
 
     def close(self) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=True)
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)

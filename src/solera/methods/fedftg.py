@@ -21,7 +21,7 @@ from ..method import Info, Model, register
 from ..parts.data_free import FineTune, fine_tune
 from ..parts.generators import Conditional, draw, input_generator, label_prior, label_weights, restored
 from ..parts.local import Local, is_finite, weights_of
-from ..randomness import isolated
+from ..randomness import repeatable
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .label_counts import train_and_count, usable_counts
@@ -55,8 +55,9 @@ class FedFTG:
 
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)
-        with isolated(fed.seed("generator")):
-            generator = weights_of(self.generator(server)) if self.tune.steps else {}
+        generator: Weights = {}
+        if self.tune.steps:
+            generator = weights_of(repeatable(fed.seed("generator"), partial(self.generator, server)))
         return self.State({P: server.init(P) for P in server.architectures}, generator, {})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:

@@ -9,6 +9,7 @@ averaged over all clients ("share only the predictor"): one latent space, in whi
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,7 +21,7 @@ from ..parts.data_free import LatentGenerator, teach_latents
 from ..parts.generators import draw, label_prior, label_weights, latent_generator, latent_generator_of
 from ..parts.local import Local, is_finite, logits_of, weights_of
 from ..parts.norms import evaluating
-from ..randomness import isolated
+from ..randomness import repeatable
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .fedet import head_of
@@ -73,8 +74,8 @@ class FedGen:
         theta = {P: server.init(P) for P in server.architectures}
         if self.share_head:
             theta = {P: w | head_of(theta[server.architectures[0]]) for P, w in theta.items()}
-        with isolated(fed.seed("generator")):
-            G = latent_generator(latent_size(server), self.generator.noise, server.num_classes, self.generator.hidden)
+        sizes = latent_size(server), self.generator.noise, server.num_classes, self.generator.hidden
+        G = repeatable(fed.seed("generator"), partial(latent_generator, *sizes))
         return self.State(theta, weights_of(G), torch.zeros(server.num_classes))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:

@@ -9,6 +9,7 @@ Where only some clients take part in a round, the server's logits come by the ad
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,7 +19,7 @@ from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.feature_server import epochs_at, taught, tower, tower_with
 from ..parts.local import Diverged, Local, fit, logits_of, weights_of
-from ..randomness import isolated, seed_from
+from ..randomness import repeatable, seed_from
 from ..server import Server
 from ..wire import ConfigError, Weights
 from .feature_exchange import extract_features, feature_shape, score_with_tower, train_and_extract, usable
@@ -85,8 +86,8 @@ class FedGKT:
 
     def init(self, fed: Federation, server: Server) -> State:
         shape = feature_shape("fedgkt", self.layer, server)
-        with isolated(seed_from(server.run_seed, "init", "fedgkt")):
-            top = tower(shape, server.num_classes, self.server_hidden, self.server_layers)
+        build = partial(tower, shape, server.num_classes, self.server_hidden, self.server_layers)
+        top = repeatable(seed_from(server.run_seed, "init", "fedgkt"), build)
         return self.State(weights_of(top), False, {})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:

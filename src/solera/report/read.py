@@ -75,14 +75,14 @@ def read_record(run: Run) -> Record:
 
 
 def in_use(directory: Path) -> bool:
-    """Whether another process holds the directory's lock, that is: a run is writing there."""
+    """Whether the directory's lock is held, that is: a run is writing there, of this process or another."""
     try:
         lock = os.open(directory / ".lock", os.O_RDONLY)
     except OSError:
         return False
     try:
-        fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
     finally:
         os.close(lock)

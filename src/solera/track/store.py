@@ -23,7 +23,7 @@ import json
 import os
 import pathlib
 import re
-import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -52,9 +52,21 @@ BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # w
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
 KEEP = 2  # checkpoints: if the newest is damaged, the one before it serves
 OLDER = "checkpoints/older"  # files that are no checkpoint any more, but hold tensors of one that is kept
-# POSIX locks do not exclude the process that holds them; worse, it loses them when it closes any handle of the file.
-_OPEN: set[pathlib.Path] = set()
-_OPENING = threading.Lock()
+# `flock` belongs to the open handle: unlike a POSIX lock it also excludes this process, and is not lost when a reader
+# in it closes the same file. But a forked child shares the handle and would keep the directory after its parent died:
+# children close what is in here.
+_LOCKS: set[int] = set()
+LOCK_PATIENCE_S = 0.5  # whoever looks whether a run is going on holds the lock for a moment
+
+
+def _let_go() -> None:
+    """In a forked child: the locks are its parent's."""
+    for lock in _LOCKS:
+        os.close(lock)
+    _LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class RunDirectory:
@@ -81,8 +93,7 @@ class RunDirectory:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with _OPENING:
-                self._lock = self._acquire()
+            self._lock = self._acquire()
         except OSError as e:
             raise RunError(f"{path} cannot be used as a run directory: {e.strerror}") from None
         try:
@@ -105,18 +116,21 @@ class RunDirectory:
 
     def _acquire(self) -> int:
         """The handle of the lock, which now is this run's."""
-        if self.path in _OPEN:
-            raise RunError(f"{self.path} is in use by another run (process {os.getpid()}, this one)")
         lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        end = time.monotonic() + LOCK_PATIENCE_S
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            while not _locked(lock):
+                if time.monotonic() > end:
+                    holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+                    this = ", this one" if holder == str(os.getpid()) else ""
+                    raise RunError(f"{self.path} is in use by another run (process {holder or 'unknown'}{this})")
+                time.sleep(0.01)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+        except BaseException:
             os.close(lock)
-            raise RunError(f"{self.path} is in use by another run (process {holder or 'unknown'})") from None
-        _OPEN.add(self.path)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
+            raise
+        _LOCKS.add(lock)
         return lock
 
     def _check_same(self, experiment: dict[str, Any] | None) -> None:
@@ -142,10 +156,11 @@ class RunDirectory:
 
     def close(self) -> None:
         """Give the directory free."""
-        if self._lock >= 0:
+        if self._lock in _LOCKS:  # not so in a forked child
+            _LOCKS.remove(self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # said, not just closed: a child in the middle of a fork has it too
             os.close(self._lock)
-            _OPEN.discard(self.path)
-            self._lock = -1
+        self._lock = -1
 
     # -- files --
 
@@ -414,6 +429,15 @@ class _Written:
         self._places = {id(t): (weakref.ref(t), t._version, places[i]) for i, t in counted}
         used = {name for name, _ in places.values()}
         self._bytes = {name: held for name, held in {**self._bytes, file: size}.items() if name in used}
+
+
+def _locked(lock: int) -> bool:
+    """Take the lock if it is free."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _verified(path: pathlib.Path) -> bytes:

@@ -277,7 +277,7 @@ def test_show_a_run_that_is_under_way(finished, tmp_path):
     code = (
         "import fcntl, os, sys, time\n"
         f"lock = os.open({str(tmp_path / '.lock')!r}, os.O_RDWR | os.O_CREAT)\n"
-        "fcntl.lockf(lock, fcntl.LOCK_EX)\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
         "print('locked', flush=True)\n"
         "time.sleep(60)\n"
     )

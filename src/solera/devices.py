@@ -1,0 +1,181 @@
+"""What a run needs of torch's global state: one context that sets it, records it and puts it back.
+
+A program may have turned on autocast, another default type or a faster kind of matrix product for work of its own.
+Each of these changes the bits of a result, or ends a run with an error that says nothing, and some hold in one
+thread only, so that engines would differ. Whoever computes something that must be repeatable does it in `numerics`.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module
+from torch.optim import optimizer
+from torch.utils._device import DeviceContext
+
+from .wire import ConfigError, SoleraError
+
+
+@dataclasses.dataclass(frozen=True)
+class _Knob:
+    """One global setting: how to read it, how to set it, and what a run needs."""
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+    needed: Any
+
+
+def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+def _matmul_precision() -> str | None:
+    """None where torch cannot tell: the program has used its newer settings too, which are knobs of their own."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+def _set_matmul_precision(value: str | None) -> None:
+    if value is not None:
+        torch.set_float32_matmul_precision(value)
+
+
+def _fp32_precision(backend: str, what: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    def get() -> str:
+        precision = torch._C._get_fp32_precision_getter(backend, what)
+        return "none" if precision == "ieee" else precision  # full precision, by default or because it was said
+
+    return get, lambda value: torch._C._set_fp32_precision_setter(backend, what, value)
+
+
+def _flushes_denormals() -> bool:
+    """There is nothing to ask: it is a mode of this thread's processor, and shows in what it computes."""
+    smallest = float.fromhex("0x1p-1070")
+    return smallest * float("1") == 0.0
+
+
+_PRECISIONS = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
+_EINSUM = torch.backends.opt_einsum
+# In the order in which they are set, and put back: the precision of matrix products also sets those after it.
+_KNOBS = (
+    _Knob("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    _Knob("gradients", torch.is_grad_enabled, torch.set_grad_enabled, True),
+    _Knob("float32 matmul precision", _matmul_precision, _set_matmul_precision, "highest"),
+    *(
+        _Knob(f"fp32 precision of {backend} {what}", *_fp32_precision(backend, what), "none")  # torch's default: full
+        for backend, what in _PRECISIONS
+    ),
+    _Knob("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    _Knob("flush denormals", _flushes_denormals, torch.set_flush_denormal, False),
+    _Knob("oneDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True),
+    _Knob("oneDNN deterministic", torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic, False),
+    _Knob("NNPACK", torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),
+    _Knob("opt_einsum", *_flag(_EINSUM, "enabled"), _EINSUM.is_available()),
+    _Knob("opt_einsum strategy", *_flag(_EINSUM, "strategy"), "auto" if _EINSUM.is_available() else None),
+    _Knob("flash attention", torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, True),
+    _Knob("plain attention", torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, True),
+    _Knob(
+        "memory-efficient attention",
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+        True,
+    ),
+    _Knob(
+        "attention fast path", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, True
+    ),
+)
+_AUTOCAST = ("cpu", "cuda")
+_HOOKS: dict[str, dict] = {
+    name.removeprefix("_global_"): registered
+    for owner in (module, optimizer)
+    for name, registered in vars(owner).items()
+    if name.startswith("_global_") and isinstance(registered, dict)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Numerics:
+    """What a run computes with, and what the program had set otherwise."""
+
+    needed: dict[str, Any]
+    found: dict[str, Any]
+    _knobs: tuple[_Knob, ...] = ()
+
+    def check(self) -> None:
+        """Refuse to go on where somebody has changed a setting meanwhile: nobody could repeat the result."""
+        for knob in self._knobs:
+            if (now := knob.get()) != knob.needed:
+                raise SoleraError(
+                    f"torch's global setting {knob.name!r} was changed to {_plain(now)} during the run, which needs "
+                    f"{_plain(knob.needed)}: by a model or a task, or by another thread of the program; leave it alone"
+                )
+
+
+@contextlib.contextmanager
+def numerics(threads: int | None = None) -> Iterator[Numerics]:
+    """Compute as if nothing had been set in torch, with so many `threads` (left out: as many as there are).
+
+    All that was set otherwise is put back at the end, whatever happens. What cannot be set aside is refused.
+    """
+    _refuse_what_stays()
+    knobs = _KNOBS
+    if threads is not None:  # their number changes the bits of a sum
+        knobs += (_Knob("threads", torch.get_num_threads, torch.set_num_threads, threads),)
+    with contextlib.ExitStack() as aside:
+        found: dict[str, Any] = {}
+        if torch.is_inference_mode_enabled():
+            found["inference mode"] = "on"
+            aside.enter_context(torch.inference_mode(False))
+        for kind in _AUTOCAST:
+            if torch.is_autocast_enabled(kind):
+                found[f"autocast on {kind}"] = str(torch.get_autocast_dtype(kind))
+                aside.enter_context(torch.autocast(kind, enabled=False))
+        if (device := torch.get_default_device()) != torch.device("cpu"):
+            found["default device"] = str(device)
+            aside.enter_context(torch.device("cpu"))
+        before = [knob.get() for knob in knobs]
+        needed = {knob.name: _plain(knob.needed) for knob in knobs}
+        found |= {
+            k.name: _plain(b) for k, b in zip(knobs, before, strict=True) if b != k.needed and k.name != "threads"
+        }
+        try:
+            _set(knobs, [knob.needed for knob in knobs])
+            yield Numerics({**needed, "autocast": "off", "default device": "cpu"}, found, knobs)
+        finally:
+            _set(knobs, before)
+
+
+def _set(knobs: tuple[_Knob, ...], values: list[Any]) -> None:
+    """Set what is not so already."""
+    for knob, value in zip(knobs, values, strict=True):
+        if knob.get() != value:
+            knob.set(value)
+
+
+def _refuse_what_stays() -> None:
+    """Some things see or change every operation, and whoever set them up expects them to: they must go first."""
+    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    foreign = [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
+    foreign += ["a torch dispatch mode"] if torch._C._len_torch_dispatch_stack() else []
+    foreign += ["a transform of torch.func"] if torch._C._functorch.maybe_current_level() is not None else []
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        foreign.append("torch.autograd.graph.saved_tensors_hooks")
+    if foreign:
+        raise ConfigError(f"{foreign[0]} is active and would change or see every operation: leave it first")
+    for name, registered in _HOOKS.items():
+        if registered:
+            what = "every optimiser" if "optimizer" in name else "every module"
+            raise ConfigError(
+                f"a global hook for {what} of the program is registered ({name}) and may "
+                "change results: remove it first (call .remove() on what its registration returned)"
+            )
+
+
+def _plain(value: Any) -> Any:
+    """As it can be written to JSON."""
+    return value if isinstance(value, bool | int | str | None) else str(value)
