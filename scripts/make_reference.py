@@ -283,8 +283,13 @@ $ solera run toy --set method.name=fedprox --set method.mu=0.1 --seed 7
   key out gives the default.
 - `--set` takes a dotted key and a TOML value; what is not valid TOML is taken as a string, so that
   `--set method.name=feddf` needs no quotes. A list is written `--set 'models.clients=["mlp", "resnet8"]'`.
-- `--set method.name=...` on a recipe of another method keeps the settings that both have (such as `[method.local]`) and
-  drops the others.
+- `--set method.name=...` on a recipe of another method keeps the federation (data, partition, models, ...) and
+  `[method.local]`, how clients train; the rest of `[method]` is the other method's own. With the first one's fusion it
+  would be a straw man.
+- What the method needs and nobody has set gets a sensible value, in a file and with `--set` alike: `data.client_test`
+  for a method that is judged by clients' own models, `models.server` for one with a large model, `models.head`,
+  `models.norm`, `public.source`, `public.labels`, and a smaller `method.K` where clients are few. A line says what was
+  set and why, and `config.toml` has it. What you have set yourself stays: then the run is refused with the reason.
 - `--rounds`, `--seed`, `--engine`, `--workers` are short for `run.rounds`, `run.seed`, `engine.name`, `engine.workers`.
 - Relative paths are relative to where the command is run; they are stored as absolute ones.
 

@@ -17,3 +17,18 @@ def test_every_public_name_exists_and_nothing_else_is_promised():
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, solera; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_every_method_that_comes_with_the_library_can_be_imported_from_its_package():
+    from solera import methods
+    from solera.method import METHODS
+    from solera.methods import MNFL, MNFLParameters, PFedDF, SimPFL, TopKPFL
+
+    assert [MNFL, MNFLParameters, PFedDF, SimPFL, TopKPFL] == [
+        METHODS[name] for name in ("mnfl", "mnflparam", "pfeddf", "simpfl", "topkpfl")
+    ]
+    ours = {cls for cls in METHODS.values() if cls.__module__.startswith("solera.methods.")}
+    assert len(ours) > 30
+    for cls in ours:
+        assert cls.__name__ in methods.__all__, f"solera.methods does not export {cls.__name__}"
+        assert getattr(methods, cls.__name__) is cls

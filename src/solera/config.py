@@ -32,7 +32,9 @@ from .federation import FederationConfig
 from .method import METHODS, find_method, load_plugins, name_of
 from .models import model_info
 from .scenario import DataConfig, ModelsConfig
+from .supply import supplied
 from .track.export import TrackConfig
+from .track.runs import flat
 from .wire import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
@@ -109,6 +111,7 @@ class Config:
     method: Any  # an instance of a registered method: its fields are the hyper-parameters
     engine: EngineConfig
     track: TrackConfig
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # what was decided for the method, and why
 
 
 TABLES: dict[str, type] = {
@@ -127,13 +130,47 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     """The configuration in `source`: a recipe's name, a TOML file, or the tables themselves.
 
     `overrides` are "key=value" with dotted keys; a value is read as TOML, or else taken as a string. Overriding
-    `method.name` keeps those of the source's [method] settings that the other method has too, and no others.
+    `method.name` keeps the source's [method.local], and no other setting of its method: these would not be the other
+    method's own. What the method needs and nobody has decided is set to a sensible value; `notes` says what and why.
     Relative paths become absolute, so that the configuration means the same wherever the run is resumed.
     """
+    given, decided, notes = _merged(source, overrides)
+    config = _built(given)
+    needed = supplied(
+        config.method, config.data, config.partition, config.public, config.models, config.federation, decided
+    )
+    if needed:
+        for key, value, why in needed:
+            notes.append(f"{key} = {_show(value)} is set for {name_of(config.method)}: {why}")
+            _merge(given, _nested(key, value), "")
+        config = _built(given)
+    return dataclasses.replace(
+        config,
+        data=_absolute(config.data),
+        public=_absolute(config.public),
+        track=config.track.absolute(),
+        notes=tuple(notes),
+    )
+
+
+def merged(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of `source` with the overrides in them, for `load_config` to start from."""
+    return _merged(source, overrides)[0]
+
+
+def _merged(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[dict[str, Any], set[str], list[str]]:
+    """The tables, the keys that somebody has decided on for the method they name, and what there is to say."""
     given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read(source)
     wanted = _parse_overrides(overrides)
-    _exchange_method(given, wanted)
+    exchanged, notes = _exchange_method(given, wanted)
     _merge(given, wanted, "")
+    return given, set(flat(wanted if exchanged else given)), notes
+
+
+def _built(given: Mapping[str, Any]) -> Config:
+    """The configuration in these tables; whatever cannot be is refused."""
     method = _method_class(given.get("method"))
     for key, value in given.items():
         if key not in TABLES and key != "method":
@@ -147,9 +184,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     settings = {k: v for k, v in given["method"].items() if k != "name"}
     config = Config(**built, method=_build(method, settings, "method", None, method))
     _check(config)
-    return dataclasses.replace(
-        config, data=_absolute(config.data), public=_absolute(config.public), track=config.track.absolute()
-    )
+    return config
 
 
 def _check(config: Config) -> None:
@@ -186,6 +221,8 @@ def to_toml(config: Config) -> str:
     """Every setting, defaults included, as TOML that loads to an equal configuration."""
     tables: dict[str, Any] = {}
     for f in dataclasses.fields(config):
+        if f.name == "notes":  # they tell how the settings came about, and are none
+            continue
         table = getattr(config, f.name)
         head = {"name": name_of(table)} if f.name == "method" else {}
         tables[f.name] = head | _dump(table, None)
@@ -247,11 +284,15 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         names = key.split(".")
         if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", n) for n in names):
             raise ConfigError(f"{_show(text)} is not key=value, such as run.rounds=5")
-        parsed: Any = _parse_value(value)
-        for n in reversed(names):
-            parsed = {n: parsed}
-        _merge(wanted, parsed, "")
+        _merge(wanted, _nested(key, _parse_value(value)), "")
     return wanted
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """A value below its dotted key."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
 
 
 def _parse_value(text: str) -> Any:
@@ -275,26 +316,56 @@ def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:
             raise ConfigError(f"{key}.{inner} = {_show(value.get(inner))}: {key} is a value, not a table")
 
 
-def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> None:
-    """If an override names another method, keep the settings that both have; check the others, then drop them."""
+def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """If an override names another method, keep how clients train; check the other settings, then drop them: one
+    method's fusion would make a straw man of another. Returns whether it was so, and what there is to say."""
     old, new = given.get("method"), wanted.get("method")
     if not (isinstance(old, dict) and isinstance(new, dict) and old.get("name") and new.get("name")):
-        return
+        return False, []
     before, after = _method_class(old), _method_class(new)
     if before is None or after is None or before is after:
-        return
+        return False, []
     settings = {k: v for k, v in old.items() if k != "name"}
-    _build(before, settings, "method", None, before)
-    theirs, ours = typing.get_type_hints(after), typing.get_type_hints(before)
-    fields = {f.name for f in dataclasses.fields(after)}
-    given["method"] = {k: v for k, v in settings.items() if k in fields and _keeps(theirs[k], ours[k], v)}
+    first = _build(before, settings, "method", None, before)
+    given["method"], notes = _local_for(after, first, {k: v for k, v in new.items() if k != "name"})
+    if dropped := [f"method.{key}" for key in flat(settings) if key.partition(".")[0] not in given["method"]]:
+        kept = f"method.{LOCAL} is kept; " if given["method"] else ""
+        notes.insert(0, f"{new['name']} instead of {old['name']}: {kept}{', '.join(dropped)} did not carry over")
+    return True, notes
 
 
-def _keeps(theirs: Any, ours: Any, value: Any) -> bool:
-    """Whether a setting means the same to another method: its kind is the same, or the value is a choice in both."""
-    return theirs == ours or (
-        typing.get_origin(theirs) is typing.get_origin(ours) is Literal and value in typing.get_args(theirs)
-    )
+LOCAL = "local"  # the setting of a method that says how clients train on their own data
+BUDGET = ("epochs", "steps", "batch")  # of it: how much they train
+
+
+def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The [method.local] of the method `first` for another: all of it, or what that one can do with it."""
+    theirs, ours = typing.get_type_hints(after), typing.get_type_hints(type(first))
+    if LOCAL not in ours or theirs.get(LOCAL) != ours[LOCAL]:
+        return {}, []
+    own = _default(next(f for f in dataclasses.fields(after) if f.name == LOCAL), None)
+    whole = _dump(getattr(first, LOCAL), own)
+    asked = wanted.get(LOCAL)
+    if isinstance(asked, Mapping):  # whoever asks for steps does not want the epochs any more
+        if asked.get("steps", OFF) != OFF and "epochs" not in asked:
+            whole.pop("epochs")
+        elif "epochs" in asked and "steps" not in asked:
+            whole["steps"] = OFF
+    refused = ""
+    rate = () if own is dataclasses.MISSING or own.optimiser != first.local.optimiser else ("lr",)
+    for keys in (tuple(whole), (*BUDGET, *rate), BUDGET):
+        carried = {LOCAL: {k: whole[k] for k in keys if k in whole}}
+        merged_with = copy.deepcopy(carried)
+        try:
+            _merge(merged_with, wanted, "method.")
+            _build(after, merged_with, "method", None, after)
+        except ConfigError as e:
+            refused = refused or str(e)
+            continue
+        if len(keys) == len(whole):
+            return carried, []
+        return carried, [f"of method.local only {', '.join(carried[LOCAL])} carry over: {refused}"]
+    return {LOCAL: whole}, []  # refused whatever is kept: it will be told why
 
 
 def _method_class(table: Any) -> type | None:

@@ -67,6 +67,8 @@ NEEDS = {
     "no BatchNorm": "no model keeps running statistics: their weights are parameters and nothing else",
     "chain": "every model is a plain chain: Conv2d and Linear layers, one after the other, without norm layers",
     "labels": "the public samples have labels (public.labels)",
+    "shared features": "what the body and the adapter of every model give has one shape (the method checks it)",
+    "K clients": "K clients of each architecture can be active in a round (the method checks it)",
 }
 
 M = TypeVar("M", bound=type)

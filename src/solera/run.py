@@ -9,19 +9,20 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import detail
 from .allocator import keep_freed_memory
 from .config import Config, EngineConfig, RunConfig, load_config, to_toml
 from .devices import Numerics, numerics
-from .engines import ENGINES, ClientStates, Engine, default_engine, default_workers
+from .engines import ENGINES, Call, ClientStates, Engine, Reply, Roster, default_engine, default_workers
 from .federation import Federation, FederationConfig, QuorumNotMet
 from .measure import first_if_all_void, measure, not_finite, summarise, traffic, why_unusable
 from .method import info_of, name_of, needs_of, personal_task
@@ -38,6 +39,8 @@ from .track.export import TrackConfig, Tracking
 from .track.store import RunDirectory
 from .version import __version__
 from .wire import ConfigError, RunError, SoleraError
+
+log = logging.getLogger("solera")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -76,6 +79,8 @@ def execute(
     profile: bool = False,
 ) -> dict:
     """Run what a configuration describes and return the summary. `command` is noted, for the report."""
+    for note in config.notes:
+        log.warning(note)
     config.track.require()
     workers = config.engine.workers or default_workers()
     scenario = build_scenario(
@@ -356,6 +361,31 @@ def check_fit(method: Any, scenario: Scenario) -> None:
         raise ConfigError(f"method {name!r} needs the labels of the public samples: set public.labels = true")
     if hasattr(method, "check"):
         method.check(scenario.server)
+
+
+def check_start(method: Any, scenario: Scenario, federation: FederationConfig) -> None:
+    """Refuse all that a run would refuse before its first exchange, without any client and without a run directory."""
+    check_fit(method, scenario)
+    _check_quorum(federation, len(scenario.roster))
+    with contextlib.suppress(_Asked):
+        method.init(Federation(_Nobody(scenario.roster), scenario.seed, federation), scenario.server)
+
+
+class _Asked(Exception):
+    """A method's start asks clients; how it goes on is not known without them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nobody:
+    """An engine that knows who the clients are and reaches none of them."""
+
+    roster: Roster
+
+    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
+        raise _Asked
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
 
 def _check_quorum(federation: FederationConfig, clients: int) -> None:

@@ -6,6 +6,7 @@ killed) stops no other; what is done is skipped, what was stopped goes on. The d
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import itertools
@@ -21,15 +22,15 @@ import threading
 import time
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .config import TABLES, Config, EngineConfig, load_config, recipe_names, to_toml
+from .config import TABLES, Config, EngineConfig, load_config, merged, recipe_names, to_toml
 from .method import name_of
-from .run import Interrupted, check_fit, execute
+from .run import Interrupted, check_start, execute
 from .scenario import build_scenario
 from .track.display import QuietWatcher
 from .track.runs import compared, flat, show
@@ -41,6 +42,8 @@ LONGEST_NAME = 100  # of a folder; beyond, a checksum stands for the rest
 MOST_RUNS = 10_000
 INDEX = "sweep.json"
 WAKE_S = 0.25  # how often the progress is looked at
+GRACE_S = 1.0  # how long a run that is asked to stop may take
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +79,7 @@ Tell = Callable[[Progress], None]
 def load_sweep(file: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Planned]:
     """The runs that a sweep file asks for, every one of them checked.
 
-    `overrides` ("key=value") change the base of all runs.
+    `overrides` ("key=value") change all runs.
     """
     path = Path(file)
     try:
@@ -97,7 +100,10 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
     seeds, grid, cases = _sweep_table(given.get("sweep"))
     inline = {k: v for k, v in given.items() if k not in ("base", "sweep")}
     source, changes = _base(given.get("base"), inline, folder)
-    changes += list(overrides)
+    try:
+        base = merged(source, changes)
+    except ConfigError as e:
+        raise ConfigError(f"the base: {e}") from None
     asked = math.prod(map(len, [*grid.values(), cases, seeds or [0]]))
     if asked > MOST_RUNS:
         raise ConfigError(f"[sweep] asks for {asked} runs; more than {MOST_RUNS} are surely a mistake")
@@ -108,7 +114,7 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
     for (case, settings), name in zip(wanted, names, strict=True):
         for seeded in [[f"run.seed={seed}"] for seed in seeds] or [[]]:
             try:
-                config = load_config(source, [*changes, *_overrides(settings), *seeded])
+                config = load_config(base, [*overrides, *_overrides(settings), *seeded])
             except ConfigError as e:
                 raise ConfigError(f"{name or 'the base'}: {e}") from None
             if not config.run.name:
@@ -223,15 +229,27 @@ def _settings(config: Config) -> dict[str, Any]:
     return flat(tomllib.loads(to_toml(config)))
 
 
+def notes(planned: Sequence[Planned]) -> list[str]:
+    """What was decided for the methods of a sweep, each once for a case."""
+    return list(dict.fromkeys(f"{_case_of(run)}: {note}" for run in planned for note in run.config.notes))
+
+
+def _case_of(run: Planned) -> str:
+    """The folder that the runs of all seeds share."""
+    return run.name.rpartition("/")[0]
+
+
 def check_fits(planned: Sequence[Planned]) -> None:
-    """Refuse, before anything runs, a case whose method cannot work with its data or models. One run of each case is
-    enough: seeds change neither. Run in a process of its own, so that this one never computes before it forks."""
+    """Refuse, before anything runs, a case whose method cannot work with its data, models or clients. One run of each
+    case is enough: seeds change none of them. Run in a process of its own, so that this one never computes before it
+    forks."""
     seen: dict[str, Planned] = {}
     for run in planned:
-        seen.setdefault(run.name.rpartition("/")[0], run)
+        seen.setdefault(_case_of(run), run)
     context = _context()
     mine, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_check_all, args=([(r.name, to_toml(r.config)) for r in seen.values()], theirs))
+    texts = [(r.name, to_toml(r.config)) for r in seen.values()]
+    child = context.Process(target=_check_all, args=(texts, theirs, os.getpid()))
     child.start()
     theirs.close()
     try:
@@ -251,16 +269,18 @@ def check_fits(planned: Sequence[Planned]) -> None:
         raise error
 
 
-def _check_all(runs: list[tuple[str, str]], answer: Any) -> None:
+def _check_all(runs: list[tuple[str, str]], answer: Any, parent: int) -> None:
+    _end_with(parent)
     torch.set_num_threads(1)
     found = []
     for name, text in runs:
         try:
             config = load_config(tomllib.loads(text))
-            check_fit(
-                config.method,
-                build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, 1),
-            )
+            config.track.require()
+            scenario = build_scenario(
+                config.data, config.partition, config.public, config.models, config.run.seed, 1
+            )  # fmt: skip
+            check_start(config.method, scenario, config.federation)
         except SoleraError as e:
             found.append((name, str(e), e.exit_code))
     answer.send_bytes(json.dumps(found).encode())
@@ -309,11 +329,20 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
                 state.news = None
                 tell(state)
         finally:  # an interruption: runs are asked to stop, and can be continued
-            for job in running.values():
-                job.terminate()
-            for job in running.values():
-                job.join()
+            _end(running.values())
     return state
+
+
+def _end(jobs: Iterable[Any]) -> None:
+    """Ask processes to stop, and make those stop that do not: a run is whole at every moment."""
+    deadline = time.monotonic() + GRACE_S
+    for job in jobs:
+        job.terminate()
+    for job in jobs:
+        job.join(max(0.0, deadline - time.monotonic()))
+        if job.is_alive():
+            job.kill()
+            job.join()
 
 
 def _context() -> Any:
@@ -325,6 +354,15 @@ def _one_core(config: Config) -> Config:
     return dataclasses.replace(config, engine=EngineConfig("inprocess", 1, config.engine.threads))
 
 
+def _end_with(parent: int) -> None:
+    """If the sweep is killed, its processes do not go on alone: the system kills them, at once. That may be at any
+    moment, and a run is whole at every moment. Elsewhere than on Linux `_ChildWatcher` looks."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before the system knew
+        os._exit(Interrupted.exit_code)
+
+
 class _ChildWatcher(QuietWatcher):
     """Warnings into the log; and if the sweep was killed, its runs do not go on alone."""
 
@@ -333,19 +371,27 @@ class _ChildWatcher(QuietWatcher):
         self.parent = parent
 
     def phase(self, round: int, name: str) -> None:
+        self._look()
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        self._look()
+
+    def _look(self) -> None:
         if os.getppid() != self.parent:
             raise Interrupted("the sweep is gone")
 
 
 def _one(text: str, home: str, parent: int) -> None:
     """One run, in a process of its own. What it has to say is in a log beside its directory."""
+    _end_with(parent)
     path = Path(home)
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.with_name(path.name + ".log")
     torch.set_num_threads(1)
-    with open(log, "w") as file:
+    with open(log, "w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file  # those of the sweep would draw its display again around every line
         try:
             execute(load_config(tomllib.loads(text)), path, (path / "run.json").is_file(), _ChildWatcher(file, parent))
             code = 0
@@ -358,9 +404,11 @@ def _one(text: str, home: str, parent: int) -> None:
         except BaseException:
             print(traceback.format_exc(), file=file)
             code = 1
-    if code == 0 and log.stat().st_size == 0:
+    if code:  # threads that are still training must not keep the process alive
+        os._exit(code)
+    if log.stat().st_size == 0:
         log.unlink()
-    sys.exit(code)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # the log is closed
 
 
 def _reason(home: Path) -> str:
@@ -453,6 +501,7 @@ __all__ = [
     "check_unchanged",
     "is_done",
     "load_sweep",
+    "notes",
     "plan",
     "run_all",
     "write_index",

@@ -38,7 +38,9 @@ def sweep(
     target: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="In the table: rounds and bytes until this accuracy.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and list the runs; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check every case and list the runs; run nothing.")
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -47,17 +49,19 @@ def sweep(
     Example: [bold]solera sweep my-sweep.toml --workers 2[/bold]; the same command continues a stopped sweep.
     """
     from ..engines import default_workers
-    from ..sweep import check_fits, check_unchanged, is_done, load_sweep, run_all, write_index
+    from ..sweep import check_fits, check_unchanged, is_done, load_sweep, notes, run_all, write_index
 
     planned = load_sweep(file, set_ or [])
     home = out or Path("runs") / (re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-.") or "sweep")
     check_unchanged(planned, home)
     todo = [run for run in planned if not is_done(home / run.name)]
+    for note in notes(todo):
+        typer.echo(f"note: {note}", err=True)
+    if todo:
+        check_fits(todo)
     if dry_run:
         _list(planned, home, json)
         return
-    if todo:
-        check_fits(todo)
     write_index(planned, home, {})
     failed: dict[str, str] = {}
     with SweepDisplay(console(), silent=json) as display:

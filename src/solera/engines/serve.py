@@ -8,6 +8,7 @@ import re
 import time
 import traceback
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from torch import Tensor
 

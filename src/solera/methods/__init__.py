@@ -1,6 +1,5 @@
 """Methods: one paper, one file. Importing this package puts them into the table of methods."""
 
-from . import mnfl, mnfl_parameters, pfeddf, simpfl
 from .baselines import Centralised, LocalOnly
 from .codistillation import Codistillation
 from .cronus import Cronus
@@ -28,17 +27,22 @@ from .fusionlarge import FusionLarge
 from .global_trainers import GlobalTrainer
 from .heterofl import HeteroFL
 from .ifca import IFCA
+from .mnfl import MNFL
+from .mnfl_parameters import MNFLParameters
 from .moon import MOON
 from .perfedavg import PerFedAvg
+from .pfeddf import PFedDF
 from .pfedhn import PFedHN
 from .pfedme import PFedMe
 from .scaffold import Scaffold
+from .simpfl import SimPFL, TopKPFL
 from .trainers import LocalTrainer
 
 __all__ = [
     "DSFL",
     "FD",
     "IFCA",
+    "MNFL",
     "MOON",
     "Centralised",
     "Codistillation",
@@ -69,12 +73,12 @@ __all__ = [
     "HeteroFL",
     "LocalOnly",
     "LocalTrainer",
+    "MNFLParameters",
+    "PFedDF",
     "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
-    "mnfl",
-    "mnfl_parameters",
-    "pfeddf",
-    "simpfl",
+    "SimPFL",
+    "TopKPFL",
 ]

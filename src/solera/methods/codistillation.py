@@ -45,6 +45,7 @@ class Codistillation(Setting):
         state="nothing",
         privacy="means only",
     )
+    needs: ClassVar[tuple[str, ...]] = Framework.needs
     State = Framework.State
 
     def __post_init__(self) -> None:

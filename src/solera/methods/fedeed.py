@@ -58,6 +58,7 @@ class FedEED(Setting):
         state="nothing",
         privacy="means only",
     )
+    needs: ClassVar[tuple[str, ...]] = Framework.needs
     State = Framework.State
 
     @property

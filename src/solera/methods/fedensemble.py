@@ -40,6 +40,7 @@ class FedEnsemble(Setting):
         state="nothing",
         privacy="means only",
     )
+    needs: ClassVar[tuple[str, ...]] = Framework.needs
     State = Framework.State
 
     @property

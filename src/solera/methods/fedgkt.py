@@ -55,7 +55,7 @@ class FedGKT:
         state="its model",
         privacy="individual replies",
     )
-    needs: ClassVar[tuple[str, ...]] = ("split",)
+    needs: ClassVar[tuple[str, ...]] = ("split", "shared features")
     personal: ClassVar = score_with_tower
 
     @dataclass(frozen=True)

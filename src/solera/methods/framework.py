@@ -41,6 +41,7 @@ class Framework(Slots):
         state="nothing",
         privacy="means only",
     )
+    needs: ClassVar[tuple[str, ...]] = ("K clients",)
 
     @dataclass(frozen=True)
     class State:

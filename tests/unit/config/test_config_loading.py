@@ -120,13 +120,6 @@ def test_a_line_break_does_not_smuggle_in_other_keys():
         load_config("toy", ["run.rounds=3\nseed=7"])
 
 
-def test_another_method_keeps_what_both_have():
-    config = load_config("feddf/table3", ["method.name=fedavg"])
-    assert name_of(config.method) == "fedavg"
-    assert config.method.local.lr == 0.05
-    assert config.method.average == "uniform"
-
-
 def test_another_method_does_not_hide_mistakes():
     source = {"method": {"name": "feddf", "fusin": {"steps": 3}}}
     with pytest.raises(ConfigError, match=r"method\.fusion"):
