@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import solera
-from solera.config import EngineConfig, RunConfig
+from solera.config import EngineConfig, RunConfig, load_config, to_toml
 from solera.data import PartitionConfig, PublicConfig, from_folder, from_tensors, load
 from solera.data.partition import Partition
 from solera.engines import default_workers
 from solera.federation import FederationConfig
 from solera.methods import FedAvg, FedAvgFT, FedDF, FedMD
 from solera.parts.local import Local
+from solera.report.figures import report_data
+from solera.report.read import read_all
 from solera.run import simulate
 from solera.scenario import Scenario
 from solera.task import Data
@@ -317,6 +319,22 @@ def test_names_are_in_all_that_a_run_leaves(tmp_path):
     assert set(line["personal_accuracies"]) == {"charite-berlin", "st.-mary-s"}
     shown = json.loads((tmp_path / "partition.json").read_text())["shown"]
     assert [row["client"] for row in shown] == CALLED
+    assert "lyon" in json.dumps(report_data(read_all([tmp_path])))
+    assert sorted(p.name for p in (tmp_path / "clients").iterdir()) == ["charite-berlin", "st.-mary-s"]
+
+
+def test_a_configuration_may_leave_the_number_of_users_open(tmp_path):
+    def loaded(text):
+        (tmp_path / "c.toml").write_text(text)
+        return load_config(tmp_path / "c.toml")
+
+    method = '[method]\nname = "fedavg"\n'
+    config = loaded(method + '[partition]\nkind = "user"\n')
+    assert config.partition.clients is None
+    assert loaded(to_toml(config)).partition == config.partition
+    default = loaded(method)
+    assert default.partition.clients == 20
+    assert loaded(to_toml(default)).partition == default.partition
 
 
 # ---- samples from elsewhere -------------------------------------------------------------------------
