@@ -53,6 +53,11 @@ def test_fet_1_consensus():
     close(found.dissent.sum(), [0.38271605])
 
 
+def test_a_model_that_knows_nothing_has_a_confidence_of_exactly_0():
+    for classes in (3, 10, 1000):  # with 10 and 1000 the plain variance is a rounding error
+        assert confidence(torch.full((2, classes), 1 / classes)).tolist() == [0.0, 0.0]
+
+
 def test_fet_1_loss_and_gradient():
     _, labels, dissent = consensus(one_sample(FET_1))
     z = STUDENT.clone().requires_grad_()
