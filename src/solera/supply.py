@@ -78,7 +78,7 @@ def _of_groups(
     """Fewer groups where there are few clients. Who has which model is known here only if it is dealt out evenly."""
     if "K clients" not in needs_of(method) or getattr(method, "group_sizes", None) is not None:
         return
-    if partition.kind == "user" or models.assign != "even":
+    if partition.clients is None or partition.kind == "user" or models.assign != "even":
         return
     dealt = Counter(models.clients[i % len(models.clients)] for i in range(partition.clients))
     active = min(min(dealt.values()), federation.cohort(partition.clients))
