@@ -6,7 +6,6 @@ model of the server's own, which never travels. Clients keep their models, of an
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -14,10 +13,10 @@ from torch import Tensor
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.labels import reduce_entropy
-from ..parts.local import Local, fit, is_finite, weights_of
+from ..parts.local import Fitted, Local, fit, is_finite, weights_of
 from ..server import Server
 from ..task import Task
-from ..wire import ConfigError
+from ..wire import ConfigError, Weights
 from .baselines import score_own
 from .predictions import (
     StudentNorm,
@@ -92,11 +91,14 @@ class DSFL:
 
     def taught(self, own: Model, x: Tensor, y: Tensor, fed: Federation, server: Server) -> Model:
         """The server's model, trained on the open samples x with labels y; as it was, if that blows up."""
-        model = server.model(own.architecture, own.weights)
         objective = towards_targets(student_norm=self.student_norm)
-        train = partial(fit, model, server.public[x], y, self.distil, fed.seed("distil"), objective)
-        (done,) = side_by_side(fed, server, [train])
-        weights = weights_of(model)
+
+        def train() -> tuple[Fitted, Weights]:
+            model = server.model(own.architecture, own.weights)
+            done = fit(model, server.public[x], y, self.distil, fed.seed("distil"), objective)
+            return done, weights_of(model)
+
+        ((done, weights),) = side_by_side(fed, server, [train])
         if done.stopped or not is_finite(weights):
             server.event("distill_diverged", architecture=own.architecture, steps=done.steps)
             return own
