@@ -130,10 +130,11 @@ def repeatable(seed: int, work: Callable[[], T]) -> T:
     """`work()`, with the global generators seeded, and with the result it has when nobody else draws from them.
 
     A result counts if no generator was used, or if no other thread of the program was at work meanwhile. Otherwise
-    the work is done again, until it went undisturbed or two results in a row are equal to the bit. So `work` must
-    leave nothing behind but its result.
+    the work is done again, until it went undisturbed or results in a row are equal to the bit: two, or four where
+    somebody seeded a generator, which may be the work itself. So `work` must leave nothing behind but its result.
     """
     last: _Outcome | None = None
+    equal = 0  # results in a row
     for _ in range(ATTEMPTS):
         others = _others()
         with isolated(seed):
@@ -141,12 +142,10 @@ def repeatable(seed: int, work: Callable[[], T]) -> T:
             if not _at_work(others):
                 return outcome.get()
             after, reseeded = fingerprint(), torch.initial_seed() != seed
-        if reseeded:  # what was drawn after that says nothing, however often it comes out the same
-            last = None
-        elif after == _fresh(seed) or (last is not None and last.equals(outcome)):
+        equal = equal + 1 if last is not None and last.equals(outcome) else 1
+        if (after == _fresh(seed) and not reseeded) or equal >= (4 if reseeded else 2):
             return outcome.get()
-        else:
-            last = outcome
+        last = outcome
     raise SharedGenerator(
         "another thread of this program draws from the global random generators (torch, numpy or random) or seeds "
         f"them; a model or a task here uses them, too (dropout?): {ATTEMPTS} attempts gave no result. Give that thread "

@@ -25,6 +25,7 @@ from .engines.faulty import Faulty
 from .federation import Federation, FederationConfig
 from .method import METHODS, find_method, info_of, name_of, needs_of
 from .models import wrap
+from .randomness import Parallel, same_bits
 from .run import NothingLearned, Result, simulate
 from .scenario import Scenario
 from .task import Client, task
@@ -170,10 +171,23 @@ def _federation(scenario: Any, tmp: pathlib.Path, wrap: Callable[[Engine], Engin
     return Federation(engine, 0, FederationConfig(fraction=1.0))
 
 
+class _Twice(Parallel):
+    """Server work as it is where it was disturbed: run again. A job that trains a given model would go on with it."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def __call__(self, functions: Sequence[Callable[[], Any]], seeds: Sequence[int]) -> list[Any]:
+        first, again = super().__call__(functions, seeds), super().__call__(functions, seeds)
+        assert same_bits(first, again), "a job of server.parallel changes what it was given: let it return its result"
+        return again
+
+
 def _check_round_is_pure(method: Any, tmp: pathlib.Path) -> None:
     """`round` leaves its input as it was, gives the same twice, and uses the verbs its privacy class declares."""
     name, scenario = name_of(method), toy_for(method)
     fed, server = _federation(scenario, tmp), scenario.server
+    server.parallel = _Twice()
     before = method.init(fed, server)
     bits = digest(before)
     fed.begin(0)

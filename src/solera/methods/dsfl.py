@@ -14,10 +14,10 @@ from torch import Tensor
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.labels import reduce_entropy
-from ..parts.local import Diverged, Local, fit, weights_of
+from ..parts.local import Diverged, Fitted, Local, fit, weights_of
 from ..server import Server
 from ..task import Task
-from ..wire import ConfigError
+from ..wire import ConfigError, Weights
 from .baselines import score_own
 from .predictions import (
     StudentNorm,
@@ -92,14 +92,18 @@ class DSFL:
 
     def taught(self, own: Model, x: Tensor, y: Tensor, fed: Federation, server: Server) -> Model:
         """The server's model, trained on the open samples x with labels y; as it was, if that blows up."""
-        model = server.model(own.architecture, own.weights)
         objective = towards_targets(student_norm=self.student_norm)
-        train = partial(fit, model, server.public[x], y, self.distil, fed.seed("distil"), objective)
-        (done,) = side_by_side(fed, server, [partial(outcome_of, train)])
+
+        def train() -> tuple[Fitted | Diverged, Weights]:  # all in the job: it may be repeated
+            model = server.model(own.architecture, own.weights)
+            job = partial(fit, model, server.public[x], y, self.distil, fed.seed("distil"), objective)
+            return outcome_of(job), weights_of(model)
+
+        ((done, weights),) = side_by_side(fed, server, [train])
         if isinstance(done, Diverged):
             server.event("distill_diverged", architecture=own.architecture, steps=done.steps)
             return own
-        return Model(own.architecture, weights_of(model))
+        return Model(own.architecture, weights)
 
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""

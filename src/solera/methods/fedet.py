@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.consensus import ConsensusTeacher, ensemble_loss, normalised
-from ..parts.distill import Distill, cached, distill, visits
+from ..parts.distill import Distill, Distilled, cached, distill, visits
 from ..parts.local import Local, weights_of
 from ..parts.teachers import BATCH, Frozen
 from ..server import Server
@@ -125,13 +125,16 @@ class FedET:
             target = normalised(dissent) if self.div_target == "normalised" else dissent
             return ensemble_loss(logits, labels, target, self.diversity)
 
-        model = server.model(large.architecture, large.weights)
-        student = partial(distill, model, server.public, teacher, self.fusion, seed, indices=d, loss=loss)
-        (done,) = side_by_side(fed, server, [student])  # a single job, for its own random numbers (dropout)
+        def student() -> tuple[Distilled, Weights]:
+            model = server.model(large.architecture, large.weights)
+            done = distill(model, server.public, teacher, self.fusion, seed, indices=d, loss=loss)
+            return done, weights_of(model)
+
+        ((done, weights),) = side_by_side(fed, server, [student])  # one job, for its own random numbers (dropout)
         kind = "distill_diverged" if done.diverged else "distilled"
         facts |= {"steps": done.steps, "best_step": done.best_step, "loss": done.loss}
         server.event(kind, architecture=large.architecture, **facts)
-        return Model(large.architecture, weights_of(model))
+        return Model(large.architecture, weights)
 
     def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
         """The clients' models that are averaged and teach: those that answer with finite numbers."""

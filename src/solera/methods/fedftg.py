@@ -73,7 +73,11 @@ class FedFTG:
         w_0 = self.averages(x, list(teachers), fed)
         n = torch.stack([counts[k] * fed.copies.get(k, 1) for k in teachers])
         tune = partial(self.fine_tune, w_0, list(teachers.values()), n, state.generator, fed, server)
-        ((tuned, generator),) = side_by_side(fed, server, [tune])  # a single job, for its random numbers (dropout)
+        ((tuned, generator, losses),) = side_by_side(fed, server, [tune])  # one job, for its random numbers (dropout)
+        if losses is None:
+            server.event("distill_diverged", steps=self.tune.steps)
+        for P, loss in (losses or {}).items():
+            server.event("distilled", architecture=P, steps=self.tune.steps, loss=loss)
         return self.State(w | tuned, generator, known | {k: counts[k] for k in teachers})
 
     def fine_tune(
@@ -84,8 +88,9 @@ class FedFTG:
         generator: Weights,
         fed: Federation,
         server: Server,
-    ) -> tuple[dict[str, Weights], Weights]:
-        """Generator and global models in turn, adversaries of each other; all as they were, should that blow up."""
+    ) -> tuple[dict[str, Weights], Weights, dict[str, float | None] | None]:
+        """Generator and global models in turn, adversaries of each other, and the models' last losses; all as they
+        were, and no losses, should that blow up."""
         rng = torch.Generator().manual_seed(fed.seed("inputs"))
         G = restored(partial(self.generator, server), generator)
         students = {P: server.model(P, w) for P, w in w_0.items()}
@@ -94,11 +99,8 @@ class FedFTG:
         losses = fine_tune(G, list(students.values()), teachers, alpha, prior, self.tune, lr, rng)
         tuned, weights = {P: weights_of(m) for P, m in students.items()}, weights_of(G)
         if not all(map(is_finite, [weights, *tuned.values()])):
-            server.event("distill_diverged", steps=self.tune.steps)
-            return w_0, generator
-        for P, loss in zip(students, losses, strict=True):
-            server.event("distilled", architecture=P, steps=self.tune.steps, loss=loss)
-        return tuned, weights
+            return w_0, generator, None
+        return tuned, weights, dict(zip(students, losses, strict=True))
 
     def averages(self, x: Replies, S: list[str], fed: Federation) -> dict[str, Weights]:
         """FedAvg's step for each architecture that somebody sent."""

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Diverged, Local, fit, logits_of, weights_of
+from ..parts.local import Diverged, Fitted, Local, fit, logits_of, weights_of
 from ..parts.objectives import Objective
 from ..parts.selective import fused_logits, reliable_weights, selective_loss
 from ..parts.teachers import soft_targets
 from ..randomness import seed_from
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError
+from ..wire import ConfigError, Weights
 from .baselines import score_own
 from .predictions import Drawn, ask, check_labels, check_public, draw, public_inputs
 from .shared import outcome_of, side_by_side
@@ -113,7 +113,7 @@ class FedGEMS:
         teacher, taught = pool[d], pooled[d] & ~right
         S, teacher[ask_for], taught[ask_for] = self.ensemble(S, d[ask_for], y[ask_for], fed, server)
         share = torch.where(taught, self.epsilon, 1.0)  # nobody to learn from: the label alone
-        large = self.trained(model, state.large, x, towards(y, teacher, share), fed, server)
+        large = self.trained(state.large, x, towards(y, teacher, share), fed, server)
         counts = {"right": int(right.sum()), "asked": int(ask_for.sum()), "taught": int(taught.sum())}
         server.event("selected", samples=len(d), **counts)
 
@@ -134,17 +134,20 @@ class FedGEMS:
         weights = reliable_weights(p, labels) if self.selective else torch.full(p.shape[:2], 1 / len(p))
         return S, fused_logits(p, weights), weights.sum(0) > 0
 
-    def trained(
-        self, model: nn.Module, before: Model, inputs: Tensor, objective: Objective, fed: Federation, server: Server
-    ) -> Model:
+    def trained(self, before: Model, inputs: Tensor, objective: Objective, fed: Federation, server: Server) -> Model:
         """The large model after the server's epochs; as it was, if they went wrong."""
-        job = partial(fit, model, inputs, torch.arange(len(inputs)), self.server, fed.seed("server"), objective)
-        (done,) = side_by_side(fed, server, [partial(outcome_of, job)])  # a single job, for its own random numbers
+
+        def job() -> tuple[Fitted | Diverged, Weights]:  # all in the job: it may be repeated
+            model = server.model(before.architecture, before.weights)
+            train = partial(fit, model, inputs, torch.arange(len(inputs)), self.server, fed.seed("server"), objective)
+            return outcome_of(train), weights_of(model)
+
+        ((done, weights),) = side_by_side(fed, server, [job])  # a single job, for its own random numbers
         if isinstance(done, Diverged):
             server.event("server_diverged", steps=done.steps, reason=str(done))
             return before
         server.event("server_trained", steps=done.steps, loss=done.loss if done.steps else None)
-        return Model(before.architecture, weights_of(model))
+        return Model(before.architecture, weights)
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.large.architecture: state.large}
