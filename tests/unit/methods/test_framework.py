@@ -634,6 +634,16 @@ def test_privacy_follows_from_the_slots():
     assert info_of(FedEED(local_trainer=LocalTrainer("scaffold"))).state == "a control variate for each group it was in"
 
 
+def test_strata_are_of_one_size_and_meet_every_model_in_an_age(tmp_path):
+    world = one_kind(tmp_path, 6)
+    groups = []
+    for t in range(2):
+        world.fed.begin(t)
+        groups.append(split((1, 1), "strata", world.fed, world.server))
+        assert sorted(g for _, g in groups[-1].values()) == [0, 0, 0, 1, 1, 1]
+    assert all(groups[0][k] != groups[1][k] for k in world.fed.clients)
+
+
 def test_groups_are_averaged_in_order(tmp_path, monkeypatch):
     """They may share a control variate, whose last bits depend on it; the order of a set is another in each process."""
     seen, average = [], Cohort._average
