@@ -12,6 +12,7 @@ from solera.config import EngineConfig, RunConfig, load_config
 from solera.federation import FederationConfig, QuorumNotMet
 from solera.method import info_of
 from solera.methods.codistillation import Codistillation
+from solera.methods.cohort import Cohort
 from solera.methods.ensembles import EnsembleTrainer, Member
 from solera.methods.fedavg import FedAvg, FedAvgM, FedProx
 from solera.methods.fedbe import FedBE, FedDistill
@@ -630,6 +631,30 @@ def test_privacy_follows_from_the_slots():
     curious = framework(ensemble_trainer=CLIENTS)
     assert info_of(curious).privacy == "individual replies (for method.ensemble_trainer)"
     assert info_of(FedEED(local_trainer=LocalTrainer("scaffold"))).state == "a control variate for each group it was in"
+
+
+def test_strata_are_of_one_size_and_meet_every_model_in_an_age(tmp_path):
+    world = one_kind(tmp_path, 6)
+    groups = []
+    for t in range(2):
+        world.fed.begin(t)
+        groups.append(split((1, 1), "strata", world.fed, world.server))
+        assert sorted(g for _, g in groups[-1].values()) == [0, 0, 0, 1, 1, 1]
+    assert all(groups[0][k] != groups[1][k] for k in world.fed.clients)
+
+
+def test_groups_are_averaged_in_order(tmp_path, monkeypatch):
+    """They may share a control variate, whose last bits depend on it; the order of a set is another in each process."""
+    seen, average = [], Cohort._average
+
+    def watched(self, *args):
+        found = average(self, *args)
+        seen.append(list(found[0]))
+        return found
+
+    monkeypatch.setattr(Cohort, "_average", watched)
+    one_kind(tmp_path).run(framework(ensemble_trainer=CLIENTS, K=8))
+    assert seen == [[("c", k) for k in range(8)]]
 
 
 def test_secure_serves_no_group_of_one(tmp_path):

@@ -55,7 +55,7 @@ def test_fet_1_consensus():
 
 def test_a_model_that_knows_nothing_has_a_confidence_of_exactly_0():
     for classes in (3, 10, 1000):  # with 10 and 1000 the plain variance is a rounding error
-        assert confidence(torch.full((2, classes), 1 / classes)).tolist() == [0.0, 0.0]
+        assert confidence(torch.full((1, classes), 1 / classes)).item() == 0
 
 
 def test_fet_1_loss_and_gradient():
