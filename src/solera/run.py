@@ -6,6 +6,7 @@ choice follows from (seed, round, client, purpose).
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
@@ -187,7 +188,8 @@ def simulate(
                     "out": str(home.path),
                 }
             )
-            result = loop(start, state)
+            with _disk_errors():
+                result = loop(start, state)
         watcher.end(result.summary)
         return result
 
@@ -461,6 +463,21 @@ def _sole_run() -> Iterator[None]:
         yield
     finally:
         _RUNNING.lock.release()
+
+
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """A full or broken disk ends a run wherever it shows: in the temporary directory, too."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in DISK:
+            raise
+        where = f"{e.filename}: " if e.filename else ""
+        raise RunError(f"{where}{e.strerror}; the last checkpoint is unharmed: make room, then resume the run") from e
 
 
 @contextlib.contextmanager

@@ -1,11 +1,14 @@
 """A run killed anywhere, any number of times, resumes to the same bits."""
 
+import dataclasses
 import json
+import os
 import pathlib
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -372,16 +375,33 @@ def test_a_full_disk_for_client_state_stops_the_run_and_blames_no_client(engine,
     assert run_toy(method, tmp_path / "full", engine, rounds=4).digest == expected
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the system which file is meant")
 def test_a_disk_that_is_full_when_client_state_is_flushed_stops_the_run(tmp_path, monkeypatch):
-    method = make(STATEFUL)
+    method, fsync = make(STATEFUL), os.fsync
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    def full(fd):
+        if "/clients/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(28, "No space left on device")
+        fsync(fd)
 
     with monkeypatch.context() as m:
-        m.setattr("solera.engines.serve.os.fsync", full)
-        with pytest.raises(RunError, match="No space left on device"):
+        m.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=r"the state of c\d+ cannot be stored in .*No space left on device"):
             run_toy(method, tmp_path, rounds=2)
+    assert run_toy(method, tmp_path, rounds=2).digest
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux' device that is always full")
+def test_a_full_temporary_directory_stops_the_run_and_names_the_setting(tmp_path, monkeypatch):
+    method = make("feddf")
+    method = dataclasses.replace(method, fusion=dataclasses.replace(method.fusion, cache_on_disk=True))
+    expected = run_toy(method, tmp_path / "whole", rounds=2).digest
+    with monkeypatch.context() as m:
+        m.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: SIM115
+        with pytest.raises(RunError, match=r"No space left .*set TMPDIR .*fusion\.cache_on_disk; .*resume") as caught:
+            run_toy(method, tmp_path / "full", rounds=2)
+    assert caught.value.exit_code == 4
+    assert run_toy(method, tmp_path / "full", rounds=2).digest == expected
 
 
 def test_client_state_that_no_checkpoint_needs_is_removed(tmp_path):
@@ -427,6 +447,9 @@ def test_a_directory_of_another_version_or_content_is_refused(tmp_path):
         simulate(toy_for(method), method, tmp_path / "a", RunConfig(rounds=1))
     (tmp_path / "a" / "run.json").write_text('{"format": 99, "solera": "9.9"}')
     with pytest.raises(RunError, match=r"format 99 by solera 9\.9.*pip install solera==9\.9"):
+        run_toy(method, tmp_path / "a")
+    (tmp_path / "a" / "run.json").write_text('{"format": 1, "solera": "0.1.0"}')
+    with pytest.raises(RunError, match=r"format 1 by solera 0\.1\.0; this is .*format 2: continue it with that"):
         run_toy(method, tmp_path / "a")
     (tmp_path / "a" / "run.json").write_text("{")
     with pytest.raises(RunError, match="damaged"):
@@ -581,8 +604,6 @@ def test_all_client_state_since_the_last_checkpoint_is_flushed(tmp_path, monkeyp
 
 
 def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, monkeypatch):
-    import os
-
     import solera.federation as module
     from solera.run import Interrupted
 

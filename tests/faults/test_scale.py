@@ -223,7 +223,8 @@ def test_fedavgs_state_is_one_model_whatever_the_number_of_clients(clients, tmp_
 
 
 def test_a_checkpoint_of_personal_models_writes_the_cohort(tmp_path, monkeypatch):
-    """FedAMP's server keeps 40 models and four of them change in a round."""
+    """FedAMP's server keeps 40 models and four of them change in a round. A checkpoint shares no file with the one
+    before, so it writes the models of two rounds."""
     written: list[int] = []
     write = RunDirectory._write
 
@@ -238,9 +239,9 @@ def test_a_checkpoint_of_personal_models_writes_the_cohort(tmp_path, monkeypatch
     assert known > 30
     whole = known * MODEL
     cohorts = [size for size in written[12:] if size < whole / 2]
-    assert len(cohorts) >= 9, "everything is written anew now and then, not often"
-    assert all(4 * MODEL < size < 6 * MODEL for size in cohorts)  # 4 models, and the names of all
-    assert sum(written[12:]) < 12 * whole / 3
+    assert len(cohorts) >= 8, "everything is written anew now and then, not often"
+    assert all(4 * MODEL < size < 10 * MODEL for size in cohorts)  # up to 8 models, and the names of all
+    assert sum(written[12:]) < 12 * whole * 0.5
 
 
 def test_client_state_is_written_for_the_cohort_only(tmp_path, monkeypatch):
@@ -249,7 +250,7 @@ def test_client_state_is_written_for_the_cohort_only(tmp_path, monkeypatch):
 
     def noted(self, client, step, *rest):
         saved.append(step // 1000)
-        save(self, client, step, *rest)
+        return save(self, client, step, *rest)
 
     monkeypatch.setattr(ClientStates, "save", noted)
     run("scaffold", tmp_path, clients=40, rounds=3, fraction=0.1)

@@ -238,7 +238,7 @@ def _on_disk(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         raise OSError(
             e.errno,
             f"{tempfile.gettempdir()} has no room for the teachers' answers, {size / 2**20:.1f} MiB ({e.strerror}): "
-            "set TMPDIR to a directory with more, or leave out cache_on_disk",
+            "set TMPDIR to a directory with more, or leave out fusion.cache_on_disk",
         ) from e
     return torch.frombuffer(mapped, dtype=dtype).view(shape)
 

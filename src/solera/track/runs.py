@@ -320,7 +320,8 @@ def read_profile(home: Path, missing: list[str]) -> Profile | None:
     if (found := told.get("format")) is not None and found not in FORMATS:
         by = str(told.get("solera"))[:40]
         missing.append(
-            f"{PROFILE} was written in format {str(found)[:40]} by solera {by}; this version reads up to {FORMAT}"
+            f"{PROFILE} was written in format {str(found)[:40]} by solera {by}; this version reads format {FORMAT} and "
+            "older"
         )
         return None
     facts = _read_json(path, missing)

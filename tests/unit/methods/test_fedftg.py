@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from solera.federation import QuorumNotMet
+from solera.federation import FederationConfig, QuorumNotMet
 from solera.methods import fedftg
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedftg import FedFTG
@@ -119,6 +119,14 @@ def test_counts_that_do_not_sum_to_the_registered_examples_lose_the_seat(tmp_pat
     method = FedFTG(LOCAL, tune=QUICK)
     assert digest(place.run(method)[-1]) == digest(alone.run(method)[-1])
     assert [e["client"] for e in place.fed.failures] == ["c1"]
+
+
+def test_whoever_is_rejected_counts_against_the_quorum(tmp_path):
+    place = world(tmp_path, HALVES)
+    place.data["c1"] = of_labels([2, 3], 90)
+    place.fed.config = FederationConfig(min_replies=2)
+    with pytest.raises(QuorumNotMet, match=r"1 of 2 clients .*min_replies is 2; first reason: label counts"):
+        place.run(FedFTG(LOCAL, tune=QUICK))
 
 
 def test_no_usable_upload_leaves_everything(tmp_path):

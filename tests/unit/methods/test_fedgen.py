@@ -8,7 +8,7 @@ from torch import nn
 
 from solera.engines import Call
 from solera.engines.faulty import Faulty
-from solera.federation import QuorumNotMet
+from solera.federation import FederationConfig, QuorumNotMet
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedet import head_of
 from solera.methods.fedgen import FedGen
@@ -197,6 +197,14 @@ def test_a_head_that_answers_with_no_numbers_is_left_out(tmp_path):
     counts = dict.fromkeys(x, torch.ones(4))
     assert list(method.heads(x, counts, state, place.fed, place.server)) == ["c0"]
     assert "generated latents" in place.fed.failures[0]["reason"]
+
+
+def test_whoever_is_rejected_counts_against_the_quorum(tmp_path):
+    place = world(tmp_path, [("m", of_labels([0, 1])), ("m", of_labels([2, 3]))])
+    place.data["c1"] = of_labels([2, 3], 90)
+    place.fed.config = FederationConfig(min_replies=2)
+    with pytest.raises(QuorumNotMet, match=r"1 of 2 clients .*min_replies is 2; first reason: label counts"):
+        place.run(FedGen(LOCAL, generator=QUICK))
 
 
 def test_no_usable_upload_leaves_everything(tmp_path):

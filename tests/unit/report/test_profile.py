@@ -170,10 +170,10 @@ def test_a_damaged_profile_costs_its_figure_only(tmp_path, content, why):
 
 def test_a_profile_of_a_newer_format_is_named_with_the_version_that_reads_it(tmp_path):
     run = write_profile(write_run(tmp_path / "run"), made_profile())
-    (run / "run.json").write_text(json.dumps({"format": 2, "solera": "9.1.0", "experiment": None}))
+    (run / "run.json").write_text(json.dumps({"format": 3, "solera": "9.1.0", "experiment": None}))
     data = data_of(run)
     assert data["notes"] == [
-        "profile/profile.json was written in format 2 by solera 9.1.0; this version reads format 1: "
+        "profile/profile.json was written in format 3 by solera 9.1.0; this version reads format 2 and older: "
         "its figure is left out"
     ]
     assert data["profiles"]["shown"] == []
