@@ -22,7 +22,10 @@ from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
 from solera.cli.sweep import SweepDisplay
 from solera.config import load_config
-from solera.run import execute
+from solera.methods import FedAvg
+from solera.methods.local_update import local_update
+from solera.run import check_start, execute
+from solera.scenario import build_scenario
 from solera.sweep import Progress, load_sweep, plan, run_all
 from solera.wire import ConfigError
 
@@ -308,3 +311,67 @@ def test_json_prints_nothing_else():
     with SweepDisplay(console, silent=True) as display:
         display.update(Progress(1, 0, news="x"))
     assert console.file.getvalue() == ""
+
+
+CHATTY = """
+import sys, warnings
+from pathlib import Path
+from rich.console import Console
+import solera.sweep
+from solera.cli.sweep import SweepDisplay
+from solera.config import load_config
+
+def chatty(config, *args):
+    print("a word", flush=True)
+    warnings.warn("a warning")
+    raise ValueError("the last word")
+
+solera.sweep.execute = chatty
+config = load_config({"method": {"name": "fedavg"}})
+with SweepDisplay(Console(force_terminal=True)) as display:
+    ended = solera.sweep.run_all({"one": config, "two": config}, Path(sys.argv[1]), 1, display.update)
+print(ended.failed["two"], file=sys.stderr)
+"""
+
+
+def test_runs_do_not_draw_the_display_of_the_sweep_into_their_logs(tmp_path):
+    environment = os.environ | {"TERM": "xterm"}
+    command = [sys.executable, "-c", CHATTY, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True)
+    assert ended.stderr.strip().endswith(f"ValueError: the last word (log: {tmp_path / 'two.log'})")
+    for log in (tmp_path / "one.log", tmp_path / "two.log"):
+        text = log.read_text("utf-8")
+        assert "a word\n" in text
+        assert "a warning" in text
+        assert "\x1b" not in text
+        assert "runs" not in text
+
+
+# ---- the check before --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--json"])
+def test_the_check_goes_as_far_as_the_first_exchange(tmp_path, option):
+    """Three of fifteen runs once failed after minutes, on a K that is looked at only when a run begins."""
+    cases = {"good": {}, "many": {"method": {"name": "fedeed", "K": 9}}, "few": {"federation": {"min_replies": 99}}}
+    file = write(tmp_path / "s.toml", {"cases": cases})
+    result = solera("sweep", file, "--out", tmp_path / "out", option)
+    assert result.exit_code == 2
+    assert "many/s0: method.K = 9: only" in result.stderr
+    assert "(and 1 more cases are refused)" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+class AsksFirst(FedAvg):
+    """A method whose start is an exchange."""
+
+    def init(self, fed: Any, server: Any) -> Any:
+        state = super().init(fed, server)
+        fed.map(local_update, fed.sample(), weights=next(iter(state.weights.values())), local=self.local, mu=0.0)
+        return state
+
+
+def test_a_start_that_asks_clients_is_left_to_the_run():
+    config = load_config(TINY)
+    scenario = build_scenario(config.data, config.partition, config.public, config.models, 0, 1)
+    check_start(AsksFirst(), scenario, config.federation)
