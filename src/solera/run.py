@@ -27,6 +27,7 @@ from .federation import STEPS, Federation, FederationConfig, QuorumNotMet
 from .measure import measure, summarise, traffic
 from .method import info_of, name_of, needs_of, personal_task
 from .models import require_split
+from .notice import Notices
 from .parts.chain import chain
 from .parts.norms import has_batchnorm
 from .profiling import Profile
@@ -207,6 +208,8 @@ class _Loop:
         self.scenario, self.method, self.fed, self.home, self.states = scenario, method, fed, home, states
         self.config, self.watcher, self.server = config, watcher, scenario.server
         self.test: Data = scenario.test
+        labels = torch.bincount(self.test.labels, minlength=self.server.num_classes)
+        self.notices = Notices(labels.tolist(), home.metrics())
         self.commit_s = 0.0
         self.cpu = time.process_time()
         self.unsaved: set[str] = set()  # clients whose state may be newer than the last checkpoint
@@ -267,6 +270,8 @@ class _Loop:
         cpu = time.process_time()
         metrics["cpu_s"], self.cpu = round(cpu - self.cpu, 4), cpu  # since the last line, of this process alone
         metrics["failures"], metrics["events"] = fed.failures, server.events
+        noticed = self.notices.look(metrics)
+        metrics["events"] = [*server.events, *noticed]
         self.watcher.phase(t, "commit")
         self.home.append(metrics)
         self.unsaved |= fed.answered
@@ -277,6 +282,8 @@ class _Loop:
         self.commit_s = time.monotonic() - measured
         for f in fed.failures:
             self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
+        for event in noticed:
+            self.watcher.warn(f"round {t}: {event['reason']}")
         self.watcher.round_done(metrics)
 
     def _look_closer(self, t: int, state: Any) -> None:
