@@ -5,10 +5,18 @@
     python benchmarks/baselines.py --write docs/results.md  # put the tables into the results page
 
 Twenty clients hold parts of the embedded Fashion-MNIST sample (Dirichlet, alpha 0.1), all of them take part in every
-round, ten rounds. A method that can handle different models gets three architectures, the others LeNet-5. Settings are
-the methods' defaults where they are not the common ones below; nothing was tuned for a method. Every run uses one core,
-as many run at a time as there are cores. Accuracies are means over the last three rounds, then over seeds with the
-standard deviation.
+round, ten rounds. A method that can handle different models gets three architectures, the others LeNet-5.
+
+Every method gets a learning rate of its own for the clients' training, each with the same budget: three rates, one
+seed, all rounds. They are tried on another half of the training samples, validated on a part of that half: no sample of
+a trial is in a run of the tables, neither to train on nor to test. The best rate is that with the highest mean accuracy
+of the last three rounds (of the models of a method, or of the clients' own); a run that ends early has none. All other
+settings are the methods' defaults where they are not the common ones below. What the trials gave is written to
+benchmarks/results/baselines-rates.json.
+
+Every run uses one core, as many run at a time as there are cores. Accuracies are means over the last three rounds, then
+over seeds with the standard deviation. The whole takes about 105 CPU minutes, half of it for the trials: 129 trials and
+129 runs of 24 seconds on average.
 """
 
 import argparse
@@ -16,11 +24,20 @@ import json
 import os
 import pathlib
 import statistics
+import struct
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from grid import Tables, cpu_seconds, merged, put, run_grid, spread
+from solera.data import load
 
 SEEDS = (0, 1, 2)
+TRIAL_SEED = 100
+RATES = (0.01, 0.03, 0.1)  # of SGD
+ADAM_RATES = (0.0003, 0.001, 0.003)  # of clients that train with Adam
+NOTED = pathlib.Path(__file__).parent / "results" / "baselines-rates.json"
 BASE: Tables = {
     "run": {"rounds": 10},
     "data": {"name": "fashion-mnist", "train_size": 3000, "test_size": 1000, "client_test": 0.25},
@@ -33,8 +50,8 @@ SHARED: Tables = merged(MIX, {"models": {"head": "shared"}})
 LABELS: Tables = {"public": {"labels": True}}
 LARGE: Tables = {"models": {"server": "fedet-cnn"}}
 
-LOCAL: Tables = {"epochs": 2, "batch": 32, "lr": 0.05}
-STEPS: Tables = {"steps": 8, "batch": 32, "lr": 0.05}  # as many as two epochs have for a client of mean size
+LOCAL: Tables = {"epochs": 2, "batch": 32}
+STEPS: Tables = {"steps": 8, "batch": 32}  # as many as two epochs have for a client of mean size
 ADAM: Tables = {"steps": 50, "batch": 64, "optimiser": "adam", "lr": 0.001}
 TOWARDS: Tables = {"epochs": 1, "batch": 64, "lr": 0.05}
 REVISIT: Tables = {"epochs": 2, "batch": 32}
@@ -106,6 +123,78 @@ PERSONAL: dict[str, tuple[str, Tables]] = {
 ROWS = GLOBAL | PERSONAL
 
 
+# ---- learning rates ---------------------------------------------------------------------------------
+
+
+def rates_of(name: str) -> dict[float, Tables]:
+    """The rates that are tried for a row, each with the settings that set it."""
+    kind = ROWS[name][1]["method"]["name"]
+    if kind == "fedmd":  # the authors train everything with Adam
+        return {lr: {"method": {"private": {"lr": lr}, "revisit": {"lr": lr}}} for lr in ADAM_RATES}
+    return {lr: {"method": {"local": {"lr": lr}}} for lr in (ADAM_RATES if kind == "fedgkt" else RATES)}
+
+
+def halves(out: pathlib.Path) -> tuple[Tables, Tables]:
+    """The embedded samples in two parts that share none, as folders: for trials, and for the tables."""
+    data = load("fashion-mnist")
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))
+    middle, end = len(order) * 4 // 10, len(order) // 2
+    parts = {
+        "trials": {"train": (data.train, order[:middle]), "t10k": (data.train, order[middle:end])},
+        "tables": {"train": (data.train, order[end:]), "t10k": (data.test, torch.arange(len(data.test)))},
+    }
+    for part, splits in parts.items():
+        folder = out / "data" / part
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, (source, rows) in splits.items():
+            write_idx(folder / f"{split}-images-idx3-ubyte", source.inputs[rows].squeeze(1))
+            write_idx(folder / f"{split}-labels-idx1-ubyte", source.labels[rows].to(torch.uint8))
+    trials, final = ({"data": {"path": str((out / "data" / part).resolve())}} for part in parts)
+    return trials, final
+
+
+def write_idx(path: pathlib.Path, values: Tensor) -> None:
+    """Bytes as MNIST has them. A file that is there stays: runs that were stopped have read it."""
+    if not path.exists():
+        header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+        path.write_bytes(header + values.contiguous().numpy().tobytes())
+
+
+def reached(name: str, home: pathlib.Path) -> float:
+    """What a trial is judged by; 0 of one that ended early."""
+    if not (home / "summary.json").is_file():
+        return 0.0
+    lines = lines_of(home)
+    if name in PERSONAL:
+        return statistics.fmean(m["personal"]["mean"] for m in lines)
+    return of_models(lines, ROWS[name][1].get("models", {}).get("server")) or 0.0
+
+
+def tuned(names: list[str], half: Tables, more: Tables, out: pathlib.Path, workers: int) -> dict[str, float]:
+    """The best rate of each row; what every trial gave is noted."""
+    seed: Tables = {"run": {"seed": TRIAL_SEED}}
+    cases = {
+        f"trials/{name}/lr{lr:g}": merged(BASE, half, ROWS[name][1], settings, seed, more)
+        for name in names
+        for lr, settings in rates_of(name).items()
+    }
+    run_grid(cases, out, workers, may_fail=True)
+    found = {name: {lr: reached(name, out / f"trials/{name}/lr{lr:g}") for lr in rates_of(name)} for name in names}
+    best = {name: max(tried, key=lambda lr: tried[lr]) for name, tried in found.items()}
+    noted = json.loads(NOTED.read_text()) if NOTED.is_file() else {}
+    noted |= {
+        name: {"accuracy": {f"{lr:g}": round(a, 4) for lr, a in tried.items()}, "chosen": best[name]}
+        for name, tried in found.items()
+    }
+    if not more:  # a shortened trial is none
+        NOTED.parent.mkdir(exist_ok=True)
+        NOTED.write_text(json.dumps({name: noted[name] for name in ROWS if name in noted}, indent=1) + "\n")
+    return best
+
+
+# ---- tables -----------------------------------------------------------------------------------------
+
+
 def lines_of(home: pathlib.Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()][-3:]
 
@@ -144,7 +233,7 @@ def cell(values: list[float | None]) -> str:
     return spread(known) if known else "–"
 
 
-def tables(found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
+def tables(found: dict[str, dict[str, Any]], rates: dict[str, float], out: pathlib.Path) -> str:
     """The two tables in Markdown: one model (or one of each architecture) for all, and a model for each client."""
     lines: list[str] = []
     heads = {
@@ -152,12 +241,12 @@ def tables(found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
         "A model for each client": "accuracy, own test split | weighted by samples | worst decile",
     }
     for (heading, columns), group in zip(heads.items(), (GLOBAL, PERSONAL), strict=True):
-        lines += [f"### {heading}", "", f"| method | models | {columns} | MB up | MB down | CPU seconds |"]
+        lines += [f"### {heading}", "", f"| method | models | rate | {columns} | MB up | MB down | CPU seconds |"]
         lines += ["|---|---|---|---|---|---|---|---|"]
         for name, (title, settings) in group.items():
             runs = [f"{name}/s{seed}" for seed in SEEDS]
             if any(r not in found for r in runs):
-                lines.append(f"| {title} | {models_of(settings)} | not run | | | | | |")
+                lines.append(f"| {title} | {models_of(settings)} | | not run | | | | | |")
                 continue
             rounds = [lines_of(out / r) for r in runs]
             if group is GLOBAL:
@@ -168,7 +257,8 @@ def tables(found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
                 results = [cell([of_clients(run, key) for run in rounds]) for key in keys]
             sent = [statistics.fmean(found[r]["bytes"][way] for r in runs) / 1e6 for way in ("up", "down")]
             seconds = statistics.fmean(cpu_seconds(out / r) for r in runs)
-            cells = [title, models_of(settings), *results, *(f"{mb:.1f}" for mb in sent), f"{seconds:.0f}"]
+            first = [title, models_of(settings), f"{rates[name]:g}"]
+            cells = [*first, *results, *(f"{mb:.1f}" for mb in sent), f"{seconds:.0f}"]
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
@@ -184,12 +274,17 @@ def main() -> None:
     parser.add_argument("--write", type=pathlib.Path, help="a page with the two marks: the tables go between")
     args = parser.parse_args()
     rounds = {"run": {"rounds": args.rounds}} if args.rounds else {}
+    names = args.only or list(ROWS)
+    trials, final = halves(args.out)
+    rates = tuned(names, trials, rounds, args.out, args.workers)
     cases = {
-        f"{name}/s{seed}": merged(BASE, ROWS[name][1], {"run": {"seed": seed}}, rounds)
+        f"{name}/s{seed}": merged(
+            BASE, final, ROWS[name][1], rates_of(name)[rates[name]], {"run": {"seed": seed}}, rounds
+        )
         for seed in args.seeds  # seed by seed: a stopped grid has whole rows of the first seeds
-        for name in args.only or ROWS
+        for name in names
     }
-    text = tables(run_grid(cases, args.out, args.workers), args.out)
+    text = tables(run_grid(cases, args.out, args.workers), rates, args.out)
     print(text)
     if args.write:
         put(args.write, "baselines", text)

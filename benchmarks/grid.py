@@ -21,13 +21,18 @@ def merged(*tables: Tables) -> Tables:
     return out
 
 
-def run_grid(cases: dict[str, Tables], out: pathlib.Path, workers: int) -> dict[str, dict[str, Any]]:
-    """Run every case into `out`/its name (one core each) and return the summaries. A stopped grid can be repeated."""
+def run_grid(
+    cases: dict[str, Tables], out: pathlib.Path, workers: int, may_fail: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Run every case into `out`/its name (one core each) and return the summaries. A stopped grid can be repeated.
+
+    With `may_fail` a case that ends early (a learning rate at which nothing is learned) has no summary.
+    """
     one_core = {"engine": {"name": "inprocess", "workers": 1}}
     ended = run_all({n: load_config(merged(case, one_core)) for n, case in cases.items()}, out, workers, _tell)
-    if ended.failed:
+    if ended.failed and not may_fail:
         raise SystemExit("\n".join(f"{name}: {why}" for name, why in ended.failed.items()))
-    return {name: json.loads((out / name / "summary.json").read_text()) for name in cases}
+    return {name: json.loads((out / name / "summary.json").read_text()) for name in cases if name not in ended.failed}
 
 
 def _tell(state: Progress) -> None:

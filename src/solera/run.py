@@ -28,6 +28,7 @@ from .federation import Federation, FederationConfig, QuorumNotMet
 from .measure import first_if_all_void, measure, not_finite, summarise, traffic, why_unusable
 from .method import info_of, name_of, needs_of, personal_task
 from .models import require_split
+from .notice import Notices
 from .parts.chain import chain
 from .parts.norms import has_batchnorm
 from .profiling import Profile
@@ -234,6 +235,8 @@ class _Loop:
         self.held = held
         self.config, self.watcher, self.server = config, watcher, scenario.server
         self.test: Data = scenario.test
+        labels = self.test.labels.bincount(minlength=self.server.num_classes)
+        self.notices = Notices(labels.tolist(), home.metrics())
         self.commit_s = 0.0
         self.cpu = time.process_time()
 
@@ -304,6 +307,8 @@ class _Loop:
         cpu = time.process_time()
         metrics["cpu_s"], self.cpu = round(cpu - self.cpu, 4), cpu  # since the last line, of this process alone
         metrics["failures"], metrics["events"] = fed.failures, server.events
+        noticed = self.notices.look(metrics)
+        metrics["events"] = [*server.events, *noticed]
         self.watcher.phase(t, "commit")
         self.home.append(metrics)
         if last or (t + 1) % self.config.checkpoint_every == 0:
@@ -313,6 +318,8 @@ class _Loop:
         self.commit_s = time.monotonic() - measured
         for f in fed.failures:
             self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
+        for event in noticed:
+            self.watcher.warn(f"round {t}: {event['reason']}")
         self.watcher.round_done(metrics)
 
     def _look_closer(self, t: int, state: Any) -> None:

@@ -39,7 +39,7 @@ class FedGen:
     local: Local = field(default_factory=lambda: Local(batch=32, lr=0.01))
     average: Literal["weighted", "uniform"] = "weighted"
     generator: LatentGenerator = field(default_factory=LatentGenerator)
-    generated_weight: float = 10.0  # alpha: weight of generated latents in the clients' objective
+    generated_weight: float | None = None  # alpha: weight of generated latents; none: 0.1 / local.lr, at most 10
     agreement_weight: float = 0.0  # beta: pull of a sample's prediction towards that of its label's latents
     decay: float = 0.98  # both weights are multiplied by it every round
     early_stop: int = 20  # local epochs with generated latents; the later ones are without
@@ -65,10 +65,22 @@ class FedGen:
 
     def __post_init__(self) -> None:
         for name in ("generated_weight", "agreement_weight", "decay", "early_stop"):
-            if not 0 <= getattr(self, name) < float("inf"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
                 raise ConfigError(f"fedgen: {name} = {getattr(self, name)} must not be negative (0 switches it off)")
         if self.decay > 1:
             raise ConfigError(f"fedgen: decay = {self.decay} must be at most 1")
+
+    @property
+    def alpha(self) -> float:
+        """The weight of generated latents: as set, or the authors' 10 at their rate of 0.01 and less at larger ones.
+
+        The head learns from generated latents with steps of alpha times local.lr. Where these are far larger than the
+        authors' 0.1, the units of a head that several architectures share die for what the weaker of them represent.
+        """
+        if self.generated_weight is not None:
+            return self.generated_weight
+        return min(10.0, 0.1 / self.local.lr) if self.local.lr else 0.0
 
     def init(self, fed: Federation, server: Server) -> State:
         theta = {P: server.init(P) for P in server.architectures}
@@ -88,7 +100,7 @@ class FedGen:
             generator=state.generator,
             prior=state.prior,
             local=self.local,
-            generated_weight=self.generated_weight * decay,
+            generated_weight=self.alpha * decay,
             agreement_weight=self.agreement_weight * decay,
             early_stop=self.early_stop,
         )

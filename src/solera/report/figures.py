@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..notice import KINDS
 from ..track.results import Comparison, Lines, Result, compared_results, unlike
 from ..track.runs import PHASES, Group, Point, Run, cautions, companions, group_runs, show
 from .order import similar_order
@@ -27,7 +28,8 @@ SPANS = 2000  # of a timeline
 TEACHERS = 60
 STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets one can choose from
 NAMING = ("case", "data.name")  # say what a case is, even where its method alone would tell it from the others
-DRAWN = {"coefficients", "timeline", "distilled", "teachers"}  # events that have a figure; the others are listed
+DRAWN = {"coefficients", "timeline", "distilled", "teachers"}  # events that have a figure
+PLAIN = {"variates"}  # events that come every round and mean something only when `variates_grow` does; not listed
 
 
 def report_data(records: Sequence[Record], target: float | None = None) -> dict[str, Any]:
@@ -446,8 +448,9 @@ def _run(r: Record, group: int) -> dict[str, Any]:
         [m["round"] + 1, str(e.get("kind", "")), _facts(e)]
         for m in run.rounds
         for e in m["events"]
-        if e.get("kind") not in DRAWN
+        if e.get("kind") not in DRAWN | PLAIN
     ]
+    events.sort(key=lambda row: row[1] not in KINDS)  # what went wrong comes first, the rest in its order
     summary = run.summary or {}
     environment = summary.get("environment")
     return {

@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..notice import KINDS
+
 WARNINGS_A_ROUND = 5  # more are counted, not shown: all of them are in metrics.jsonl
 MODELS_SHOWN = 12
 NARROW = 50  # columns; below, the display leaves out its bar and its third column
@@ -113,6 +115,7 @@ class PlainWatcher(QuietWatcher):
         parts.append(human_time(metrics["seconds"]["total"]))
         if metrics["failures"]:
             parts.append(f"{len(metrics['failures'])} dropped")
+        parts += [f"{e['kind']}: {e['name']}" for e in metrics["events"] if e["kind"] in KINDS]
         self._say("  ".join(parts))
 
     def end(self, summary: Mapping[str, Any]) -> None:

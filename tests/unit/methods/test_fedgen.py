@@ -141,6 +141,17 @@ def test_weights_of_generated_latents_decay(tmp_path, monkeypatch):
     assert sent == [10.0, 9.8, 10.0 * 0.98**2]
 
 
+@pytest.mark.parametrize(("lr", "alpha"), [(0.01, 10.0), (0.001, 10.0), (0.05, 2.0), (0.1, 1.0), (0.0, 0.0)])
+def test_without_a_value_the_weight_goes_down_with_the_learning_rate(tmp_path, monkeypatch, lr, alpha):
+    """So that the head's steps towards generated latents are those of the authors, 10 times 0.01, and no larger."""
+    place = world(tmp_path, [("m", of_labels([0, 1, 2, 3]))])
+    sent = []
+    ask = place.fed.map
+    monkeypatch.setattr(place.fed, "map", lambda *a, **how: (sent.append(how["generated_weight"]), ask(*a, **how))[1])
+    place.run(FedGen(dataclasses.replace(LOCAL, lr=lr), generator=QUICK))
+    assert sent == pytest.approx([alpha])
+
+
 def test_all_architectures_get_one_head_also_those_without_a_client(tmp_path):
     place = world(tmp_path, [("m", of_labels([0, 1])), ("c", of_labels([1, 2])), ("m", of_labels([3]))])
     start, one = place.run(FedGen(LOCAL, generator=QUICK))

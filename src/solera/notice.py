@@ -1,0 +1,76 @@
+"""Noticing that a run goes wrong while every number in it is finite: a model that falls back to guessing, a loss that
+grows without bound, SCAFFOLD's control variates that do. Nothing is stopped; it is said in the round and the report.
+
+What is said of a round follows from its metrics and those before: a resumed run says the same.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+LEARNED = 0.2  # of the way from guessing to no mistake: who never came so far cannot collapse
+GROWTH = 10.0  # a loss, or a variate, so many times the smallest so far grows without bound
+ABOVE_GUESSING = 1.0  # and a loss must be so much above that of guessing: small losses multiply easily
+KINDS = ("collapsed", "loss_grows", "variates_grow")  # the events that are made here
+ADVICE = "a lower learning rate may help"
+
+Finding = tuple[str, str, bool, dict[str, Any]]  # kind, name of the model, whether it is so, facts
+
+
+class Notices:
+    """Looks at one round after the other. `labels` are counts of the test samples of each class."""
+
+    def __init__(self, labels: Iterable[int], before: Iterable[Mapping[str, Any]] = ()):
+        counts = [n for n in labels if n]
+        total = max(sum(counts), 1)
+        self.chance = max(counts, default=0) / total  # what the most frequent class alone brings
+        self.noise = 2 * math.sqrt(self.chance * (1 - self.chance) / total)
+        self.guessing = math.log(max(len(counts), 1))  # the loss of equal probabilities
+        self.best: dict[str, float] = {}
+        self.least: dict[tuple[str, str], float] = {}
+        self.said: set[tuple[str, str]] = set()  # what is the case now, to say it once
+        for metrics in before:
+            self.look(metrics)
+
+    def look(self, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What is to be said of the next round, as events; each mishap when it begins, not as long as it lasts."""
+        found = []
+        for kind, name, is_so, facts in self._findings(metrics):
+            if is_so and (kind, name) not in self.said:
+                found.append({"kind": kind, "name": name, **facts})
+            (self.said.add if is_so else self.said.discard)((kind, name))
+        return found
+
+    def _findings(self, metrics: Mapping[str, Any]) -> Iterator[Finding]:
+        for name, accuracy, loss in _scores(metrics):
+            best = self.best[name] = max(accuracy, self.best.get(name, 0.0))
+            had_learned = best - self.chance >= LEARNED * (1 - self.chance)
+            fell = had_learned and accuracy <= self.chance + self.noise
+            said = f"fell from {100 * best:.1f}% to {100 * accuracy:.1f}%, which is guessing: {ADVICE}"
+            yield "collapsed", name, fell, {"accuracy": accuracy, "best": best, "reason": f"{name} {said}"}
+            if loss is not None:
+                yield self._growth("loss_grows", name, f"the loss of {name}", loss, self.guessing + ABOVE_GUESSING)
+        for event in metrics["events"]:
+            if event["kind"] == "variates":
+                P = event["architecture"]
+                yield self._growth("variates_grow", P, f"the control variate of {P}", event["norm"], 0.0)
+
+    def _growth(self, kind: str, name: str, what: str, value: float, above: float) -> Finding:
+        least = self.least.get((kind, name), math.inf)
+        grows = not math.isfinite(value) or (value > GROWTH * least and value > above)
+        if value < least:
+            self.least[kind, name] = value
+        start = f" from {least:.3g}" if math.isfinite(least) else ""
+        facts = {"least": least, "now": value}
+        facts = {k: v for k, v in facts.items() if math.isfinite(v)}  # the others have no place in JSON
+        return kind, name, grows, {**facts, "reason": f"{what} has grown{start} to {value:.3g}: {ADVICE}"}
+
+
+def _scores(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float, float | None]]:
+    """Name, accuracy and loss of every model that was measured in a round; of personal models their mean."""
+    for name, s in metrics.get("models", {}).items():
+        yield name, s["accuracy"], math.nan if s["loss"] is None else s["loss"]
+    for name, s in metrics.get("ensembles", {}).items():
+        yield f"ensemble {name}", s["accuracy"], math.nan if s["loss"] is None else s["loss"]
+    if "mean" in metrics.get("personal", {}):
+        yield "own models", metrics["personal"]["mean"], None

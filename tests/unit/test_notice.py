@@ -1,0 +1,105 @@
+"""What a run says of itself when it goes wrong with finite numbers: guessing, and what grows without bound."""
+
+import io
+import json
+import math
+
+import pytest
+
+from solera import RunConfig, simulate
+from solera.data import PartitionConfig
+from solera.methods.scaffold import Scaffold
+from solera.notice import Notices
+from solera.parts.local import Local
+from solera.report.figures import report_data
+from solera.report.read import read_all
+from solera.testing import toy, wide
+from solera.track.display import PlainWatcher
+
+BALANCED = [100] * 10
+
+
+def a_round(accuracy=None, loss=1.0, norm=None, **more):
+    models = {} if accuracy is None else {"models": {"net": {"accuracy": accuracy, "loss": loss}}}
+    events = [] if norm is None else [{"kind": "variates", "architecture": "net", "norm": norm}]
+    return {**models, "events": events, **more}
+
+
+def kinds(rounds, labels=BALANCED):
+    notices = Notices(labels)
+    return [[e["kind"] for e in notices.look(m)] for m in rounds]
+
+
+def test_a_fall_to_guessing_is_said_once_when_it_happens():
+    accuracies = [0.1, 0.45, 0.3, 0.11, 0.1, 0.5, 0.1]
+    assert kinds(map(a_round, accuracies)) == [[], [], [], ["collapsed"], [], [], ["collapsed"]]
+    (event,) = Notices(BALANCED, [a_round(0.45)]).look(a_round(0.1))
+    assert event["name"] == "net"
+    assert "net fell from 45.0% to 10.0%" in event["reason"]
+
+
+def test_who_never_learned_does_not_collapse():
+    assert kinds(map(a_round, [0.1, 0.2, 0.25, 0.1])) == [[]] * 4
+
+
+def test_guessing_is_the_share_of_the_most_frequent_class():
+    assert kinds(map(a_round, [0.95, 0.8]), [800, 200]) == [[], ["collapsed"]]
+    assert kinds(map(a_round, [0.95, 0.6]), [500, 500]) == [[], []]
+
+
+def test_personal_models_collapse_too():
+    rounds = [a_round(personal={"mean": m, "clients": 3}) for m in (0.9, 0.1)]
+    assert kinds(rounds) == [[], ["collapsed"]]
+    assert kinds([a_round(personal={"clients": 0})]) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([2.0, 0.3, 2.9, 3.4, 50.0, 0.4, 9.0], [0, 0, 0, 1, 0, 0, 1]),
+        ([0.01, 0.2, 1.0], [0, 0, 0]),  # a hundredfold, and no worse than guessing
+        ([2.0, math.nan], [0, 1]),
+        ([2.0, None], [0, 1]),
+        ([math.inf], [1]),
+    ],
+)
+def test_a_loss_that_grows_tenfold_beyond_guessing_is_said(losses, expected):
+    said = kinds(a_round(0.5, loss) for loss in losses)
+    assert said == [["loss_grows"] if yes else [] for yes in expected]
+
+
+def test_what_is_said_can_be_written_down():
+    for loss in (math.nan, math.inf):
+        (event,) = Notices(BALANCED).look(a_round(0.5, loss))
+        json.dumps(event, allow_nan=False)
+
+
+def test_variates_that_grow_tenfold_are_said():
+    assert kinds(a_round(norm=x) for x in (1.0, 2.0, 9.9, 10.1, 20.0)) == [[], [], [], ["variates_grow"], []]
+
+
+def test_rounds_that_were_not_measured_say_nothing():
+    assert kinds([a_round(0.6), a_round(), a_round(0.1)]) == [[], [], ["collapsed"]]
+
+
+def test_a_run_says_it_in_its_line_in_its_metrics_and_in_the_report_and_a_resumed_one_says_the_same(tmp_path):
+    """SCAFFOLD at a rate far too large for it."""
+    method = Scaffold(Local(epochs=3, batch=8, lr=2.0))
+    split = PartitionConfig(clients=8, alpha=0.1, min_size=2)
+    lines, events = {}, {}
+    for name, stops in (("whole", (6,)), ("resumed", (2, 4, 6))):
+        text = io.StringIO()
+        for rounds in stops:
+            how = {"resume": True, "watcher": PlainWatcher(file=text)}
+            simulate(toy({"net": wide}, partition=split), method, tmp_path / name, RunConfig(rounds=rounds), **how)
+        lines[name] = text.getvalue()
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        events[name] = [e for m in rows for e in m["events"] if "reason" in e]
+    assert events["whole"] == events["resumed"]
+    assert "variates_grow" in {e["kind"] for e in events["whole"]}
+    assert "variates_grow: net" in lines["whole"]
+    assert "warning: round" in lines["whole"]
+    (run,) = report_data(read_all([tmp_path / "whole"]))["runs"]
+    listed = [kind for _, kind, _ in run["events"]]
+    assert "variates" not in listed
+    assert listed[0] in {"variates_grow", "collapsed", "loss_grows"}
