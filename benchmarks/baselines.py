@@ -242,7 +242,7 @@ def tables(found: dict[str, dict[str, Any]], rates: dict[str, float], out: pathl
     }
     for (heading, columns), group in zip(heads.items(), (GLOBAL, PERSONAL), strict=True):
         lines += [f"### {heading}", "", f"| method | models | rate | {columns} | MB up | MB down | CPU seconds |"]
-        lines += ["|---|---|---|---|---|---|---|---|"]
+        lines += ["|---|---|---|---|---|---|---|---|---|"]
         for name, (title, settings) in group.items():
             runs = [f"{name}/s{seed}" for seed in SEEDS]
             if any(r not in found for r in runs):

@@ -151,7 +151,8 @@ class FedDF:
                     del models[k]
         if self.report_ensemble:
             members = [(fed.architecture(k), x[k].weights) for k in models]
-            server.report_ensemble("teachers", members, self.ensemble, names=list(models))
+            copies = [float(fed.copies.get(k, 1)) for k in models]
+            server.report_ensemble("teachers", members, self.ensemble, copies, names=list(models))
             note_teachers(models, d, fed, server)
         return models
 

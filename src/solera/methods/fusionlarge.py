@@ -144,7 +144,8 @@ class FusionLarge:
         models = finite_models(x, server.public[d[: self.fusion.batch]], fed, server)
         if self.report_ensemble:
             members = [(fed.architecture(k), x[k].weights) for k in models]
-            server.report_ensemble("teachers", members, self.ensemble, names=list(models))
+            copies = [float(fed.copies.get(k, 1)) for k in models]
+            server.report_ensemble("teachers", members, self.ensemble, copies, names=list(models))
             note_teachers(models, d, fed, server)
         return models
 

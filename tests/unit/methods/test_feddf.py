@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from solera.federation import QuorumNotMet
+import by_hand
+from solera.federation import FederationConfig, QuorumNotMet
 from solera.methods.fedavg import FedAvg, FedProx
 from solera.methods.feddf import FedDF
-from solera.parts.aggregate import uniform_mean
-from solera.parts.distill import Distill, distill
-from solera.parts.local import Local, evaluate, fit, weights_of
+from solera.parts.distill import Distill
+from solera.parts.local import Local, evaluate
 from solera.parts.teachers import Ensemble
 from solera.task import Data
 from solera.wire import ConfigError, digest
@@ -32,14 +32,28 @@ def mixed(tmp, **options) -> World:
     return World(tmp, builders, parties, **{"public": images(40, seed=9)[0], **options})
 
 
-def uploads(world: World, state) -> dict[str, nn.Module]:
+def uploads(world: World, state, clients=None) -> dict[str, nn.Module]:
     """Every client's model after its local training, by hand."""
     models = {}
-    for k, seed in zip(world.fed.clients, world.seeds, strict=True):
+    for k, seed in zip(clients or world.fed.clients, world.seeds, strict=True):
         P, data = world.fed.architecture(k), world.data[k]
         models[k] = world.server.model(P, state.weights[P])
-        fit(models[k], data.inputs, data.labels, LOCAL, seed)
+        by_hand.train(models[k], data.inputs, data.labels, epochs=2, batch=8, lr=0.05, seed=seed)
     return models
+
+
+def taught(world: World, student: nn.Module, teachers, x=None, copies=None) -> dict:
+    """A student after Adam with a cosine and clipped gradients on the KL from the mean of the teachers' logits."""
+    x = images(40, seed=9)[0] if x is None else x
+    world.fed.begin(0)
+    hands = by_hand.batches(40, FUSION.steps, FUSION.batch, world.fed.seed("fusion"))
+    loss = by_hand.kl_towards(by_hand.mean_logits(list(teachers), x, copies))
+    by_hand.teach(student, x, loss, hands, optimiser="adam", lr=1e-3, cosine=True, clip=5.0)
+    return student.state_dict()
+
+
+def close(a: dict, b: dict) -> bool:
+    return by_hand.close(a, b, ignoring=by_hand.WITHOUT_GRADIENT)
 
 
 # ---- what it is equal to ---------------------------------------------------------------------------
@@ -72,13 +86,30 @@ def test_a_round_is_algorithm_3(tmp_path):
     world = mixed(tmp_path)
     start, end = world.run(FedDF(LOCAL, FUSION, average="uniform"))
     models = uploads(world, start)
-    world.fed.begin(0)
     for P in "cm":
-        student = world.server.model(
-            P, uniform_mean([weights_of(m) for k, m in models.items() if KINDS[int(k[1])] == P])
-        )
-        distill(student, images(40, seed=9)[0], Ensemble(list(models.values())), FUSION, world.fed.seed("fusion"))
-        assert same_bits(weights_of(student), end.weights[P])
+        mean = by_hand.mean_of([m for k, m in models.items() if KINDS[int(k[1])] == P])
+        assert close(taught(world, world.server.model(P, mean), models.values()), end.weights[P])
+        assert not close(mean, end.weights[P])
+
+
+def test_a_client_drawn_twice_is_two_teachers(tmp_path):
+    world = mixed(tmp_path)
+    world.fed.config = FederationConfig(sampling="size", replacement=True)
+    start, end = world.run(FedDF(LOCAL, FUSION))
+    world.fed.begin(0)
+    S = world.fed.sample()
+    copies = {k: world.fed.copies[k] for k in S}
+    assert max(copies.values()) > 1
+    models = {k: m for k, m in uploads(world, start, S).items() if k in copies}
+    for P in {world.fed.architecture(k) for k in S}:
+        own = [k for k in S if world.fed.architecture(k) == P]
+        mean = by_hand.mean_of([models[k] for k in own], [copies[k] * len(world.data[k]) for k in own])
+        voices = [copies[k] for k in S]
+        assert close(taught(world, world.server.model(P, mean), models.values(), copies=voices), end.weights[P])
+        once = taught(world, world.server.model(P, mean), models.values())
+        assert not close(once, end.weights[P])
+    (reported,) = world.server.ensembles
+    assert reported.weights == [copies[k] for k in S]  # what is measured is what teaches
 
 
 def test_one_architecture_and_identical_clients_do_not_move_beyond_their_average(tmp_path):
@@ -113,12 +144,10 @@ def test_students_with_dropout_do_not_depend_on_workers(tmp_path):
 def test_from_previous_starts_at_the_last_fused_model(tmp_path):
     world = mixed(tmp_path)
     start, end = world.run(FedDF(LOCAL, FUSION, student_init="from_previous"))
-    teacher = Ensemble(list(uploads(world, start).values()))
-    world.fed.begin(0)
+    models = uploads(world, start)
     for P in "cm":
         student = world.server.model(P, start.weights[P])
-        distill(student, images(40, seed=9)[0], teacher, FUSION, world.fed.seed("fusion"))
-        assert same_bits(weights_of(student), end.weights[P])
+        assert close(taught(world, student, models.values()), end.weights[P])
 
 
 @pytest.mark.parametrize("rule", ["avg_logits", "avg_probs", "avg_losses"])
@@ -195,10 +224,14 @@ def test_students_share_what_the_teachers_say_to_each_draw(tmp_path, monkeypatch
     models = uploads(world, start)
     world.fed.begin(0)
     for P in "cm":
-        mean = uniform_mean([weights_of(m) for k, m in models.items() if KINDS[int(k[1])] == P])
-        student = world.server.model(P, mean)
-        distill(student, world.server.public, Ensemble(list(models.values())), FUSION, world.fed.seed("fusion"))
-        assert same_bits(weights_of(student), end.weights[P])
+        student = world.server.model(P, by_hand.mean_of([m for k, m in models.items() if KINDS[int(k[1])] == P]))
+        seed = world.fed.seed("fusion")
+        hands = by_hand.batches(40, FUSION.steps, FUSION.batch, seed)
+        views = [world.server.public.view(torch.tensor(hand), seed + t) for t, hand in enumerate(hands, 1)]
+        loss = by_hand.kl_towards(by_hand.mean_logits(list(models.values()), torch.cat(views)))
+        rows = [list(range(16 * t, 16 * t + 16)) for t in range(FUSION.steps)]
+        by_hand.teach(student, torch.cat(views), loss, rows, optimiser="adam", lr=1e-3, cosine=True, clip=5.0)
+        assert close(student.state_dict(), end.weights[P])
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -6,16 +6,16 @@ import itertools
 import pytest
 import torch
 
+import by_hand
 from solera.config import EngineConfig, RunConfig
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.federation import FederationConfig, QuorumNotMet, draw_clients
 from solera.method import needs_of, register
 from solera.methods.fedet import FedET, head_of
 from solera.models import as_split, build, wrap
-from solera.parts.aggregate import uniform_mean, weighted_mean
-from solera.parts.consensus import ConsensusTeacher, ensemble_loss, normalised
-from solera.parts.distill import Distill, distill
-from solera.parts.local import Local, fit, weights_of
+from solera.parts.consensus import ConsensusTeacher
+from solera.parts.distill import Distill
+from solera.parts.local import Local
 from solera.run import simulate
 from solera.scenario import Scenario
 from solera.task import Data
@@ -47,18 +47,24 @@ def uploads(w: World, state, clients=None):
     models = {}
     for k, seed in zip(w.fed.clients if clients is None else clients, w.seeds, strict=False):
         models[k] = w.server.model(w.fed.architecture(k), state.small[w.fed.architecture(k)])
-        fit(models[k], w.data[k].inputs, w.data[k].labels, LOCAL, seed)
+        by_hand.train(models[k], w.data[k].inputs, w.data[k].labels, steps=6, batch=8, lr=0.05, seed=seed)
     return models
 
 
-def server_by_hand(w: World, state, models, copies, loss=ensemble_loss):
-    """The server's model after its steps."""
-    heads = [head_of(weights_of(m)) for m in models.values()]
-    student = w.server.model("large", state.large.weights | weighted_mean(heads, copies))
+def server_by_hand(w: World, state, models, copies, diversity=FEDET.diversity, normalise=False):
+    """The server's model after its steps of SGD on the ensemble loss."""
+    x = images(40, seed=9)[0]
+    student = w.server.model("large", state.large.weights | head_of(by_hand.mean_of(heads_of(models), copies)))
     w.fed.begin(0)
-    teacher = ConsensusTeacher(list(models.values()), copies)
-    distill(student, images(40, seed=9)[0], teacher, FUSION, w.fed.seed("fusion"), loss=loss)
-    return weights_of(student)
+    hands = by_hand.batches(40, 7, 16, w.fed.seed("fusion"))
+    loss = by_hand.consensus_loss(list(models.values()), x, copies, diversity, normalise)
+    by_hand.teach(student, x, loss, hands, optimiser="sgd", lr=0.05)
+    return student.state_dict()
+
+
+def heads_of(models) -> list[torch.nn.Module]:
+    """The models with nothing in them but their heads, under the same names."""
+    return [torch.nn.ModuleDict({"head": m.head}) for m in models.values()]
 
 
 # ---- the algorithm ---------------------------------------------------------------------------------
@@ -69,10 +75,11 @@ def test_a_round_is_algorithm_1(tmp_path):
     start, end = w.run(FEDET)
     models = uploads(w, start)
     expected = server_by_hand(w, start, models, [1] * 5)
-    assert same_bits(end.large.weights, expected)
+    assert by_hand.close(end.large.weights, expected)
+    assert not by_hand.close(end.large.weights, start.large.weights | head_of(end.large.weights))
     for i in "cm":
-        mean = uniform_mean([weights_of(m) for k, m in models.items() if w.fed.architecture(k) == i])
-        assert same_bits(end.small[i], mean | head_of(expected))
+        mean = by_hand.mean_of([m for k, m in models.items() if w.fed.architecture(k) == i])
+        assert by_hand.close(end.small[i], mean | head_of(expected))
 
 
 def test_all_heads_are_the_servers_before_and_after_every_round(tmp_path):
@@ -98,18 +105,27 @@ def test_an_architecture_without_a_client_keeps_its_body_and_gets_the_head(tmp_p
 def test_the_target_of_the_diversity_term(tmp_path, target):
     w = world(tmp_path)
     start, end = w.run(dataclasses.replace(FEDET, diversity=2.0, div_target=target))
-    change = normalised if target == "normalised" else lambda d: d
-    expected = server_by_hand(w, start, uploads(w, start), [1] * 5, lambda z, y, d: ensemble_loss(z, y, change(d), 2.0))
-    assert same_bits(end.large.weights, expected)
+    models = uploads(w, start)
+    expected = server_by_hand(w, start, models, [1] * 5, 2.0, target == "normalised")
+    assert by_hand.close(end.large.weights, expected)
+    other = server_by_hand(w, start, models, [1] * 5, 2.0, target != "normalised")
+    assert not by_hand.close(end.large.weights, other)
 
 
-def test_without_diversity_it_is_plain_consensus_to_the_bit(tmp_path):
+def test_the_diversity_term_is_a_mean_over_the_batch(tmp_path):
+    """Eq. 10 has it inside the mean: as a sum it would weigh as much more as there are samples in a batch."""
+    w = world(tmp_path)
+    start, end = w.run(dataclasses.replace(FEDET, diversity=0.5))
+    models = uploads(w, start)
+    assert by_hand.close(end.large.weights, server_by_hand(w, start, models, [1] * 5, 0.5))
+    summed = server_by_hand(w, start, models, [1] * 5, 0.5 * FUSION.batch)
+    assert not by_hand.close(end.large.weights, summed)
+
+
+def test_without_diversity_it_is_plain_consensus(tmp_path):
     w = world(tmp_path / "a")
     start, end = w.run(dataclasses.replace(FEDET, diversity=0.0))
-    plain = server_by_hand(
-        w, start, uploads(w, start), [1] * 5, lambda z, y, _: torch.nn.functional.cross_entropy(z, y)
-    )
-    assert same_bits(end.large.weights, plain)
+    assert by_hand.close(end.large.weights, server_by_hand(w, start, uploads(w, start), [1] * 5, 0.0))
     assert digest(world(tmp_path / "b").run(FEDET)[-1]) != digest(end)
 
 
@@ -169,11 +185,12 @@ def test_a_client_drawn_twice_counts_twice_everywhere(tmp_path):
     assert max(copies) > 1
     models = uploads(w, start, S)
     expected = server_by_hand(w, start, models, copies)  # steps 3 and 4
-    assert same_bits(end.large.weights, expected)
+    assert by_hand.close(end.large.weights, expected)
+    assert not by_hand.close(end.large.weights, server_by_hand(w, start, models, [1] * len(S)))
     for i in {w.fed.architecture(k) for k in S}:
-        mine = [(weights_of(models[k]), n) for k, n in zip(S, copies, strict=True) if w.fed.architecture(k) == i]
-        mean = weighted_mean([m for m, _ in mine], [n for _, n in mine])  # step 6
-        assert same_bits(end.small[i], mean | head_of(expected))
+        mine = [(models[k], n) for k, n in zip(S, copies, strict=True) if w.fed.architecture(k) == i]
+        mean = by_hand.mean_of([m for m, _ in mine], [n for _, n in mine])  # step 6
+        assert by_hand.close(end.small[i], mean | head_of(expected))
 
 
 def test_models_are_designated_once_and_at_random():
@@ -309,16 +326,16 @@ def test_a_server_model_that_blows_up_falls_back_to_where_it_started(tmp_path):
     w = world(tmp_path)
     start, end = w.run(dataclasses.replace(FEDET, fusion=dataclasses.replace(FUSION, lr=1e30)))
     assert len(w.events("distill_diverged")) == 1
-    heads = [head_of(weights_of(m)) for m in uploads(w, start).values()]
-    assert same_bits(end.large.weights, start.large.weights | uniform_mean(heads))
+    mean = by_hand.mean_of(heads_of(uploads(w, start)))
+    assert by_hand.close(end.large.weights, start.large.weights | mean)
 
 
 def test_no_server_steps_still_pass_the_head(tmp_path):
     w = world(tmp_path)
     start, end = w.run(dataclasses.replace(FEDET, fusion=dataclasses.replace(FUSION, steps=0)))
-    heads = [head_of(weights_of(m)) for m in uploads(w, start).values()]
-    assert same_bits(end.large.weights, start.large.weights | uniform_mean(heads))
-    assert same_bits(head_of(end.small["c"]), uniform_mean(heads))
+    mean = by_hand.mean_of(heads_of(uploads(w, start)))
+    assert by_hand.close(end.large.weights, start.large.weights | mean)
+    assert by_hand.close(head_of(end.small["c"]), mean)
 
 
 def test_more_workers_give_the_same_bits(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import by_hand
 from solera.config import EngineConfig, RunConfig, load_config
 from solera.federation import FederationConfig, QuorumNotMet
 from solera.method import info_of
@@ -24,9 +25,10 @@ from solera.methods.global_trainers import GlobalTrainer
 from solera.methods.grouping import split
 from solera.methods.scaffold import Scaffold
 from solera.methods.trainers import LocalTrainer, Seeds
-from solera.parts.distill import Distill, distill
-from solera.parts.local import Local, weights_of
+from solera.parts.distill import Distill
+from solera.parts.local import Local
 from solera.parts.teachers import Ensemble
+from solera.randomness import seed_from
 from solera.run import simulate
 from solera.task import Data
 from solera.testing import check_method, deep, run_toy, toy, wide
@@ -58,12 +60,67 @@ def seeded_conv() -> Conv:
     return Conv(int(torch.randint(10**6, ())))
 
 
+def taught(world: World, t: int, student, teachers) -> dict:
+    """A student after the distillation of round t, by hand."""
+    x = images(40, seed=9)[0]
+    world.fed.begin(t)
+    hands = by_hand.batches(40, FUSION.steps, FUSION.batch, world.fed.seed("fusion"))
+    loss = by_hand.kl_towards(by_hand.mean_logits(teachers, x))
+    by_hand.teach(student, x, loss, hands, optimiser="adam", lr=1e-3, cosine=True, clip=5.0)
+    return student.state_dict()
+
+
+def close(a: dict, b: dict) -> bool:
+    return by_hand.close(a, b, ignoring=by_hand.WITHOUT_GRADIENT)
+
+
 def framework(**settings) -> Framework:
     return Framework(**{"local": LOCAL, "fusion": FUSION, **settings})
 
 
+def clients_of(world: World, t: int, method) -> dict:
+    """Who is in which group in round t."""
+    world.fed.begin(t)
+    inner = method.framework
+    return split(inner.shares, inner.schedule, world.fed, world.server)
+
+
 def weights(state, k: int = 0) -> dict:
     return {P: own[k] for P, own in state.models.items()}
+
+
+# ---- what it must not do, by name -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pipeline", ["strict", "eager"])
+def test_the_other_groups_train_while_the_teachers_are_asked(tmp_path, monkeypatch, pipeline):
+    """Where the clients are only called after the teachers were asked, nothing overlaps (and no number tells)."""
+    world, order = one_kind(tmp_path), []
+    call, start = Ensemble.__call__, Cohort.start
+
+    def started(self, groups, *rest):
+        order.append(sorted(k for _, k in groups))
+        start(self, groups, *rest)
+
+    monkeypatch.setattr(Cohort, "start", started)
+    monkeypatch.setattr(Ensemble, "__call__", lambda self, x: order.append("asked") or call(self, x))
+    world.run(FedEED(LOCAL, FUSION, K=3, pipeline=pipeline), 2)
+    second = order[order.index([1, 2], 1) :]  # of the second round
+    assert second[0] == [1, 2]
+    assert set(second[1:-1]) == {"asked"}
+    assert second[-1] == [0]  # the designated model is ready last
+
+
+def test_fedeed_never_stops_early(tmp_path):
+    """Also where the server has a validation set and the framework would: the paper dropped it."""
+    fusion = Distill(steps=40, batch=16, lr=0.0, student_norm="frozen", every=1, patience=1)
+    steps = {}
+    for name, method in (("fedeed", FedEED(LOCAL, fusion, K=2)), ("framework", framework(fusion=fusion, K=2))):
+        world = one_kind(tmp_path / name, validation=Data(*images(30, seed=3)))
+        world.run(method)
+        steps[name] = [e["steps"] for e in world.events("distilled")]
+        assert [e["accuracy"] is None for e in world.events("distilled")] == [name == "fedeed"]
+    assert steps == {"fedeed": [40], "framework": [2]}  # a student that never gets better is given up
 
 
 # ---- what it is equal to ---------------------------------------------------------------------------
@@ -161,12 +218,16 @@ def test_a_round_of_fedeed_is_what_the_paper_says(tmp_path):
     start, one, two = world.run(method, 2)
     teachers = [world.server.model("c", m.weights) for checkpoint in two.history for m in checkpoint]
     assert len(teachers) == 4
-    aggregates = one_kind(tmp_path / "b").run(dataclasses.replace(method, fusion=Distill(steps=0)))[-1]
-    assert same_bits(aggregates.models["c"][0], one.history[0][0].weights)  # before distillation: no star
-    world.fed.begin(1)
+    for k in (0, 1):  # before distillation: no star
+        own = [i for i, (_, g) in clients_of(world, 0, method).items() if g == k]
+        sent = [world.server.model("c", start.models["c"][k]) for _ in own]
+        for i, model in zip(own, sent, strict=True):
+            seed = seed_from(0, 0, 0 if k else 1, i, "task")  # the designated group is the second exchange
+            by_hand.train(model, world.data[i].inputs, world.data[i].labels, epochs=1, batch=8, lr=0.05, seed=seed)
+        mean = by_hand.mean_of(sent, [len(world.data[i]) for i in own])
+        assert by_hand.close(mean, one.history[0][k].weights)
     student = world.server.model("c", two.history[-1][0].weights)
-    distill(student, images(40, seed=9)[0], Ensemble(teachers), FUSION, world.fed.seed("fusion"))
-    assert same_bits(weights_of(student), two.models["c"][0])
+    assert close(taught(world, 1, student, teachers), two.models["c"][0])
     assert same_bits(two.models["c"][1], two.history[-1][1].weights)
     assert not same_bits(start.models["c"][0], start.models["c"][1])  # K independent seeds
 
@@ -298,11 +359,9 @@ def test_exclude_self_has_the_other_model_alone_as_teacher(tmp_path):
     world = one_kind(tmp_path)
     method = Codistillation(LOCAL, FUSION, K=2, W=0, exclude_self=True)
     end = world.run(method)[-1]
-    world.fed.begin(0)
     for k in (0, 1):
         own, other = (world.server.model("c", end.history[-1][i].weights) for i in (k, 1 - k))
-        distill(own, images(40, seed=9)[0], Ensemble([other]), FUSION, world.fed.seed("fusion"))
-        assert same_bits(weights_of(own), end.models["c"][k])
+        assert close(taught(world, 0, own, [other]), end.models["c"][k])
 
 
 def test_a_model_alone_has_no_teacher_but_itself(tmp_path):
@@ -523,11 +582,8 @@ def test_a_designated_model_without_clients_is_distilled_from_its_old_weights(tm
     world = only(mixed(tmp_path), "c1", "c3", "c5", "c7")  # of architecture m alone
     start, end = world.run(framework(K=2))
     assert {e["architecture"] for e in world.events("distilled")} == {"c", "m"}
-    teacher = Ensemble([world.server.model(m.architecture, m.weights) for m in end.history[-1]])
-    student = world.server.model("c", start.models["c"][0])
-    world.fed.begin(0)
-    distill(student, images(40, seed=9)[0], teacher, FUSION, world.fed.seed("fusion"))
-    assert same_bits(weights_of(student), end.models["c"][0])
+    teachers = [world.server.model(m.architecture, m.weights) for m in end.history[-1]]
+    assert close(taught(world, 0, world.server.model("c", start.models["c"][0]), teachers), end.models["c"][0])
 
 
 def test_with_basic_distillation_models_without_clients_stay(tmp_path):
@@ -830,12 +886,10 @@ def test_own_objects_fill_slots_too(tmp_path):
     state = world.run(method)[-1]
     assert [m.group for m in state.history[-1]] == [0]
     assert info_of(method).privacy.startswith("means only")
-    world.fed.begin(0)
     aggregate = one_kind(tmp_path / "b").run(framework(K=2, global_trainer=NONE))[-1]
     student = world.server.model("c", aggregate.models["c"][1])
-    teacher = Ensemble([world.server.model("c", aggregate.models["c"][0])])
-    distill(student, images(40, seed=9)[0], teacher, FUSION, world.fed.seed("fusion"))
-    assert same_bits(weights_of(student), state.models["c"][1])
+    teacher = world.server.model("c", aggregate.models["c"][0])
+    assert close(taught(world, 0, student, [teacher]), state.models["c"][1])
 
 
 def test_the_ensemble_is_saved_and_predicts_as_it_was_measured(tmp_path):

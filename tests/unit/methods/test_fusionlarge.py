@@ -1,25 +1,28 @@
 """A large server model beside FedDF's students: equal to FedDF, FedAvg and Fed-ET where it should be."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 
+import by_hand
 from solera.federation import QuorumNotMet
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.fedet import FedET, head_of
 from solera.methods.fusionlarge import FusionLarge, hard
 from solera.models import wrap
-from solera.parts.distill import Distill, distill
-from solera.parts.local import Local, fit, weights_of
+from solera.parts.distill import Distill
+from solera.parts.local import Local
 from solera.parts.teachers import Ensemble
 from solera.task import Data
 from solera.testing import check_method, run_toy, small, split_wide, toy_for, wide
 from solera.wire import ConfigError, digest
 from toys import Constant, Conv, World, images, mlp, same_bits, spoil
 
-LOCAL = Local(epochs=2, batch=8, lr=0.05)
+TRAINING = {"epochs": 2, "batch": 8, "lr": 0.05}
+LOCAL = Local(**TRAINING)
 FUSION = Distill(steps=6, batch=16)
 SGD = Distill(steps=7, batch=16, optimiser="sgd", lr=0.05, schedule="constant", clip=None)
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
@@ -51,16 +54,25 @@ def test_the_small_models_are_those_of_fedavg_unless_distilled(tmp_path):
 
 
 def test_the_large_model_goes_on_from_where_it_was(tmp_path):
+    """In the first round from its initial weights, in the second from those of the first."""
     w = world(tmp_path)
-    start, end = w.run(FusionLarge(LOCAL, FUSION))
-    models = []
-    for k, seed in zip(w.fed.clients, w.seeds, strict=True):
-        models.append(w.server.model(w.fed.architecture(k), start.small[w.fed.architecture(k)]))
-        fit(models[-1], w.data[k].inputs, w.data[k].labels, LOCAL, seed)
-    student = w.server.model("large", start.large.weights)
-    w.fed.begin(0)
-    distill(student, images(40, seed=9)[0], Ensemble(models), FUSION, w.fed.seed("fusion"))
-    assert same_bits(end.large.weights, weights_of(student))
+    x, states = images(40, seed=9)[0], w.run(FusionLarge(LOCAL, FUSION), 2)
+    for t, (before, after) in enumerate(itertools.pairwise(states)):
+        models = []
+        for k, seed in zip(w.fed.clients, w.seeds[5 * t : 5 * t + 5], strict=True):
+            models.append(w.server.model(w.fed.architecture(k), before.small[w.fed.architecture(k)]))
+            by_hand.train(models[-1], w.data[k].inputs, w.data[k].labels, **TRAINING, seed=seed)
+        w.fed.begin(t)
+        hands = by_hand.batches(40, FUSION.steps, FUSION.batch, w.fed.seed("fusion"))
+        loss = by_hand.kl_towards(by_hand.mean_logits(models, x))
+
+        def taught(start, loss=loss, hands=hands):
+            student = w.server.model("large", start.large.weights)
+            by_hand.teach(student, x, loss, hands, optimiser="adam", lr=1e-3, cosine=True, clip=5.0)
+            return student.state_dict()
+
+        assert by_hand.close(after.large.weights, taught(before))
+    assert not by_hand.close(after.large.weights, taught(states[0]))
 
 
 def test_fed_et_is_a_setting_of_it(tmp_path):

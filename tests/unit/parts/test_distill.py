@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
+import by_hand
 from solera.parts.aggregate import uniform_mean
 from solera.parts.distill import Distill, Memo, cached, cosine, distill, divergence, visits
 from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
@@ -22,6 +23,26 @@ PUBLIC = images(60, seed=5)[0]
 
 def ensemble(*seeds: int, norm: bool = True) -> Ensemble:
     return Ensemble([Conv(s, norm) for s in seeds])
+
+
+def test_a_gradient_is_clipped_by_its_norm_and_keeps_its_direction():
+    """Clipped by value, number by number, it would point elsewhere."""
+    clip, lr = 0.05, 0.1
+    cfg = Distill(steps=1, batch=60, optimiser="sgd", lr=lr, schedule="constant", clip=clip)
+    student, teacher = mlp(0), mlp(1)
+    loss = by_hand.kl_towards(by_hand.mean_logits([teacher], PUBLIC))
+    gradients = torch.autograd.grad(loss(student(PUBLIC), list(range(60))), list(student.parameters()))
+    length = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+    assert length > 2 * clip
+    before = [p.detach().clone() for p in student.parameters()]
+    distill(student, PUBLIC, Ensemble([teacher]), cfg, 0)
+    for p, start, g in zip(student.parameters(), before, gradients, strict=True):
+        torch.testing.assert_close(p.detach() - start, -lr * g * clip / length, rtol=1e-3, atol=1e-7)
+
+
+def test_visits_are_hands_from_a_deck():
+    for n, steps, batch in ((40, 6, 16), (100, 9, 64), (7, 5, 5), (3, 4, 128)):
+        assert visits(n, steps, batch, 4).tolist() == by_hand.batches(n, steps, batch, 4)
 
 
 # ---- which samples, which step sizes ---------------------------------------------------------------
