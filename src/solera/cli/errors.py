@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 import typer
 
 from ..track.display import Watcher
+from .output import Unwritable
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 unexpected error; 2 configuration or usage; 3 data; 4 run directory; "
@@ -40,7 +41,7 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except KeyboardInterrupt as e:
             fail(*_interruption(e))
-        except (typer.Exit, typer.Abort, BrokenPipeError):
+        except (typer.Exit, typer.Abort, BrokenPipeError, Unwritable):
             raise
         except Exception as e:
             if debug:

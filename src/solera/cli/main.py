@@ -1,5 +1,6 @@
 """The program `solera`: its commands, and the options that belong to none of them."""
 
+import contextlib
 import os
 import sys
 from typing import Annotated
@@ -12,6 +13,7 @@ from .doctor import doctor
 from .errors import EXIT_CODES
 from .export import export
 from .ls import ls
+from .output import Unwritable, careful
 from .predict import predict
 from .quickstart import quickstart
 from .report import report
@@ -52,14 +54,22 @@ def solera(
 
 def main() -> None:
     """The entry point."""
+    sys.stdout = careful(sys.stdout)
     try:
-        app(prog_name="solera")
-    except SystemExit as e:
-        if e.code in (130, 143):  # asked to stop: threads that are still training must not keep the program alive
+        try:
+            app(prog_name="solera")
+        except SystemExit as e:
+            if e.code in (130, 143):  # asked to stop: threads that are still training must not keep the program alive
+                with contextlib.suppress(OSError):
+                    sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(e.code)
             sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(e.code)
-        raise
+            raise
+    except Unwritable as e:
+        sys.stdout = sys.__stdout__  # at its end the interpreter would fail once more, in its own words
+        typer.echo(f"solera: the output cannot be written: {e.strerror}", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":
