@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from solera.config import load_config
-from solera.sweep import Progress, run_all
+from solera.experiments.sweep import Progress, run_all
 
 Tables = dict[str, Any]
 

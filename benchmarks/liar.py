@@ -22,8 +22,8 @@ from solera.parts.distill import Distill
 from solera.parts.local import Local, evaluate
 from solera.scenario import Scenario
 from solera.task import Client, Data
+from solera.tensors import Weights
 from solera.testing import toy
-from solera.wire import Weights
 
 ROUNDS = 8
 SETTINGS: dict[str, dict] = {

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from grid import put
-from solera.allocator import keep_freed_memory
+from solera.devices import keep_freed_memory
 from solera.models import build
 from solera.parts.local import ASKED, Local, fit, logits_of
 

@@ -16,10 +16,11 @@ from typing import ClassVar
 
 import solera
 from solera.method import Info, Model, register
-from solera.parts.local import Local, fit, weights_of
+from solera.parts.local import Local, fit
 from solera.task import Client, task
+from solera.tensors import Weights, weights_of
 from solera.testing import check_method
-from solera.wire import Weights, like
+from solera.wire import like
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ import torch
 import solera.methods  # noqa: F401  (registers them)
 from solera.config import TABLES, load_config, recipe_names, recipe_text
 from solera.data import SOURCES
+from solera.errors import ConfigError
 from solera.method import METHODS, Info, info_of, name_of, personal_task
 from solera.models import MODELS, build, size_of
-from solera.wire import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -45,8 +45,9 @@ MEMORY = 6 * 2**30  # bytes a mutant may use
 TARGETS = (
     "parts/*.py",
     "methods/{feddf,feddf_options,fedet,fusionlarge}.py",
-    "methods/{fedeed,framework,cohort,slots,trainers,ensembles,global_trainers,grouping}.py",
-    "methods/{mnfl,coefficients,mnfl_parameters,predictions}.py",
+    "methods/{fedeed,mnfl,mnflparam}.py",
+    "methods/framework/*.py",
+    "methods/common/{averaging,coefficients,fusion,predictions}.py",
     "federation.py",
     "scenario.py",
     "data/{partition,dirichlet}.py",
@@ -59,13 +60,16 @@ OWN = {  # tests of files that have none named after them; test_NAME.py and test
     "parts/robust.py": ("parts/test_filtered_mean.py",),
     "parts/consensus.py": ("parts/test_agreement.py",),
     "methods/feddf_options.py": ("methods/test_feddf_extensions.py",),
-    "methods/coefficients.py": ("methods/test_mnfl.py",),
-    "methods/mnfl_parameters.py": ("methods/test_mnfl.py",),
-    "methods/predictions.py": ("methods/test_mnfl.py", "methods/test_fedmd.py", "methods/test_dsfl.py"),
+    "methods/common/coefficients.py": ("methods/test_mnfl.py",),
+    "methods/mnflparam.py": ("methods/test_mnfl.py",),
+    "methods/common/predictions.py": ("methods/test_mnfl.py", "methods/test_fedmd.py", "methods/test_dsfl.py"),
     "scenario.py": ("data/test_public.py", "data/test_sources.py", "data/test_generator.py", "methods/test_fedet.py"),
     "data/dirichlet.py": ("data/test_partition.py",),
-    **{f"methods/{name}.py": FRAMEWORK for name in ("fedeed", "cohort", "slots", "grouping")},
-    **{f"methods/{name}.py": FRAMEWORK for name in ("trainers", "ensembles", "global_trainers")},
+    "methods/common/averaging.py": ("methods/test_averaging.py", "methods/test_feddf.py"),
+    "methods/common/fusion.py": ("methods/test_feddf.py", "methods/test_fusionlarge.py"),
+    "methods/fedeed.py": FRAMEWORK,
+    **{f"methods/framework/{name}.py": FRAMEWORK for name in ("cohort", "groups", "loop", "setting", "slots")},
+    **{f"methods/framework/{name}_trainers.py": FRAMEWORK for name in ("local", "ensemble", "global")},
 }
 
 # ---- what can be changed ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from solera.data import balanced, load
 from solera.data.generator import Generator, save_generator
-from solera.wire import ConfigError, SoleraError
+from solera.errors import ConfigError, SoleraError
 
 LR, BETAS = 2e-4, (0.5, 0.999)
 

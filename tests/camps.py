@@ -5,7 +5,7 @@ from typing import Any
 
 from solera.parts.local import evaluate
 from solera.task import Data
-from solera.wire import Weights
+from solera.tensors import Weights
 from toys import World, images, mlp
 
 CAMPS = (["c0", "c2", "c4"], ["c1", "c3", "c5"])

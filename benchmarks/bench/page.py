@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any
 
-from solera.wire import ConfigError
+from solera.errors import ConfigError
 
 from .peers import PEERS
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from solera.engines import default_workers
-from solera.wire import ConfigError
+from solera.errors import ConfigError
 
 from . import pace
 from .workloads import LR, Fleet

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from solera.errors import ConfigError
 from solera.version import __version__
-from solera.wire import ConfigError
 
 from . import peers
 from .contest import hold

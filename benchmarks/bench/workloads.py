@@ -16,10 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from solera.allocator import keep_freed_memory
 from solera.config import EngineConfig, RunConfig
 from solera.data import PublicConfig
+from solera.devices import keep_freed_memory
 from solera.engines import ClientStates, InProcess, default_workers
+from solera.errors import ConfigError
 from solera.federation import Federation, FederationConfig
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
@@ -27,13 +28,14 @@ from solera.methods.fedeed import FedEED
 from solera.methods.fedet import FedET
 from solera.methods.mnfl import MNFL
 from solera.parts.distill import Distill, distill, visits
-from solera.parts.local import Local, evaluate, weights_of
+from solera.parts.local import Local, evaluate
 from solera.parts.teachers import Ensemble
 from solera.randomness import one_thread
-from solera.run import simulate
+from solera.runner.loop import simulate
 from solera.scenario import Architecture, Scenario
+from solera.tensors import Weights, weights_of
 from solera.track.display import Watcher
-from solera.wire import ConfigError, Weights, encode
+from solera.wire import encode
 
 from . import made_up, plain
 from .machine import Peak, answering_flops, training_flops

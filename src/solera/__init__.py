@@ -26,14 +26,16 @@ if TYPE_CHECKING:
         from_torch,
         load,
     )
+    from .errors import ConfigError, DataError, RunError, SoleraError
     from .federation import Federation, FederationConfig, per_client
     from .method import Info, Model, register
-    from .run import Result, resume_run, simulate
+    from .runner.loop import Result, resume_run, simulate
     from .scenario import Scenario
     from .server import Server
     from .task import Client, Data
+    from .tensors import Weights
     from .track.export import TrackConfig
-    from .wire import ConfigError, DataError, RunError, SoleraError, Weights, like
+    from .wire import like
 
 _HOME = {
     "methods": "", "models": "", "testing": "",
@@ -42,11 +44,11 @@ _HOME = {
     "from_folder": "data", "from_hf": "data", "from_tensors": "data", "from_torch": "data", "load": "data",
     "Federation": "federation", "FederationConfig": "federation", "per_client": "federation",
     "Info": "method", "Model": "method", "register": "method",
-    "Result": "run", "resume_run": "run", "simulate": "run",
+    "Result": "runner.loop", "resume_run": "runner.loop", "simulate": "runner.loop",
     "Scenario": "scenario", "Server": "server",
     "Client": "task", "Data": "task",
     "TrackConfig": "track.export",
-    "ConfigError": "wire", "DataError": "wire", "RunError": "wire", "SoleraError": "wire", "Weights": "wire",
+    "ConfigError": "errors", "DataError": "errors", "RunError": "errors", "SoleraError": "errors", "Weights": "tensors",
     "like": "wire",
 }  # fmt: skip
 

@@ -28,14 +28,14 @@ import tomli_w
 from . import methods  # noqa: F401  (importing them is what registers them)
 from .data.partition import PartitionConfig
 from .data.public import PublicConfig
+from .errors import ConfigError
 from .federation import FederationConfig
 from .method import METHODS, find_method, load_plugins, name_of
 from .models import model_info
+from .runs.read import flat
 from .scenario import DataConfig, ModelsConfig
 from .supply import supplied
 from .track.export import TrackConfig
-from .track.runs import flat
-from .wire import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
 OFF = "none"  # how None is written where leaving the key out would mean something else

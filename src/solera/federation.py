@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from .engines.base import SHA256, Call, Engine, Reply, Roster, Version
+from .errors import ConfigError, RunError, SoleraError
 from .parts.aggregate import RunningMean
 from .randomness import seed_from
 from .task import Task
-from .wire import ConfigError, Limits, Packed, RunError, SoleraError, WireError, decode, encode
+from .wire import Limits, Packed, WireError, decode, encode
 
 log = logging.getLogger("solera")
 REASON = 500  # characters kept of why a client failed: the text may be the client's own

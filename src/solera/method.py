@@ -15,11 +15,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from .errors import ConfigError
 from .federation import Federation
 from .parts.local import Score
 from .server import Server
 from .task import TASKS, Client, Task
-from .wire import ConfigError, Weights, check_type
+from .tensors import Weights
+from .wire import check_type
 
 
 @dataclasses.dataclass(frozen=True)

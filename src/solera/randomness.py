@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .wire import SoleraError
+from .errors import SoleraError
 
 log = logging.getLogger("solera")
 T = TypeVar("T")

@@ -27,11 +27,13 @@ from .data.dataset import Arrays
 from .devices import numerics
 from .engines import default_workers
 from .engines.base import Roster
+from .errors import ConfigError
 from .models import build, check_output
 from .randomness import seed_from
 from .server import Builder, Server
 from .task import Client, Data
-from .wire import ConfigError, Weights, safe_name
+from .tensors import Weights
+from .wire import safe_name
 
 Architecture = str | nn.Module | Callable[[], nn.Module]
 Samples = Data | Arrays  # inputs and labels as the caller has them, in the form of the training samples

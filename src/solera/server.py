@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 from torch import nn
 
 from .devices import numerics
+from .errors import ConfigError
 from .parts.chain import resized
 from .parts.local import Score
 from .randomness import Parallel, repeatable, seed_from
 from .task import Data
-from .wire import ConfigError, Weights
+from .tensors import Weights
 
 T = TypeVar("T")
 Builder = Callable[[], nn.Module]

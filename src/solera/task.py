@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .randomness import seed_from
-from .wire import Weights, check_type, likes
+from .tensors import Weights
+from .wire import check_type, likes
 
 TASKS: dict[str, "Task"] = {}
 

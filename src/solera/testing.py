@@ -26,10 +26,11 @@ from .federation import Federation, FederationConfig
 from .method import METHODS, find_method, info_of, name_of, needs_of
 from .models import wrap
 from .randomness import Parallel, same_bits
-from .run import NothingLearned, Result, simulate
+from .runner.loop import NothingLearned, Result, simulate
 from .scenario import Scenario
 from .task import Client, task
-from .wire import Weights, decode, digest, encode
+from .tensors import Weights
+from .wire import decode, digest, encode
 
 ENGINES_TO_COMPARE = ("inprocess", "threads", "processes")
 

@@ -24,32 +24,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-Weights = dict[str, Tensor]
+from .errors import ConfigError, SoleraError
+
 Place = tuple[str, int]  # a file, and the number of a tensor in it
-
-
-class SoleraError(Exception):
-    """A mistake or a mishap that is explained in one line; `exit_code` is what the command line returns."""
-
-    exit_code = 1
-
-
-class ConfigError(SoleraError):
-    """A setting that is unknown, of the wrong type, or impossible."""
-
-    exit_code = 2
-
-
-class DataError(SoleraError):
-    """Data that cannot be had, or is not what it should be."""
-
-    exit_code = 3
-
-
-class RunError(SoleraError):
-    """A run directory that is in use, damaged, or written by another version."""
-
-    exit_code = 4
 
 
 class WireError(SoleraError, ValueError):

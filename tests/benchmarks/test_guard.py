@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench import guard
-from solera.wire import ConfigError
+from solera.errors import ConfigError
 
 HERE = {"cores": 2, "cpu": "a processor"}
 

@@ -26,11 +26,11 @@ from solera.cli.errors import EXIT_CODES
 from solera.cli.main import app
 from solera.config import Config, load_config, recipe_names
 from solera.data import load
+from solera.experiments.sweep import plan
 from solera.method import METHODS, name_of
 from solera.models import registry
-from solera.run import check_fit, execute
+from solera.runner.loop import check_fit, execute
 from solera.scenario import build_scenario
-from solera.sweep import plan
 from solera.task import TASKS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -151,7 +151,7 @@ def test_marks_of_tasks_that_methods_share_are_on_a_page():
     """A file of methods/ without a method of its own (the clients' half of several) is explained on some page."""
     own = {cls.__module__.rpartition(".")[2] for cls in METHODS.values()}
     explained = set().union(set(), *(marks_in(cells[0]) for page in METHOD_PAGES for _, cells in rows(page)))
-    for file in (ROOT / "src/solera/methods").glob("*.py"):
+    for file in (ROOT / "src/solera/methods").rglob("*.py"):
         if file.stem not in own:
             marks = set().union(set(), *(marks_in(text) for _, text in comments(file.read_text("utf-8"))))
             assert marks <= explained, f"{file.name}: {sorted(marks - explained)}"

@@ -15,10 +15,10 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-import solera.run
+import solera.runner.loop
 from solera.cli.main import app
 from solera.config import load_config
-from solera.run import execute
+from solera.runner.loop import execute
 from solera.testing import small
 from solera.track.display import Watcher
 
@@ -90,7 +90,7 @@ def here(runs, tmp_path, monkeypatch) -> Path:
     """A working directory with a copy of them."""
     home = shutil.copytree(runs, tmp_path / "here")
     monkeypatch.chdir(home)
-    monkeypatch.setattr(solera.run, "execute", in_seconds)
+    monkeypatch.setattr(solera.runner.loop, "execute", in_seconds)
     return home
 
 

@@ -17,12 +17,12 @@ import torch
 import solera
 from solera.config import EngineConfig, RunConfig
 from solera.engines import ClientStates
+from solera.errors import ConfigError, RunError
 from solera.federation import FederationConfig
 from solera.method import find_method
-from solera.run import simulate
+from solera.runner.loop import simulate
+from solera.runs.directory import RunDirectory, read_metrics
 from solera.testing import run_toy, small, toy_for
-from solera.track.store import RunDirectory, read_metrics
-from solera.wire import ConfigError, RunError
 
 STATEFUL = "scaffold"
 
@@ -136,7 +136,7 @@ import logging, pathlib, sys
 from solera.config import EngineConfig, RunConfig
 from solera.federation import FederationConfig
 from solera.method import find_method
-from solera.run import simulate
+from solera.runner.loop import simulate
 from solera.testing import small, toy_for
 logging.disable(logging.CRITICAL)
 name, out, engine, rounds, fraction = sys.argv[1:]
@@ -473,7 +473,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as m:
-        m.setattr("solera.track.store.os.fsync", full)
+        m.setattr("solera.runs.directory.os.fsync", full)
         with pytest.raises(RunError, match="No space left on device"):
             run_toy(method, tmp_path / "full", rounds=4)
     assert run_toy(method, tmp_path / "full", rounds=4).digest == expected
@@ -497,7 +497,7 @@ def test_a_run_without_clients_stops_with_a_name_and_can_be_resumed(tmp_path, mo
 
     method = make("fedavg")
     run_toy(method, tmp_path / "gone", rounds=1)
-    import solera.run as module
+    import solera.runner.loop as module
 
     open_engine = module._open_engine
     with monkeypatch.context() as m:
@@ -570,7 +570,7 @@ def test_a_quorum_that_can_never_be_met_is_refused_at_once(tmp_path):
 
 def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
     """SCAFFOLD's c is the mean of all c_k: it would not be, if those who answered in vain had moved on."""
-    import solera.run as module
+    import solera.runner.loop as module
     from solera.engines.faulty import Faulty
 
     method, open_engine, config = make(STATEFUL), module._open_engine, FederationConfig(fraction=1.0, min_replies=8)
@@ -605,7 +605,7 @@ def test_all_client_state_since_the_last_checkpoint_is_flushed(tmp_path, monkeyp
 
 def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, monkeypatch):
     import solera.federation as module
-    from solera.run import Interrupted
+    from solera.runner.loop import Interrupted
 
     method = make("fedavg")
     expected = run_toy(method, tmp_path / "whole", rounds=2).digest
@@ -654,7 +654,7 @@ def test_a_state_that_does_not_fit_the_method_is_refused_and_kept(tmp_path):
 
 
 def test_a_run_in_which_every_round_was_void_says_so(tmp_path, monkeypatch):
-    import solera.run as module
+    import solera.runner.loop as module
     from solera.engines.faulty import Faulty
     from solera.federation import QuorumNotMet
 

@@ -14,7 +14,7 @@ from solera.track.display import Watcher
 import solera.testing as testing
 from solera.config import EngineConfig, RunConfig
 from solera.federation import FederationConfig
-from solera.run import simulate
+from solera.runner.loop import simulate
 logging.disable(logging.CRITICAL)
 
 class Meter(Watcher):

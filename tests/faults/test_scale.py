@@ -19,12 +19,13 @@ from solera.engines.base import Window
 from solera.federation import Federation, FederationConfig
 from solera.method import find_method
 from solera.parts.teachers import Cache, Ensemble
-from solera.run import simulate
+from solera.runner.loop import simulate
+from solera.runs.directory import RunDirectory
 from solera.scenario import Scenario
 from solera.task import Client, task
+from solera.tensors import Weights
 from solera.testing import small, toy
-from solera.track.store import RunDirectory
-from solera.wire import Packed, Weights, leaves, like
+from solera.wire import Packed, leaves, like
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,10 @@ import torch
 import solera
 from helpers import Site
 from solera.engines import ClientInfo, ClientStates, InProcess, Roster, StateError, Version
+from solera.errors import ConfigError
+from solera.runs.directory import RunDirectory
 from solera.task import TASKS
-from solera.track.store import RunDirectory
-from solera.wire import ConfigError, WireError, decode, encode
+from solera.wire import WireError, decode, encode
 
 SRC = pathlib.Path(solera.__file__).parent
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

@@ -17,15 +17,15 @@ from helpers import Site
 from solera import randomness
 from solera.config import EngineConfig, RunConfig
 from solera.engines import ClientStates, InProcess
+from solera.errors import RunError
 from solera.federation import Federation, TaskError
 from solera.methods import FedDF
 from solera.randomness import Parallel, SharedGenerator, isolated, repeatable, same_bits
-from solera.run import simulate
+from solera.runner.loop import simulate
 from solera.server import Server
 from solera.task import Client, task
 from solera.testing import ENGINES_TO_COMPARE, Echo, small, toy, wide
 from solera.track.display import Watcher
-from solera.wire import RunError
 
 
 def run(out, engine="inprocess", watcher=None, scenario=None):

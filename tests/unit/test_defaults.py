@@ -12,10 +12,10 @@ from solera.federation import FederationConfig
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
 from solera.methods.fedet import FedET
-from solera.methods.framework import Framework
+from solera.methods.framework.loop import Framework
 from solera.methods.fusionlarge import FusionLarge
 from solera.methods.mnfl import MNFL
-from solera.methods.mnfl_parameters import MNFLParameters
+from solera.methods.mnflparam import MNFLParameters
 from solera.parts.bilevel import Envelope
 from solera.parts.data_free import FineTune, LatentGenerator
 from solera.parts.distill import Distill

@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 
-from solera import detail
 from solera.config import load_config
 from solera.data import PublicConfig, from_tensors, load
 from solera.data.partition import Partition
 from solera.report.figures import report_data
 from solera.report.read import read_all
-from solera.run import execute
+from solera.runner import facts as detail
+from solera.runner.loop import execute
+from solera.runs.directory import read_metrics
 from solera.scenario import Scenario
-from solera.track.store import read_metrics
 
 SMALL = ["run.rounds=1", "engine.name=inprocess", "data.train_size=400", "data.test_size=60", "public.size=60"]
 SMALL += ["method.local.epochs=1", "method.fusion.steps=4"]

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from solera.config import EngineConfig, RunConfig
 from solera.data import PartitionConfig, from_tensors
 from solera.devices import numerics
+from solera.errors import ConfigError, SoleraError
 from solera.methods import FedDF
-from solera.run import simulate
+from solera.runner.loop import simulate
 from solera.scenario import Scenario
 from solera.testing import ENGINES_TO_COMPARE, deep, small, toy, wide
 from solera.track.display import Watcher
-from solera.wire import ConfigError, SoleraError
 
 
 @contextlib.contextmanager

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from helpers import Site
 from solera.engines import Call, ClientStates, InProcess, Processes, StateError, Threads, default_engine
 from solera.engines.processes import _let_threads_end
+from solera.errors import ConfigError, SoleraError
 from solera.federation import Federation, FederationConfig, QuorumNotMet
 from solera.randomness import Parallel
 from solera.task import Client, task
-from solera.wire import ConfigError, Packed, SoleraError, Weights
+from solera.tensors import Weights
+from solera.wire import Packed
 from solera.wire import digest as wire_digest
 
 

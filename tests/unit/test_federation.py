@@ -10,9 +10,11 @@ from torch import Tensor
 from helpers import Site
 from solera.engines import ClientInfo, ClientStates, InProcess, Reply, Roster
 from solera.engines.faulty import Faulty
+from solera.errors import ConfigError
 from solera.federation import Federation, FederationConfig, QuorumNotMet, TaskError, draw_clients, per_client
 from solera.task import Client, task
-from solera.wire import ConfigError, Packed, Weights, encode, like
+from solera.tensors import Weights
+from solera.wire import Packed, encode, like
 
 
 @dataclasses.dataclass(frozen=True)

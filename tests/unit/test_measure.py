@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from solera.cli.main import app
-from solera.measure import _spread
 from solera.parts.local import Score
+from solera.runner.measure import _spread
 
 
 def test_in_the_mean_clients_count_the_same_and_weighted_samples_do():

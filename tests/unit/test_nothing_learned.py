@@ -10,10 +10,10 @@ from torch import nn
 from solera.cli.errors import EXIT_CODES
 from solera.config import EngineConfig, RunConfig
 from solera.federation import FederationConfig, QuorumNotMet
-from solera.measure import first_if_all_void, not_finite, why_unusable
 from solera.method import METHODS, Model, register
 from solera.methods import FedAvg
-from solera.run import NothingLearned, simulate
+from solera.runner.loop import NothingLearned, simulate
+from solera.runner.measure import first_if_all_void, not_finite, why_unusable
 from solera.testing import check_method, small, toy, wide
 from solera.track.display import Watcher
 

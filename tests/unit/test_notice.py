@@ -9,10 +9,10 @@ import pytest
 from solera import RunConfig, simulate
 from solera.data import PartitionConfig
 from solera.methods.scaffold import Scaffold
-from solera.notice import Notices
 from solera.parts.local import Local
 from solera.report.figures import report_data
 from solera.report.read import read_all
+from solera.runs.notice import Notices
 from solera.testing import toy, wide
 from solera.track.display import PlainWatcher
 

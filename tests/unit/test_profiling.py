@@ -6,7 +6,7 @@ import json
 import pytest
 
 from solera.config import load_config
-from solera.run import execute
+from solera.runner.loop import execute
 
 SMALL = {
     "run": {"rounds": 2},
@@ -52,7 +52,7 @@ def test_a_single_round_is_profiled_too(tmp_path):
 
 
 def test_long_tasks_are_not_traced(tmp_path, monkeypatch):
-    monkeypatch.setattr("solera.profiling.TRACE_S", 0.0)
+    monkeypatch.setattr("solera.runner.profile.TRACE_S", 0.0)
     config = load_config(SMALL | {"method": FEDDF, "engine": {"name": "inprocess"}})
     execute(config, tmp_path / "run", profile=True)
     (task,) = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())["tasks"]

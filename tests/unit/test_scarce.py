@@ -16,11 +16,11 @@ from helpers import Site
 from solera import randomness
 from solera.config import EngineConfig
 from solera.engines import ClientStates, InProcess, Processes, Threads, processes
+from solera.errors import ConfigError, SoleraError
 from solera.federation import Federation
 from solera.randomness import Parallel
 from solera.task import Client, task
 from solera.testing import Echo
-from solera.wire import ConfigError, SoleraError
 
 
 @task("test_scarce.answer")

@@ -18,17 +18,17 @@ from solera.config import EngineConfig, RunConfig, load_config, to_toml
 from solera.data import PartitionConfig, PublicConfig, from_folder, from_tensors, load
 from solera.data.partition import Partition
 from solera.engines import default_workers
+from solera.errors import ConfigError, DataError
 from solera.federation import FederationConfig
 from solera.methods import FedAvg, FedAvgFT, FedDF, FedMD
 from solera.parts.local import Local
 from solera.report.figures import report_data
 from solera.report.read import read_all
-from solera.run import simulate
+from solera.runner.loop import simulate
+from solera.runs.directory import read_metrics
 from solera.scenario import Scenario
 from solera.task import Data
 from solera.testing import small, toy
-from solera.track.store import read_metrics
-from solera.wire import ConfigError, DataError
 
 ROWS = 120
 KINDS = [

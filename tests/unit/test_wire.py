@@ -15,12 +15,12 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 
+from solera.tensors import Weights
 from solera.wire import (
     DTYPES,
     OWN_FILES,
     Limits,
     Packed,
-    Weights,
     WireError,
     check_type,
     decode,

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..track.compare import Printed, as_csv, as_json, as_latex, printed, rows_in
-from ..track.results import Comparison, compared_results, unlike
-from ..track.runs import Run, between_methods, cautions, companions, distinguishing, group_runs, read_runs, show
+from ..runs.compare import Printed, as_csv, as_json, as_latex, printed, rows_in
+from ..runs.read import Run, between_methods, cautions, companions, distinguishing, group_runs, read_runs, show
+from ..runs.results import Comparison, compared_results, unlike
 from .errors import Debug, Json, reported
 from .output import console, print_json
 
@@ -39,7 +39,7 @@ def compare(
 
     Example: [bold]solera compare runs/toy-feddf-s0 runs/toy-fedavg-s0 --target 0.5[/bold]
     """
-    from ..wire import ConfigError
+    from ..errors import ConfigError
 
     if json + csv + latex > 1:
         raise ConfigError("--json, --csv and --latex exclude each other")
@@ -72,7 +72,7 @@ def _keys(by: list[str] | None, runs: Sequence[Run]) -> list[str] | None:
         return None
     from difflib import get_close_matches
 
-    from ..wire import ConfigError
+    from ..errors import ConfigError
 
     known = list(dict.fromkeys(k for run in runs for k in run.settings))
     wanted = [{"method": "method.name", "seed": "run.seed"}.get(k, k) for text in by for k in text.split(",") if k]

@@ -92,7 +92,7 @@ def examine() -> list[dict[str, Any]]:
 def self_test() -> tuple[bool, str]:
     """A tiny run in this process and in worker processes; their final states must be the same to the bit."""
     from ..config import load_config
-    from ..run import execute
+    from ..runner.loop import execute
 
     began = time.monotonic()
     engines = ["inprocess", "processes" if sys.platform == "linux" else "threads"]

@@ -9,7 +9,7 @@ from .errors import Debug, Json, reported
 from .output import print_json
 
 if TYPE_CHECKING:
-    from ..trained import Format
+    from ..inference.trained import Format
 
 Form = Literal["safetensors", "torchscript", "torch-export", "onnx", "tensorboard", "mlflow"]
 
@@ -36,7 +36,7 @@ def export(
 
     Example: [bold]solera export runs/toy-feddf-s0 --format torch-export -o exported[/bold]
     """
-    from ..wire import ConfigError
+    from ..errors import ConfigError
 
     if form in ("tensorboard", "mlflow"):
         if model or ensemble:
@@ -49,8 +49,8 @@ def export(
         return
     if uri is not None:
         raise ConfigError(f"--uri is for --format mlflow, not {form}")
-    from ..trained import export as write
-    from ..trained import open_run
+    from ..inference.trained import export as write
+    from ..inference.trained import open_run
 
     if model and ensemble:
         raise ConfigError("--model and --ensemble exclude each other")
@@ -73,9 +73,9 @@ def export(
 
 
 def _measurements(directory: Path, form: str, out: Path | None, uri: str | None, experiment: str) -> str:
+    from ..errors import ConfigError, RunError
+    from ..runs.read import read_run
     from ..track.export import Mlflow, TensorBoard, TrackConfig, Tracker, export_to
-    from ..track.runs import read_run
-    from ..wire import ConfigError, RunError
 
     run = read_run(directory)
     if not run.rounds:

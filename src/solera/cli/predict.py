@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..track.compare import plain_cell
+from ..runs.compare import plain_cell
 from .errors import Debug, Json, reported
 from .output import print_json
 
 if TYPE_CHECKING:
-    from ..trained import Predictions
+    from ..inference.trained import Predictions
 
 
 @reported
@@ -42,9 +42,9 @@ def predict(
 
     Example: [bold]solera predict runs/toy-feddf-s0 --model lenet5 -o predictions.csv[/bold]
     """
-    from ..trained import open_run
-    from ..trained import predict as classify
-    from ..wire import ConfigError, RunError
+    from ..errors import ConfigError, RunError
+    from ..inference.trained import open_run
+    from ..inference.trained import predict as classify
 
     if out is not None and out.suffix not in (".csv", ".json"):
         raise ConfigError(f"--out {out}: a .csv or .json file is wanted")

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..track.display import human_bytes, human_time, percent
+from ..runs.words import human_bytes, human_time, percent
 from .errors import Debug, reported
 from .output import console
 from .run import fresh, perform

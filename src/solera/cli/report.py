@@ -48,6 +48,6 @@ def _write(out: Path, content: bytes) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(content)
     except OSError as e:
-        from ..wire import RunError  # imports torch: only where something is wrong
+        from ..errors import RunError  # imports torch: only where something is wrong
 
         raise RunError(f"{out} cannot be written: {e.strerror}; choose another --out") from None

@@ -74,7 +74,7 @@ def resume(
 
     Example: [bold]solera resume runs/toy-feddf-s0[/bold]
     """
-    from ..run import resume_run
+    from ..runner.loop import resume_run
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(directory):
         summary = resume_run(directory, watcher)
@@ -91,7 +91,7 @@ def perform(
     profile: bool = False,
 ) -> dict[str, Any]:
     """Run a configuration under a suitable display; the summary. `command` is noted in the run directory."""
-    from ..run import execute
+    from ..runner.loop import execute
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
         return execute(config, out, watcher=watcher, command=command, profile=profile)

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..track.display import human_bytes, human_time, percent
+from ..runs.words import human_bytes, human_time, percent
 from .errors import Debug, Json, reported, resume_command
 from .output import console, print_json
 
@@ -26,7 +26,7 @@ def show(
 
     Example: [bold]solera show runs/toy-feddf-s0[/bold]
     """
-    from ..wire import RunError
+    from ..errors import RunError
 
     try:
         found = look(directory)
@@ -42,9 +42,9 @@ def show(
 
 def look(directory: Path) -> dict[str, Any]:
     """The facts about a run directory, whether its run is finished, under way or was stopped."""
+    from ..errors import RunError
     from ..report.read import in_use
-    from ..track.store import read_metrics
-    from ..wire import RunError
+    from ..runs.directory import read_metrics
 
     if not (directory / "run.json").is_file():
         raise RunError(f"{directory} is no run directory: it has no run.json")
@@ -79,7 +79,7 @@ def look(directory: Path) -> dict[str, Any]:
 def _settings(directory: Path) -> dict[str, Any]:
     import tomllib
 
-    from ..wire import RunError
+    from ..errors import RunError
 
     try:
         return tomllib.loads((directory / "config.toml").read_text("utf-8"))
@@ -90,7 +90,7 @@ def _settings(directory: Path) -> dict[str, Any]:
 
 
 def _read_summary(directory: Path) -> dict[str, Any]:
-    from ..wire import RunError
+    from ..errors import RunError
 
     try:
         return json_.loads((directory / "summary.json").read_text("utf-8"))

@@ -11,16 +11,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..track.compare import as_json, printed, rows_in
-from ..track.display import human_time
-from ..track.results import compared_results
-from ..track.runs import companions, group_runs, read_runs
+from ..runs.compare import as_json, printed, rows_in
+from ..runs.read import companions, group_runs, read_runs
+from ..runs.results import compared_results
+from ..runs.words import human_time
 from .compare import main_result, print_comparison, warnings_of
 from .errors import Debug, Json, fail, reported
 from .output import console, print_json
 
 if TYPE_CHECKING:
-    from ..sweep import Planned, Progress
+    from ..experiments.sweep import Planned, Progress
 
 RUNNING_SHOWN = 12
 
@@ -49,7 +49,7 @@ def sweep(
     Example: [bold]solera sweep my-sweep.toml --workers 2[/bold]; the same command continues a stopped sweep.
     """
     from ..engines import default_workers
-    from ..sweep import check_fits, check_unchanged, is_done, load_sweep, notes, run_all, write_index
+    from ..experiments.sweep import check_fits, check_unchanged, is_done, load_sweep, notes, run_all, write_index
 
     planned = load_sweep(file, set_ or [])
     home = out or Path("runs") / (re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-.") or "sweep")
@@ -86,8 +86,8 @@ def sweep(
 
 
 def _list(planned: "list[Planned]", home: Path, json: bool) -> None:
+    from ..experiments.sweep import is_done
     from ..method import name_of
-    from ..sweep import is_done
 
     facts = [
         {"out": str(home / r.name), "method": name_of(r.config.method), "rounds": r.config.run.rounds}
@@ -104,7 +104,7 @@ def _list(planned: "list[Planned]", home: Path, json: bool) -> None:
 
 
 def _report(planned: "list[Planned]", home: Path, index: dict[str, Any], target: float | None, json: bool) -> None:
-    from ..sweep import is_done
+    from ..experiments.sweep import is_done
 
     wanted = {home / run.name for run in planned if is_done(home / run.name)}
     runs = [run for run in read_runs([home]) if run.path in wanted] if wanted else []

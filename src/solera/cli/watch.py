@@ -34,7 +34,7 @@ def watch(
     try:
         view = LiveView(Source(directories, target), port)
     except OSError as e:
-        from ..wire import ConfigError
+        from ..errors import ConfigError
 
         raise ConfigError(f"--port {port} cannot be used: {e.strerror}; leave it out for any free one") from None
     with contextlib.closing(view.socket):
@@ -49,7 +49,7 @@ def watch(
 def _check(directories: list[Path]) -> None:
     for directory in directories:
         if not directory.is_dir():
-            from ..wire import RunError
+            from ..errors import RunError
 
             raise RunError(f"{directory} is no folder; give the run directory that `solera run` printed or --out named")
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..devices import numerics
+from ..errors import DataError
 from ..randomness import isolated, seed_from
 from ..task import Data
-from ..wire import DataError
 from .images import channel_statistics, channels_first, stack
 from .transforms import DEPTH, normalise
 

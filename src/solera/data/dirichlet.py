@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from ..wire import ConfigError
+from ..errors import ConfigError
 
 BLOCK = 10  # clients of one block
 MAX_REDRAWS = 10_000  # of one block, or of the whole `class` division (fewer where a single draw is large)

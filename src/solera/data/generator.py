@@ -11,8 +11,8 @@ import safetensors
 import safetensors.torch
 import torch
 
+from ..errors import DataError
 from ..parts.generators import ImageDecoder
-from ..wire import DataError
 
 FORMAT = "solera generator 1"
 LIMITS = {"channels": 4, "height": 256, "width": 256, "latent": 4096, "features": 1024}  # a file may not ask for more

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..wire import DataError
+from ..errors import DataError
 from .transforms import DEPTH
 
 CHANNELS = (1, 3)  # sizes by which a channel axis is recognised

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..wire import SAFE_NAME, ConfigError, DataError, safe_name
+from ..errors import ConfigError, DataError
+from ..wire import SAFE_NAME, safe_name
 from .dirichlet import block_owners, class_owners, client_owners, dirichlet, shuffled_by_group
 from .sampling import largest_remainder, numpy_rng, rank_within, torch_rng
 

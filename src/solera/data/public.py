@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..wire import ConfigError, DataError
+from ..errors import ConfigError, DataError
 from .dataset import Dataset
 from .generator import load_generator
 from .sampling import hold_out, torch_rng

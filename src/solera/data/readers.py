@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..wire import DataError
+from ..errors import DataError
 from .catalogue import SourceInfo
 
 IDX_FILE = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz|\.xz)?")

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from ..devices import numerics
+from ..errors import ConfigError, DataError
 from ..task import Data
-from ..wire import ConfigError, DataError
 from .catalogue import SOURCES, SourceInfo, unnamed
 from .dataset import Dataset, number_users, refuse_random
 from .folders import LAYOUT, folder_splits

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..wire import DataError
+from ..errors import DataError
 from .catalogue import SourceInfo
 from .dataset import stored
 from .images import stack, stack_pictures

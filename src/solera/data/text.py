@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..wire import ConfigError
+from ..errors import ConfigError
 
 VOCABULARY = 20_000  # number of token ids, with the padding
 LENGTH = 64  # tokens of a sample unless another length is asked for

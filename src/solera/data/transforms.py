@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..wire import DataError
+from ..errors import DataError
 
 GRAY = (0.299, 0.587, 0.114)  # weights of red, green, blue in the brightness (ITU-R 601-2)
 DEPTH = {torch.uint8: 255, torch.uint16: 65535}  # the brightest pixel of images of whole numbers

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..wire import DataError
+from ..errors import DataError
 from .images import channels_first, is_deep, open_picture, stack_pictures
 from .readers import files_in
 from .tables import IMAGE_COLUMNS, TEXT_COLUMNS

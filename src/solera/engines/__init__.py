@@ -7,7 +7,8 @@ import sys
 from .base import Call, ClientInfo, Engine, Reply, Roster, Site, Version
 from .inprocess import InProcess
 from .processes import Processes
-from .serve import ClientStates, StateError, serve
+from .serve import serve
+from .states import ClientStates, StateError
 from .threads import Threads
 
 ENGINES: dict[str, type] = {"inprocess": InProcess, "threads": Threads, "processes": Processes}

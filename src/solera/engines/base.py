@@ -8,8 +8,10 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..task import Client
-from ..wire import ConfigError, Packed, Weights, safe_name
+from ..tensors import Weights
+from ..wire import Packed, safe_name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from .base import Call, Reply, Roster, Site
-from .serve import ClientStates, serve
+from .serve import serve
+from .states import ClientStates
 
 
 class InProcess:

@@ -25,11 +25,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from ..errors import SoleraError
 from ..randomness import OURS, fingerprint, one_thread
 from ..task import TASKS
-from ..wire import Limits, Packed, SoleraError, WireError, decode
+from ..wire import Limits, Packed, WireError, decode
 from .base import SHA256, Call, Reply, Roster, Site, Version, Window, check_workers
-from .serve import ClientStates, serve
+from .serve import serve
+from .states import ClientStates
 
 HEADER_LIMIT = 1 << 20
 BEHIND = 3  # how nice workers are: where the server works beside them, all wait for it in the end

@@ -11,7 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from ..randomness import Watch, one_thread, thread_pool
 from .base import Call, Reply, Roster, Site, Window, check_workers
-from .serve import ClientStates, serve
+from .serve import serve
+from .states import ClientStates
 
 log = logging.getLogger("solera")
 

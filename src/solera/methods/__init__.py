@@ -1,11 +1,10 @@
 """Methods: one paper, one file. Importing this package puts them into the table of methods."""
 
-from .baselines import Centralised, LocalOnly
+from .centralised import Centralised
 from .codistillation import Codistillation
 from .cronus import Cronus
 from .ditto import Ditto
 from .dsfl import DSFL
-from .ensembles import EnsembleTrainer
 from .fd import FD
 from .fedamp import FedAMP
 from .fedavg import FedAvg, FedAvgM, FedProx
@@ -22,13 +21,16 @@ from .fedgen import FedGen
 from .fedgkt import FedGKT
 from .fedma import FedMA
 from .fedmd import FedMD
-from .framework import Framework
+from .framework.ensemble_trainers import EnsembleTrainer
+from .framework.global_trainers import GlobalTrainer
+from .framework.local_trainers import LocalTrainer
+from .framework.loop import Framework
 from .fusionlarge import FusionLarge
-from .global_trainers import GlobalTrainer
 from .heterofl import HeteroFL
 from .ifca import IFCA
+from .local import LocalOnly
 from .mnfl import MNFL
-from .mnfl_parameters import MNFLParameters
+from .mnflparam import MNFLParameters
 from .moon import MOON
 from .perfedavg import PerFedAvg
 from .pfeddf import PFedDF
@@ -36,7 +38,6 @@ from .pfedhn import PFedHN
 from .pfedme import PFedMe
 from .scaffold import Scaffold
 from .simpfl import SimPFL, TopKPFL
-from .trainers import LocalTrainer
 
 __all__ = [
     "DSFL",

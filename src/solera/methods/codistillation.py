@@ -8,17 +8,17 @@ leaves out the student itself (exclude_self = true).
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ..errors import ConfigError
 from ..method import Info, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import Rule
-from ..wire import ConfigError
-from .ensembles import EnsembleTrainer
 from .fedeed import section_6
-from .framework import Framework
-from .global_trainers import GlobalTrainer
-from .setting import Setting
-from .trainers import LocalTrainer
+from .framework.ensemble_trainers import EnsembleTrainer
+from .framework.global_trainers import GlobalTrainer
+from .framework.local_trainers import LocalTrainer
+from .framework.loop import Framework
+from .framework.setting import Setting
 
 
 @register("codistillation")

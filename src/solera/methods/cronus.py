@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Local, fit, weights_of
+from ..parts.local import Local, fit
 from ..parts.robust import filtered_mean
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError
-from .baselines import score_own
-from .predictions import Done, ask, asked_inputs, check_public, draw, towards_targets
-from .shared import check_logits
+from ..tensors import weights_of
+from .common.fusion import check_logits
+from .common.personal import score_own
+from .common.predictions import Done, ask, asked_inputs, check_public, draw, towards_targets
 
 
 @task("train_mixed")

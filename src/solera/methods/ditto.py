@@ -10,17 +10,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Local, fit, weights_of
+from ..parts.local import Local, fit
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, Weights
-from .averaging import mean_of
-from .baselines import common_model, score_own_or_received
-from .fedavg import Average
-from .local_update import Update, local_update
-from .shared import models_of
+from ..tensors import Weights, weights_of
+from .common.averaging import Average, mean_of, models_of
+from .common.personal import common_model, score_own_or_received
+from .common.training import Update, local_update
 
 
 @task("update_both")

@@ -11,15 +11,17 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.labels import reduce_entropy
-from ..parts.local import Diverged, Fitted, Local, fit, weights_of
+from ..parts.local import Diverged, Fitted, Local, fit
 from ..server import Server
 from ..task import Task
-from ..wire import ConfigError, Weights
-from .baselines import score_own
-from .predictions import (
+from ..tensors import Weights, weights_of
+from .common.fusion import check_logits, outcome_of, side_by_side
+from .common.personal import score_own
+from .common.predictions import (
     StudentNorm,
     answered,
     check_public,
@@ -30,7 +32,6 @@ from .predictions import (
     train_and_answer,
     train_and_score,
 )
-from .shared import check_logits, outcome_of, side_by_side
 
 
 @register("dsfl")

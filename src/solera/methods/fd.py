@@ -11,15 +11,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.labels import LabelSums, label_loss, others
-from ..parts.local import Local, fit, weights_of
+from ..parts.local import Local, fit
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, sized
-from .baselines import score_own
-from .predictions import SUMS_TO_ONE, Done, answered, scores_of
+from ..tensors import weights_of
+from ..wire import sized
+from .common.personal import score_own
+from .common.predictions import SUMS_TO_ONE, Done, answered, scores_of
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.attention import attention, cosine_attention, cosines_of, median_distance, squared_distances
@@ -16,10 +17,10 @@ from ..parts.local import Local
 from ..parts.norms import parameter_names
 from ..parts.similarity import gram_matrix, mixtures
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .coefficients import NOTED_CLIENTS
-from .local_update import local_update
-from .served import score_received
+from ..tensors import Weights
+from .common.coefficients import NOTED_CLIENTS
+from .common.personal import score_received
+from .common.training import local_update
 
 
 @register("fedamp")

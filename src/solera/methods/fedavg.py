@@ -8,21 +8,19 @@ architecture that is the usual average. BatchNorm statistics are averaged with t
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
-from ..federation import Federation, Means, per_client
+from ..errors import ConfigError
+from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.aggregate import momentum_step
 from ..parts.local import Local
 from ..parts.norms import parameter_names
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .local_update import local_update
-from .shared import models_of
-
-Average = Literal["weighted", "uniform"]
+from ..tensors import Weights
+from .common.averaging import Average, average_round, models_of
 
 
 def info(title: str, paper: str) -> Info:
@@ -35,16 +33,6 @@ def info(title: str, paper: str) -> Info:
         public="none",
         state="nothing",
         privacy="means only",
-    )
-
-
-def average_round(
-    x: dict[str, Weights], S: list[str], fed: Federation, average: Average, local: Any, mu: float = 0.0
-) -> Means:
-    """Clients S train the model of their architecture; the mean of what they send, for each architecture."""
-    sent = per_client(lambda k: x[fed.architecture(k)])
-    return fed.mean(
-        local_update, S, by=fed.architecture, uniform=average == "uniform", weights=sent, local=local, mu=mu
     )
 
 

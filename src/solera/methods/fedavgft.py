@@ -8,14 +8,14 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.local import Local
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .fedavg import Average, average_round
-from .finetune import Tuning, fine_tune, score_tuned, tuning_payload
-from .shared import models_of
+from ..tensors import Weights
+from .common.averaging import Average, average_round, models_of
+from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
 
 
 @register("fedavgft")

@@ -23,15 +23,16 @@ from torch import Tensor, nn
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.distill import Distill, Distilled, Memo, cached, distill, visits
-from ..parts.local import Local, weights_of
+from ..parts.local import Local
 from ..parts.lowbit import OFF, LowBit
 from ..parts.teachers import Ensemble, Frozen, Rule, drop_worst, lowest_entropy
 from ..server import Server
-from ..wire import Weights
+from ..tensors import Weights, weights_of
+from .common.averaging import average_of, models_of
+from .common.fusion import accuracy_on, finite_models, note_teachers, side_by_side
+from .common.training import local_update
 from .feddf_options import Swag, check_feddf, clipped, drawn_around
-from .local_update import local_update
 from .lowbit_update import lowbit_update, unpacked
-from .shared import accuracy_on, average_of, finite_models, models_of, note_teachers, side_by_side
 
 
 @register("feddf")

@@ -6,15 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation, Replies
 from ..parts.norms import parameter_names
 from ..parts.posterior import swag
 from ..parts.robust import clip_updates
 from ..parts.teachers import Frozen, frozen
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .local_update import Update
-from .shared import check_logits, with_statistics
+from ..tensors import Weights
+from .common.fusion import check_logits, with_statistics
+from .common.training import Update
 
 NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm statistics
 

@@ -12,11 +12,11 @@ from ..method import Info, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import Rule
-from .ensembles import EnsembleTrainer
-from .framework import Framework
-from .global_trainers import GlobalTrainer
-from .setting import Setting
-from .trainers import LocalTrainer
+from .framework.ensemble_trainers import EnsembleTrainer
+from .framework.global_trainers import GlobalTrainer
+from .framework.local_trainers import LocalTrainer
+from .framework.loop import Framework
+from .framework.setting import Setting
 
 
 def section_6() -> Distill:

@@ -11,12 +11,12 @@ from typing import ClassVar
 from ..method import Info, register
 from ..parts.local import Local
 from ..parts.teachers import Rule
-from .ensembles import EnsembleTrainer
-from .framework import Framework
-from .global_trainers import GlobalTrainer
-from .grouping import Schedule
-from .setting import Setting
-from .trainers import LocalTrainer
+from .framework.ensemble_trainers import EnsembleTrainer
+from .framework.global_trainers import GlobalTrainer
+from .framework.groups import Schedule
+from .framework.local_trainers import LocalTrainer
+from .framework.loop import Framework
+from .framework.setting import Setting
 
 
 @register("fedensemble")

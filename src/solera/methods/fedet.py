@@ -18,26 +18,24 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.consensus import ConsensusTeacher, ensemble_loss, normalised
 from ..parts.distill import Distill, Distilled, cached, distill, visits
-from ..parts.local import Local, weights_of
+from ..parts.local import Local
 from ..parts.teachers import BATCH, Frozen
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .local_update import Update, local_update
-from .shared import average_of, finite_models, models_of, note_teachers, side_by_side
+from ..tensors import Weights, weights_of
+from .common.averaging import average_of, models_of
+from .common.fusion import finite_models, note_teachers, side_by_side
+from .common.heads import head_of
+from .common.training import Update, local_update
 
 
 def tau_s_steps() -> Distill:
     """The paper's server steps for images: tau_s = 128, b_s = 64, eta_s = 0.005, plain SGD."""
     return Distill(steps=128, batch=64, optimiser="sgd", lr=0.005, schedule="constant", clip=None)
-
-
-def head_of(weights: Weights) -> Weights:
-    """h, the representation layer: it includes the classifier."""
-    return {name: t for name, t in weights.items() if name.startswith("head.")}
 
 
 @register("fedet")

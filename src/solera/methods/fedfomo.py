@@ -10,16 +10,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.first_order import distance, epsilon_greedy, gains_of, step_towards
-from ..parts.local import Local, evaluate, fit, weights_of
+from ..parts.local import Local, evaluate, fit
 from ..parts.norms import parameter_names
 from ..randomness import seed_from
 from ..server import Server
 from ..task import Client, Data, task
-from ..wire import ConfigError, Weights, like
-from .baselines import score_own
+from ..tensors import Weights, weights_of
+from ..wire import like
+from .common.personal import score_own
 
 
 @dataclass(frozen=True, kw_only=True)

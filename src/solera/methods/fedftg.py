@@ -16,16 +16,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.data_free import FineTune, fine_tune
 from ..parts.generators import Conditional, draw, input_generator, label_prior, label_weights, restored
-from ..parts.local import Local, is_finite, weights_of
+from ..parts.local import Local
 from ..randomness import repeatable
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .label_counts import train_and_count, usable_counts
-from .shared import average_of, finite_models, models_of, side_by_side
+from ..tensors import Weights, is_finite, weights_of
+from .common.averaging import average_of, models_of
+from .common.counts import train_and_count, usable_counts
+from .common.fusion import finite_models, side_by_side
 
 
 @register("fedftg")

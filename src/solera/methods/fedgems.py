@@ -14,19 +14,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Diverged, Fitted, Local, fit, logits_of, weights_of
+from ..parts.local import Diverged, Fitted, Local, fit, logits_of
 from ..parts.objectives import Objective
 from ..parts.selective import fused_logits, reliable_weights, selective_loss
 from ..parts.teachers import soft_targets
 from ..randomness import seed_from
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, Weights
-from .baselines import score_own
-from .predictions import Drawn, ask, check_labels, check_public, draw, public_inputs
-from .shared import outcome_of, side_by_side
+from ..tensors import Weights, weights_of
+from .common.fusion import outcome_of, side_by_side
+from .common.personal import score_own
+from .common.predictions import Drawn, ask, check_labels, check_public, draw, public_inputs
 
 
 def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:

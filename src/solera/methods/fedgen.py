@@ -8,27 +8,84 @@ Clients of one architecture are averaged as in FedAvg. With several architecture
 averaged over all clients ("share only the predictor"): one latent space, in which one generator makes sense for all.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.data_free import LatentGenerator, teach_latents
-from ..parts.generators import draw, label_prior, label_weights, latent_generator, latent_generator_of
-from ..parts.local import Local, is_finite, logits_of, weights_of
+from ..parts.distill import divergence
+from ..parts.generators import Conditional, draw, label_prior, label_weights, latent_generator, latent_generator_of
+from ..parts.local import Local, fit, logits_of
 from ..parts.norms import evaluating
+from ..parts.objectives import Objective
+from ..parts.teachers import soft_targets
 from ..randomness import repeatable
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .fedet import head_of
-from .label_counts import usable_counts
-from .latents import train_with_generator
-from .local_update import Update
-from .shared import average_of, models_of
+from ..task import Client, task
+from ..tensors import Weights, is_finite, weights_of
+from .common.averaging import average_of, models_of
+from .common.counts import CountedUpdate, label_counts, usable_counts
+from .common.heads import head_of
+from .common.training import Update
+
+
+@task("train_with_generator")
+def train_with_generator(
+    client: Client,
+    weights: Weights,
+    generator: Weights,
+    prior: Tensor,
+    local: Local,
+    generated_weight: float,
+    agreement_weight: float,
+    early_stop: int,
+) -> CountedUpdate:
+    """Train a copy of the received model on private samples and, for `early_stop` epochs, on generated latents."""
+    model, data = client.model(weights), client.train
+    epochs = early_stop if bool(prior.any()) and (generated_weight or agreement_weight) else 0
+    first, rest = phases(local, epochs, len(data))
+    G = latent_generator_of(generator, client.classes).requires_grad_(False)
+    objective = with_latents(G, prior, local.batch, generated_weight, agreement_weight, client.rng("latents"))
+    fit(model, data.inputs, data.labels, first, client.seed, objective)
+    fit(model, data.inputs, data.labels, rest, client.seed)
+    return CountedUpdate(label_counts(client), weights_of(model))
+
+
+def with_latents(
+    G: Conditional, prior: Tensor, batch: int, generated_weight: float, agreement_weight: float, rng: torch.Generator
+) -> Objective:
+    """Cross-entropy, plus alpha times that of generated latents of labels y ~ p(y), plus beta times the divergence
+    from what the head says about latents of the samples' own labels (the authors' code)."""
+
+    def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        logits, head = model(inputs), model.get_submodule("head")
+        total = F.cross_entropy(logits, labels)
+        if generated_weight:
+            noise, y = draw(prior, batch, G.noise, rng)
+            total = total + generated_weight * F.cross_entropy(head(G(noise, y)), y)
+        if agreement_weight:
+            noise = torch.randn(len(labels), G.noise, generator=rng)
+            targets = soft_targets(head(G(noise, labels)).detach())
+            total = total + agreement_weight * divergence(logits, *targets)
+        return total
+
+    return loss
+
+
+def phases(local: Local, epochs: int, n: int) -> tuple[Local, Local]:
+    """Local training on n samples in two parts: the first `epochs` epochs, and what comes after them."""
+    if local.steps is None:
+        first = min(local.epochs, epochs)
+        return replace(local, epochs=first), replace(local, epochs=local.epochs - first)
+    first = min(local.steps, epochs * -(-n // local.batch))
+    return replace(local, steps=first), replace(local, steps=local.steps - first)
 
 
 @register("fedgen")

@@ -21,8 +21,9 @@ from ..parts.objectives import towards
 from ..randomness import seed_from
 from ..server import Server
 from ..task import Client, task
-from .baselines import score_own
-from .predictions import (
+from .common.fusion import check_logits
+from .common.personal import score_own
+from .common.predictions import (
     Done,
     Drawn,
     Scores,
@@ -38,7 +39,6 @@ from .predictions import (
     scores_of,
     train_after,
 )
-from .shared import check_logits
 
 Distance = Literal["l1", "kl"]
 DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"l1": F.l1_loss, "kl": kd_loss}  # from the consensus

@@ -18,16 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.distill import Distill, Distilled, Memo, cached, distill, visits
-from ..parts.local import Local, weights_of
+from ..parts.local import Local
 from ..parts.teachers import Cache, Ensemble, Frozen, Rule, Targets, Teacher
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .fedet import head_of
-from .local_update import Update, local_update
-from .shared import accuracy_on, average_of, finite_models, models_of, note_teachers, side_by_side
+from ..tensors import Weights, weights_of
+from .common.averaging import average_of, models_of
+from .common.fusion import accuracy_on, finite_models, note_teachers, side_by_side
+from .common.heads import head_of
+from .common.training import Update, local_update
 
 
 def hard(teacher: Teacher, inputs: Tensor) -> Targets:

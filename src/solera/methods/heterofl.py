@@ -9,15 +9,83 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
-from ..parts.local import Local
-from ..parts.norms import parameter_names
-from ..parts.subnetwork import Shapes, cut, mean_over_holders, output_tensors, sub_shapes
+from ..parts.chain import resized
+from ..parts.local import Local, fit
+from ..parts.norms import batchnorms, parameter_names, reestimate
+from ..parts.objectives import cross_entropy
+from ..parts.subnetwork import (
+    Shapes,
+    by_row,
+    cut,
+    masked_cross_entropy,
+    mean_over_holders,
+    output_tensors,
+    scale_in_training,
+    sub_shapes,
+)
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .part_update import part_statistics, train_part
+from ..task import Client, task
+from ..tensors import Weights, weights_of
+from ..wire import like
+from .common.counts import label_counts
+
+
+@dataclass(frozen=True)
+class PartUpdate:
+    """A part of the model after local training; with masking, also which classes the client has (as 0 and 1)."""
+
+    weights: Weights = like("weights")
+    held: Tensor = like("classes")
+
+    def __post_init__(self) -> None:
+        if bool(((self.held < 0) | (self.held > 1)).any()):
+            raise ValueError("which classes a client has is said by numbers from 0 to 1")
+
+
+@dataclass(frozen=True)
+class PartStatistics:
+    """The running statistics of a part of the model on a client's data."""
+
+    statistics: Weights = like("statistics")
+
+
+@task("train_part")
+def train_part(
+    client: Client,
+    weights: Weights,
+    classes: Tensor,  # a place for each class; none: no masking
+    rows: list[str],  # the tensors with a row for each class
+    local: Local,
+    rate: float,  # that activations are divided by
+    static: bool,
+) -> PartUpdate:
+    """Train the received part; rows of classes that the client lacks go back as zeros, if masking is asked for."""
+    data = client.train
+    model = resized(client.template, weights, buffers=not static)
+    for layer in batchnorms(model):
+        layer.track_running_stats = not static
+    scale_in_training(model, client.template, rate)
+    held = label_counts(client)[: len(classes)] > 0
+    objective = masked_cross_entropy(held) if len(held) else cross_entropy
+    fit(model, data.inputs, data.labels, local, client.seed, objective)
+    trained = {name: t for name, t in weights_of(model).items() if name in weights}
+    if len(held):
+        trained |= {name: trained[name] * by_row(held, trained[name]) for name in rows}
+    return PartUpdate(trained, held.to(classes.dtype))
+
+
+@task("part_statistics")
+def part_statistics(client: Client, weights: Weights, statistics: Weights) -> PartStatistics:
+    """The statistics of BatchNorm after one pass of the client's data through the received part."""
+    model = resized(client.template, weights | statistics)
+    reestimate(model, client.train.inputs)
+    return PartStatistics({name: t for name, t in weights_of(model).items() if name in statistics})
+
 
 Part = tuple[str, str]  # an architecture, and a rate as it is written: ("resnet8", "0.5")
 

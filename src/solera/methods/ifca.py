@@ -10,15 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.clusters import lowest
-from ..parts.local import Local, Score, evaluate, fit, weights_of
+from ..parts.local import Local, Score, evaluate, fit
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, Weights, like
-from .fedavg import Average
-from .shared import average_of
+from ..tensors import Weights, weights_of
+from ..wire import like
+from .common.averaging import Average, average_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..federation import Federation, Replies
-from ..parts.local import Local, weights_of
+from ..parts.local import Local
 from ..parts.lowbit import LowBit, Packing, coarse_names, fit_coarse, pack, unpack
 from ..parts.objectives import proximal
 from ..server import Server
 from ..task import Client, task
-from ..wire import Weights
-from .local_update import Update
+from ..tensors import Weights, weights_of
+from .common.training import Update
 
 
 @dataclass(frozen=True)

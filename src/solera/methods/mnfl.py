@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.local import Local, check_number
 from ..parts.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mixtures, mse_loss
 from ..server import Server
-from ..wire import ConfigError
-from .baselines import score_own, train_alone
-from .coefficients import block, note, note_objective, shares, uniform_matrix, with_block
-from .predictions import (
+from .common.coefficients import block, note, note_objective, shares, uniform_matrix, with_block
+from .common.personal import score_own, train_alone
+from .common.predictions import (
     StudentNorm,
     ask_and_assess,
     check_public,

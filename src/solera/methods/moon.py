@@ -11,17 +11,16 @@ from typing import ClassVar
 
 import torch
 
+from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
-from ..parts.local import Local, fit, weights_of
+from ..parts.local import Local, fit
 from ..parts.representations import contrastive, representations_of
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, Weights
-from .averaging import mean_of
-from .fedavg import Average
-from .local_update import Update
-from .shared import models_of
+from ..tensors import Weights, weights_of
+from .common.averaging import Average, mean_of, models_of
+from .common.training import Update
 
 
 @task("contrastive_update")

@@ -9,19 +9,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.bilevel import after_a_step, endless
-from ..parts.local import Local, fit, weights_of
+from ..parts.local import Local, fit
 from ..randomness import seed_from
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, Weights
-from .averaging import mean_of
-from .fedavg import Average
-from .finetune import Tuning, score_tuned, tuning_payload
-from .local_update import Update
-from .shared import models_of
+from ..tensors import Weights, weights_of
+from .common.averaging import Average, mean_of, models_of
+from .common.personal import Tuning, score_tuned, tuning_payload
+from .common.training import Update
 
 Mode = Literal["fo", "hf"]
 

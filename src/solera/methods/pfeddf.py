@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
+from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.distill import Distill
@@ -10,10 +11,10 @@ from ..parts.local import Local
 from ..parts.lowbit import LowBit
 from ..parts.teachers import Rule
 from ..server import Server
-from ..wire import ConfigError, Weights
+from ..tensors import Weights
+from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
 from .feddf import FedDF
 from .feddf_options import Swag
-from .finetune import Tuning, fine_tune, score_tuned, tuning_payload
 
 
 @register("pfeddf")

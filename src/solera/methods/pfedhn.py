@@ -10,15 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.hypernet import Hypernet, generate, new_hypernet, pull_back, sgd_step
-from ..parts.local import Local, is_finite
+from ..parts.local import Local
 from ..parts.norms import parameter_names
 from ..server import Server
-from ..wire import ConfigError, Weights
-from .local_update import local_update
-from .served import score_received
+from ..tensors import Weights, is_finite
+from .common.personal import score_received
+from .common.training import local_update
 
 EMBEDDINGS = "embeddings"  # the key of v among phi's tensors while both take their step
 

@@ -9,19 +9,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.bilevel import Envelope, follow_envelope
-from ..parts.local import weights_of
 from ..parts.norms import parameter_names
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, Weights
-from .averaging import mean_of
-from .baselines import common_model, score_own_or_received
-from .fedavg import Average
-from .local_update import Update
-from .shared import models_of
+from ..tensors import Weights, weights_of
+from .common.averaging import Average, mean_of, models_of
+from .common.personal import common_model, score_own_or_received
+from .common.training import Update
 
 
 @task("envelope_update")

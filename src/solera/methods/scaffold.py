@@ -10,15 +10,17 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.aggregate import RunningMean
-from ..parts.local import Local, fit, gradient_of, planned_steps, weights_of
+from ..parts.local import Local, fit, gradient_of, planned_steps
 from ..parts.norms import has_batchnorm, parameter_names
 from ..server import Server
 from ..task import Client, task
-from ..wire import ConfigError, Weights, like
-from .shared import models_of
+from ..tensors import Weights, weights_of
+from ..wire import like
+from .common.averaging import models_of
 
 Option = Literal["I", "II"]
 

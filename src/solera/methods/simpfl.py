@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.local import Local
 from ..parts.similarity import by_cosine, by_rank, cosines, mixtures
 from ..server import Server
-from ..wire import ConfigError
-from .baselines import score_own, train_alone
-from .coefficients import note, uniform_matrix, with_columns
-from .predictions import (
+from .common.coefficients import note, uniform_matrix, with_columns
+from .common.personal import score_own, train_alone
+from .common.predictions import (
     StudentNorm,
     ask_and_assess,
     check_public,

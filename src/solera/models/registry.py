@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from solera.models.layers import positive
-from solera.models.norm import DEFAULT_GROUPS, Norm, NormKind
+from solera.errors import ConfigError
 from solera.models.split import SHARED_WIDTH, Head, as_split, require_split
-from solera.wire import ConfigError
+from solera.models.zoo.layers import positive
+from solera.models.zoo.norm import DEFAULT_GROUPS, Norm, NormKind
 
 Builder = Callable[..., Any]
 BuilderT = TypeVar("BuilderT", bound=Builder)

@@ -10,9 +10,9 @@ from typing import Literal, TypeGuard, get_args
 
 from torch import Tensor, nn
 
-from solera.models.layers import he_initialise, positive
+from solera.errors import ConfigError
 from solera.models.probe import run_once
-from solera.wire import ConfigError
+from solera.models.zoo.layers import he_initialise, positive
 
 Head = Literal["plain", "shared", "projection"]
 

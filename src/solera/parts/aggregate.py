@@ -7,9 +7,8 @@ therefore give the same bits, whoever calls: an average taken on the fly equals 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-Weights = dict[str, Tensor]
+from ..tensors import Weights
 
 
 class RunningMean:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .local import Fitted, Local, Weights, check_number, fit, minibatches
+from ..tensors import Weights
+from .local import Fitted, Local, check_number, fit, minibatches
 from .norms import BATCHNORM, has_batchnorm
 from .objectives import Objective, cross_entropy, proximal
 

@@ -13,11 +13,10 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
+from ..tensors import Weights
 from .norms import BATCHNORM
-
-Weights = dict[str, Tensor]
 
 # What treats every channel by itself and alike.
 KEEPING = (

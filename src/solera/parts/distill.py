@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..tensors import is_finite, weights_of
 from .aggregate import RunningMean
-from .local import check_number, check_optimiser, is_finite, make_optimiser, weights_of
+from .local import check_number, check_optimiser, make_optimiser
 from .norms import evaluating, reestimate, train_mode
 from .teachers import Cache, Rows, Run, Samples, Targets, Teacher, read_rows, soft_targets
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .aggregate import Weights, weighted_mean
+from ..tensors import Weights
+from .aggregate import weighted_mean
 
 LIMIT = 1e6  # no gain is larger, or a loss that is infinite would spoil every sum it enters
 

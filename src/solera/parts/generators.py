@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Weights = dict[str, Tensor]
+from ..tensors import Weights
 
 # ---- networks ---------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .aggregate import Weights
+from ..tensors import Weights
 from .local import check_number
 
 

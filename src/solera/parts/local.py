@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..tensors import Weights, is_finite
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
 from .optimisers import Adam, Optimiser, Sgd
 
-Weights = dict[str, Tensor]
 Correct = Callable[[str, Tensor], Tensor]
 
 TOO_LARGE = 1e3  # a loss above this is a training that has blown up
@@ -162,16 +162,6 @@ def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
     total = cfg.epochs * per_epoch if cfg.steps is None else cfg.steps
     skipped = normalised and min(cfg.batch, n) > 1 and n % cfg.batch == 1  # the last one of each whole epoch
     return total - total // per_epoch if skipped else total
-
-
-def weights_of(model: nn.Module) -> Weights:
-    """A copy of the parameters and buffers of `model`, in one memory layout whatever the model's own."""
-    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in model.state_dict().items()}
-
-
-def is_finite(weights: Weights) -> bool:
-    """Whether no number in `weights` is infinite or not a number."""
-    return all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point())
 
 
 def logits_of(model: nn.Module, inputs: Tensor, batch: int = ASKED) -> Tensor:

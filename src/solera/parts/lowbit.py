@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..tensors import Weights
 from .local import Fitted, Local, fit
 from .norms import parameter_names
 from .objectives import Objective, cross_entropy
 
-Weights = dict[str, Tensor]
 OFF = 32  # bits of a weight that is not rounded
 
 

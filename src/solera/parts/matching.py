@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Weights = dict[str, Tensor]
+from ..tensors import Weights
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..tensors import Weights
 from .aggregate import uniform_mean, weighted_mean
 from .teachers import Targets, Teacher, entropy
 
-Weights = dict[str, Tensor]
 Kind = Literal["gaussian", "dirichlet", "swag"]
 
 

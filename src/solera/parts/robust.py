@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-Weights = dict[str, Tensor]
+from ..tensors import Weights
+
 FILTERED = 1024  # samples filtered at a time
 
 

@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .aggregate import Weights, weighted_mean
+from ..tensors import Weights
+from .aggregate import weighted_mean
 from .local import check_number
 
 SMALLEST = 1e-12  # no logarithm of a smaller probability is taken

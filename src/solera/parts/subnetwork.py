@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..tensors import Weights
 from .chain import read
 from .objectives import Objective
 
-Weights = dict[str, Tensor]
 Shapes = dict[str, list[int]]
 
 

@@ -34,6 +34,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..tensors import Weights
 from .consensus import confidence
 from .local import logits_of
 from .robust import clip_logits, median_probs, standardise_logits
@@ -41,7 +42,6 @@ from .robust import clip_logits, median_probs, standardise_logits
 Rule = Literal[
     "avg_logits", "avg_probs", "avg_losses", "confidence", "clipped_logits", "standardised_logits", "median_probs"
 ]
-Weights = dict[str, Tensor]
 Build = Callable[[str, Weights], nn.Module]  # (architecture, weights) -> a module of its own
 COMPARING = {"clipped_logits": clip_logits, "standardised_logits": standardise_logits}
 Targets = tuple[Tensor, ...]

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..notice import KINDS
-from ..track.results import Comparison, Lines, Result, compared_results, unlike
-from ..track.runs import PHASES, Group, Point, Run, cautions, companions, group_runs, show
+from ..runs.notice import KINDS
+from ..runs.read import PHASES, Group, Point, Run, cautions, companions, group_runs, show
+from ..runs.results import Comparison, Lines, Result, compared_results, unlike
 from .order import similar_order
 from .profile import profiles
 from .read import Matrix, Record

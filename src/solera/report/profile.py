@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..track.runs import Cost, Profile, ProfiledTask
+from ..runs.read import Cost, Profile, ProfiledTask
 from .read import Record
 
 RUNS = 12  # whose profile is shown

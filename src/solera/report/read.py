@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..track.runs import Profile, Run, each_run, read_profile
+from ..runs.read import Profile, Run, each_run, read_profile
 
 MOST_BYTES = 100_000_000  # of a file beside metrics.jsonl; none of ours comes near it
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from ..errors import ConfigError
+from ..runs.read import Run, flat, read_run, show
 from ..version import __version__
-from ..wire import ConfigError
 from .display import Watcher
-from .runs import Run, flat, read_run, show
 
 OURS = ".solera"  # how our event files end: no others are ever removed
 BATCH = 100  # parameters that MLflow takes at once

@@ -20,9 +20,9 @@ from solera.cli.main import app
 from solera.cli.quickstart import compare
 from solera.cli.run import default_out, fresh, named
 from solera.config import load_config
+from solera.errors import DataError, RunError
 from solera.federation import QuorumNotMet
 from solera.version import __version__
-from solera.wire import DataError, RunError
 
 COMMANDS = ["run", "resume", "ls", "show", "doctor", "quickstart", "compare", "sweep", "predict", "export"]
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
@@ -201,13 +201,13 @@ def _raising(error: BaseException) -> Any:
     ],
 )
 def test_whatever_happens_in_a_run(here, monkeypatch, error, code, text):
-    monkeypatch.setattr("solera.run.execute", _raising(error))
+    monkeypatch.setattr("solera.runner.loop.execute", _raising(error))
     result = solera("run", "tiny.toml")
     assert (result.exit_code, result.stderr) == (code, text)
 
 
 def test_debug_shows_where_it_comes_from(here, monkeypatch):
-    monkeypatch.setattr("solera.run.execute", _raising(DataError("no such data")))
+    monkeypatch.setattr("solera.runner.loop.execute", _raising(DataError("no such data")))
     with pytest.raises(DataError):
         solera("run", "tiny.toml", "--debug")
 
@@ -342,7 +342,7 @@ def test_the_doctor_finds_nothing_wrong_here():
 
 
 def test_the_doctor_says_what_is_wrong(monkeypatch):
-    monkeypatch.setattr("solera.run.execute", _raising(RuntimeError("broken")))
+    monkeypatch.setattr("solera.runner.loop.execute", _raising(RuntimeError("broken")))
     monkeypatch.setattr(doctor_module, "EXTRAS", {"no_such_module": ("nothing", "none")})
     result = solera("doctor")
     assert result.exit_code == 1

@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from made_runs import line, make_run
 from solera.cli.compare import table_of
 from solera.cli.main import app
-from solera.track.compare import printed, rows_of
-from solera.track.runs import group_runs, read_run
+from solera.runs.compare import printed, rows_of
+from solera.runs.read import group_runs, read_run
 
 
 def solera(*args: Any) -> Result:

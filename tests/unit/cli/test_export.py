@@ -19,9 +19,9 @@ from made_runs import make_run
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
 from solera.config import load_config
+from solera.inference.trained import open_run, predict
 from solera.models import build
-from solera.run import execute
-from solera.trained import open_run, predict
+from solera.runner.loop import execute
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 NAMES = ["mlp", "tiny-cnn"]
@@ -131,7 +131,7 @@ class OneSize(torch.nn.Module):
 
 @pytest.mark.parametrize("form", ["torchscript", "torch-export", "onnx"])
 def test_a_model_that_cannot_be_exported_is_no_wrong_file(run, tmp_path, monkeypatch, form):
-    monkeypatch.setattr("solera.trained.Trained.model", lambda self, name: OneSize())
+    monkeypatch.setattr("solera.inference.trained.Trained.model", lambda self, name: OneSize())
     result = solera("export", run, "--format", form, "--model", "mlp", "-o", tmp_path / "x")
     assert result.exit_code == 4
     assert f"mlp (mlp) cannot be exported as {form}" in result.stderr

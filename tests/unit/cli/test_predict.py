@@ -22,10 +22,10 @@ from solera.cli.main import app
 from solera.config import load_config
 from solera.data import load
 from solera.data.unlabelled import read_samples
+from solera.errors import DataError, RunError
+from solera.inference.trained import Input, open_run, predict
 from solera.models import build
-from solera.run import execute, simulate
-from solera.trained import Input, open_run, predict
-from solera.wire import DataError, RunError
+from solera.runner.loop import execute, simulate
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 

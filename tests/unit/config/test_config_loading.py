@@ -6,8 +6,8 @@ import tomllib
 import pytest
 
 from solera.config import Config, load_config, recipe_names, recipe_text, to_toml
+from solera.errors import ConfigError
 from solera.method import METHODS, name_of
-from solera.wire import ConfigError
 
 
 def reload(config: Config) -> Config:

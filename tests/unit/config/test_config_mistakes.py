@@ -11,8 +11,8 @@ import pytest
 import tomli_w
 
 from solera.config import TABLES, load_config, to_toml
+from solera.errors import ConfigError
 from solera.method import find_method
-from solera.wire import ConfigError
 
 METHOD = "feddf"
 GOOD: dict[str, Any] = tomllib.loads(to_toml(load_config({"method": {"name": METHOD}})))

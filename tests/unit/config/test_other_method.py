@@ -7,14 +7,14 @@ import pytest
 
 from solera import methods
 from solera.config import Config, load_config, merged, to_toml
+from solera.errors import ConfigError
+from solera.experiments.sweep import notes, plan
 from solera.federation import FederationConfig
 from solera.method import METHODS, name_of
 from solera.parts.distill import Distill
 from solera.parts.local import Local
-from solera.run import check_start, execute
+from solera.runner.loop import check_start, execute
 from solera.scenario import Scenario, build_scenario
-from solera.sweep import notes, plan
-from solera.wire import ConfigError
 
 RECIPE = "quickstart/feddf"
 SMALL = ["run.rounds=1", "data.train_size=600", "data.test_size=100", "public.size=100", "engine.name=inprocess"]

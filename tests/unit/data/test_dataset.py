@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from solera.data import Dataset, from_hf, from_tensors, from_torch, public_from_samples, tokenize
+from solera.errors import DataError
 from solera.task import Data
-from solera.wire import DataError
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -8,7 +8,7 @@ import torch
 
 from solera.data import PublicConfig, from_folder, from_hf, from_tensors, from_torch, load, make_public, read_samples
 from solera.data import transforms as T
-from solera.wire import DataError
+from solera.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
 

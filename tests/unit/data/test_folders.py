@@ -6,8 +6,8 @@ import torch
 
 import solera
 from solera.data import PublicConfig, from_folder, load, make_public
-from solera.run import execute
-from solera.wire import ConfigError, DataError
+from solera.errors import ConfigError, DataError
+from solera.runner.loop import execute
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -12,8 +12,8 @@ import torch
 from solera.config import load_config
 from solera.data import PublicConfig, from_tensors, load, make_public
 from solera.data.generator import FORMAT, Generator, load_generator, save_generator
+from solera.errors import ConfigError, DataError
 from solera.scenario import Scenario
-from solera.wire import ConfigError, DataError
 
 NOBODY = torch.empty(0, dtype=torch.int64)
 SCRIPT = pathlib.Path(__file__).parents[3] / "scripts" / "train_generator.py"

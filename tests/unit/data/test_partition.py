@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from solera.data import Partition, PartitionConfig, class_counts, partition, split_test
 from solera.data import dirichlet as drawing
 from solera.data.partition import client_names
-from solera.wire import SAFE_NAME, ConfigError, DataError
+from solera.errors import ConfigError, DataError
+from solera.wire import SAFE_NAME
 
 KINDS = [
     {"kind": "iid"},

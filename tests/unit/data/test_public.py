@@ -17,7 +17,7 @@ from solera.data import (
 )
 from solera.data import transforms as T
 from solera.data.sampling import torch_rng
-from solera.wire import ConfigError, DataError
+from solera.errors import ConfigError, DataError
 
 NOBODY = torch.empty(0, dtype=torch.int64)
 

@@ -11,7 +11,7 @@ import torch
 
 from solera.data import load, tokenize
 from solera.data.readers import read_idx
-from solera.wire import ConfigError, DataError
+from solera.errors import ConfigError, DataError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

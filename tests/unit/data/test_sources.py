@@ -14,7 +14,7 @@ import torch
 from solera.data import SOURCES, PartitionConfig, class_counts, load, partition
 from solera.data.readers import read_idx
 from solera.data.sources import EMBEDDED
-from solera.wire import ConfigError, DataError
+from solera.errors import ConfigError, DataError
 
 ROOT = Path(__file__).resolve().parents[3]
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")

@@ -7,7 +7,7 @@ import torch
 
 from solera.data import tokenize
 from solera.data.text import VOCABULARY
-from solera.wire import ConfigError
+from solera.errors import ConfigError
 
 
 def by_hand(word):

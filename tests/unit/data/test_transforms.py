@@ -8,7 +8,7 @@ import torch
 
 from solera.data import transforms as T
 from solera.data.sampling import torch_rng
-from solera.wire import DataError
+from solera.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
 ImageEnhance = pytest.importorskip("PIL.ImageEnhance")

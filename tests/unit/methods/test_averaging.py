@@ -5,13 +5,15 @@ import copy
 import pytest
 import torch
 
+from solera.errors import ConfigError
 from solera.federation import per_client
+from solera.methods.common.training import local_update
 from solera.methods.fedavg import FedAvg, FedAvgM, FedProx
-from solera.methods.local_update import local_update
 from solera.parts.aggregate import weighted_mean
-from solera.parts.local import Local, fit, weights_of
+from solera.parts.local import Local, fit
 from solera.task import Data
-from solera.wire import ConfigError, digest
+from solera.tensors import weights_of
+from solera.wire import digest
 from toys import Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

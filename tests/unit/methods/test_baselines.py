@@ -3,11 +3,15 @@
 import pytest
 import torch
 
-from solera.methods.baselines import Centralised, LocalOnly, score_own
-from solera.parts.local import Local, evaluate, fit, weights_of
+from solera.errors import ConfigError
+from solera.methods.centralised import Centralised
+from solera.methods.common.personal import score_own
+from solera.methods.local import LocalOnly
+from solera.parts.local import Local, evaluate, fit
 from solera.server import Server
 from solera.task import Data
-from solera.wire import ConfigError, digest
+from solera.tensors import weights_of
+from solera.wire import digest
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -5,7 +5,7 @@ import pytest
 from solera.engines import ClientStates, InProcess
 from solera.federation import Federation, FederationConfig
 from solera.method import METHODS, find_method
-from solera.methods.baselines import Centralised
+from solera.methods.centralised import Centralised
 from solera.methods.fedavg import FedAvg
 from solera.parts.local import Local
 from solera.task import Data

@@ -6,16 +6,18 @@ import pytest
 import torch
 
 from public_toys import CLIENTS, Known, accuracies, halves, mixed, spoil, watch
+from solera.errors import ConfigError
 from solera.federation import QuorumNotMet
-from solera.methods.baselines import LocalOnly
+from solera.methods.common.predictions import towards_targets
 from solera.methods.dsfl import DSFL
-from solera.methods.predictions import towards_targets
+from solera.methods.local import LocalOnly
 from solera.parts.labels import reduce_entropy
-from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
-from solera.run import check_fit
+from solera.parts.local import Local, evaluate, fit, logits_of
+from solera.runner.loop import check_fit
 from solera.task import Data
+from solera.tensors import weights_of
 from solera.testing import check_method, large, run_toy, toy
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

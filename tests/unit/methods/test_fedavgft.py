@@ -5,15 +5,17 @@ import dataclasses
 import pytest
 import torch
 
+from solera.errors import ConfigError
+from solera.methods.common.personal import score_tuned
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedavgft import FedAvgFT
-from solera.methods.finetune import score_tuned
 from solera.models import wrap
 from solera.parts.distill import kd_loss
-from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
+from solera.parts.local import Local, evaluate, fit, logits_of
 from solera.task import Data
+from solera.tensors import weights_of
 from solera.testing import check_method, run_toy, wide
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import by_hand
+from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet
 from solera.methods.fedavg import FedAvg, FedProx
 from solera.methods.feddf import FedDF
@@ -17,7 +18,7 @@ from solera.parts.distill import Distill
 from solera.parts.local import Local, evaluate
 from solera.parts.teachers import Ensemble
 from solera.task import Data
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, World, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -13,13 +13,14 @@ from solera.data import PublicConfig, from_tensors, public_from_dataset
 from solera.data.generator import Generator, save_generator
 from solera.engines import ClientStates, InProcess
 from solera.engines.faulty import Faulty
+from solera.errors import ConfigError
 from solera.federation import Federation
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.feddf_options import Swag, drawn_around
 from solera.parts.aggregate import weighted_mean
 from solera.parts.distill import Distill, distill
-from solera.parts.local import Local, evaluate, fit, is_finite, weights_of
+from solera.parts.local import Local, evaluate, fit
 from solera.parts.lowbit import LowBit, coarse_names, fit_coarse
 from solera.parts.norms import parameter_names, reestimate
 from solera.parts.posterior import moments, swag
@@ -27,8 +28,9 @@ from solera.parts.robust import coordinate_median
 from solera.parts.teachers import Ensemble, entropy, frozen
 from solera.scenario import Scenario
 from solera.task import Data
+from solera.tensors import is_finite, weights_of
 from solera.testing import check_method, toy, wide
-from solera.wire import ConfigError, Packed, digest
+from solera.wire import Packed, digest
 from toys import Conv, Samples, World, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

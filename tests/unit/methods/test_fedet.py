@@ -9,18 +9,20 @@ import torch
 import by_hand
 from solera.config import EngineConfig, RunConfig
 from solera.data import PartitionConfig, PublicConfig, from_tensors
+from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet, draw_clients
 from solera.method import needs_of, register
-from solera.methods.fedet import FedET, head_of
+from solera.methods.common.heads import head_of
+from solera.methods.fedet import FedET
 from solera.models import as_split, build, wrap
 from solera.parts.consensus import ConsensusTeacher
 from solera.parts.distill import Distill
 from solera.parts.local import Local
-from solera.run import simulate
+from solera.runner.loop import simulate
 from solera.scenario import Scenario
 from solera.task import Data
 from solera.testing import check_method, large, run_toy, small, split_deep, split_wide, toy, wide
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, World, images, mlp, same_bits, spoil
 
 LOCAL = Local(steps=6, batch=8, lr=0.05)

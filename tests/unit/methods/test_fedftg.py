@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet
 from solera.methods import fedftg
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedftg import FedFTG
 from solera.parts.data_free import FineTune
-from solera.parts.local import Local, evaluate, weights_of
+from solera.parts.local import Local, evaluate
+from solera.tensors import weights_of
 from solera.testing import run_toy
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, Data, World, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=16, lr=0.05)

@@ -7,15 +7,17 @@ import pytest
 import torch
 
 from solera.data import PublicConfig
+from solera.errors import ConfigError
 from solera.federation import QuorumNotMet
+from solera.methods.common.predictions import Drawn
 from solera.methods.fedgems import FedGEMS, learn_from_server, towards
-from solera.methods.predictions import Drawn
-from solera.parts.local import Diverged, Local, fit, logits_of, weights_of
+from solera.parts.local import Diverged, Local, fit, logits_of
 from solera.parts.selective import fused_logits, reliable_weights
 from solera.randomness import seed_from
 from solera.task import Data
+from solera.tensors import weights_of
 from solera.testing import check_method, run_toy
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, Samples, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

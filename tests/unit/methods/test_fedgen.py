@@ -8,18 +8,19 @@ from torch import nn
 
 from solera.engines import Call
 from solera.engines.faulty import Faulty
+from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet
+from solera.methods.common.counts import CountedUpdate, usable_counts
+from solera.methods.common.heads import head_of
 from solera.methods.fedavg import FedAvg
-from solera.methods.fedet import head_of
-from solera.methods.fedgen import FedGen
-from solera.methods.label_counts import CountedUpdate, usable_counts
-from solera.methods.latents import phases, train_with_generator, with_latents
+from solera.methods.fedgen import FedGen, phases, train_with_generator, with_latents
 from solera.models import wrap
 from solera.parts.data_free import LatentGenerator
 from solera.parts.generators import draw, latent_generator, latent_generator_of
-from solera.parts.local import Local, evaluate, logits_of, weights_of
+from solera.parts.local import Local, evaluate, logits_of
+from solera.tensors import weights_of
 from solera.testing import run_toy, split_deep, split_wide, wide
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, Data, World, images, mlp, replies_of, same_bits
 
 LOCAL = Local(epochs=2, batch=16, lr=0.05)

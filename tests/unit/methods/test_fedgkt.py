@@ -7,16 +7,17 @@ import pytest
 import torch
 
 from solera.engines.faulty import Faulty
+from solera.errors import ConfigError
 from solera.federation import Federation, FederationConfig, QuorumNotMet
-from solera.methods.baselines import LocalOnly
-from solera.methods.feature_exchange import Extracted, feature_shape, score_with_tower, train_and_extract
-from solera.methods.fedgkt import FedGKT
+from solera.methods.fedgkt import Extracted, FedGKT, feature_shape, score_with_tower, train_and_extract
+from solera.methods.local import LocalOnly
 from solera.models import wrap
 from solera.parts.feature_server import extract, taught, tower
-from solera.parts.local import Diverged, Local, evaluate, fit, logits_of, weights_of
+from solera.parts.local import Diverged, Local, evaluate, fit, logits_of
 from solera.task import TASKS, Data
+from solera.tensors import weights_of
 from solera.testing import check_method, run_toy, wide
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=4, lr=0.05)

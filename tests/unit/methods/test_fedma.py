@@ -10,17 +10,19 @@ from torch import nn
 
 from solera.config import RunConfig
 from solera.engines.faulty import Faulty
+from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet
-from solera.methods import layer_update
+from solera.methods import fedma
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedma import FedMA
 from solera.parts.chain import chain, resized
-from solera.parts.local import Local, evaluate, weights_of
+from solera.parts.local import Local, evaluate
 from solera.parts.matching import BBP, move_columns
-from solera.run import check_fit, simulate
+from solera.runner.loop import check_fit, simulate
 from solera.task import Data
+from solera.tensors import weights_of
 from solera.testing import check_method, deep, run_toy, small, stacked, toy, wide
-from solera.wire import ConfigError, WireError, decode, digest, encode
+from solera.wire import WireError, decode, digest, encode
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 ONE = Local(epochs=1, batch=8, lr=0.05)
@@ -56,9 +58,7 @@ def test_without_training_the_model_comes_back(tmp_path):
 def test_a_client_is_trained_on_what_was_matched_and_the_rest_is_frozen(tmp_path, monkeypatch):
     """Layer n is sent after the layers before it were replaced by the matched ones, which training does not move."""
     trained = []
-    monkeypatch.setattr(
-        layer_update, "fit", lambda model, *_: trained.append([p.requires_grad for p in model.parameters()])
-    )
+    monkeypatch.setattr(fedma, "fit", lambda model, *_: trained.append([p.requires_grad for p in model.parameters()]))
     w = world(tmp_path, n=(12,))
     w.run(FedMA(ONE))
     weights = 6  # three layers of weight and bias
@@ -68,7 +68,7 @@ def test_a_client_is_trained_on_what_was_matched_and_the_rest_is_frozen(tmp_path
 @pytest.mark.parametrize("matching", ["fixed_width", "bbp"])
 def test_a_client_that_holds_its_neurons_in_another_order_changes_nothing(tmp_path, monkeypatch, matching):
     """Every layer but the last, convolution to Linear (blocks of pixels) among them; without training, to be exact."""
-    real = layer_update._train_and_send
+    real = fedma._train_and_send
     shuffling = []
 
     def shuffled(client, model, layers, at, local, count):
@@ -81,7 +81,7 @@ def test_a_client_that_holds_its_neurons_in_another_order_changes_nothing(tmp_pa
             model = resized(model, weights)
         return real(client, model, layers, at, local, count)
 
-    monkeypatch.setattr(layer_update, "_train_and_send", shuffled)
+    monkeypatch.setattr(fedma, "_train_and_send", shuffled)
 
     def end(name, *who):
         shuffling[:] = who
@@ -140,8 +140,8 @@ def test_the_last_layer_is_weighted_by_class(tmp_path):
 
 
 def test_a_client_that_lies_about_its_classes_is_left_out(tmp_path, monkeypatch):
-    honest = layer_update.label_counts
-    monkeypatch.setattr(layer_update, "label_counts", lambda c: honest(c) * (1000 if c.id == "c1" else 1))
+    honest = fedma.label_counts
+    monkeypatch.setattr(fedma, "label_counts", lambda c: honest(c) * (1000 if c.id == "c1" else 1))
     w = world(tmp_path)
     state = w.run(FedMA(ONE))[-1]
     assert [e["client"] for e in w.fed.failures] == ["c1"]
@@ -215,13 +215,13 @@ def test_an_architecture_whose_clients_all_fail_keeps_its_weights(tmp_path):
 
 
 def test_a_layer_of_another_shape_is_refused(tmp_path, monkeypatch):
-    real = layer_update._train_and_send
+    real = fedma._train_and_send
 
     def wrong(client, *args):
         sent = real(client, *args)
-        return layer_update.Sent({n: t[:2] for n, t in sent.layer.items()}, None) if client.id == "c2" else sent
+        return fedma.Sent({n: t[:2] for n, t in sent.layer.items()}, None) if client.id == "c2" else sent
 
-    monkeypatch.setattr(layer_update, "_train_and_send", wrong)
+    monkeypatch.setattr(fedma, "_train_and_send", wrong)
     w = world(tmp_path)
     w.run(FedMA(ONE))
     (event,) = w.fed.failures
@@ -232,7 +232,7 @@ def test_a_layer_of_another_shape_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("layer", [{"w": torch.zeros(3, 2), "b": torch.zeros(2)}, {"w": torch.zeros(())}, {}])
 def test_a_reply_that_is_no_layer_is_refused_when_it_arrives(layer):
     with pytest.raises(WireError):
-        decode(encode({"layer": layer, "counts": None}), layer_update.Sent)
+        decode(encode({"layer": layer, "counts": None}), fedma.Sent)
 
 
 # ---- refusals ---------------------------------------------------------------------------------------

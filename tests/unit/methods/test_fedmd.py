@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from public_toys import CLIENTS, PUBLIC, Exchange, Known, accuracies, halves, mixed, spoil, watch
-from solera.methods.baselines import LocalOnly
+from solera.errors import ConfigError
 from solera.methods.fedmd import DISTANCES, FedMD
-from solera.parts.local import Local, fit, logits_of, weights_of
+from solera.methods.local import LocalOnly
+from solera.parts.local import Local, fit, logits_of
 from solera.parts.objectives import towards
 from solera.randomness import seed_from
-from solera.run import check_fit
+from solera.runner.loop import check_fit
 from solera.task import Data
+from solera.tensors import weights_of
 from solera.testing import check_method, toy
-from solera.wire import ConfigError
 from toys import Constant, images, mlp, same_bits
 
 NONE = Local(epochs=0)

@@ -10,30 +10,31 @@ from safetensors.torch import load_file
 
 import by_hand
 from solera.config import EngineConfig, RunConfig, load_config
+from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet
 from solera.method import info_of
 from solera.methods.codistillation import Codistillation
-from solera.methods.cohort import Cohort
-from solera.methods.ensembles import EnsembleTrainer, Member
 from solera.methods.fedavg import FedAvg, FedAvgM, FedProx
 from solera.methods.fedbe import FedBE, FedDistill
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
 from solera.methods.fedensemble import FedEnsemble
-from solera.methods.framework import Framework
-from solera.methods.global_trainers import GlobalTrainer
-from solera.methods.grouping import split
+from solera.methods.framework.cohort import Cohort
+from solera.methods.framework.ensemble_trainers import EnsembleTrainer, Member
+from solera.methods.framework.global_trainers import GlobalTrainer
+from solera.methods.framework.groups import split
+from solera.methods.framework.local_trainers import LocalTrainer, Seeds
+from solera.methods.framework.loop import Framework
 from solera.methods.scaffold import Scaffold
-from solera.methods.trainers import LocalTrainer, Seeds
 from solera.parts.distill import Distill
 from solera.parts.local import Local
 from solera.parts.teachers import Ensemble
 from solera.randomness import seed_from
-from solera.run import simulate
+from solera.runner.loop import simulate
+from solera.runs.directory import read_metrics
 from solera.task import Data
 from solera.testing import check_method, deep, run_toy, toy, wide
-from solera.track.store import read_metrics
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Constant, Conv, Quadratic, World, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=1, batch=8, lr=0.05)
@@ -309,7 +310,7 @@ def test_scaffold_variates_are_kept_for_each_client_and_group(tmp_path):
         return next(plans)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("solera.methods.framework.split", planned)
+        patch.setattr("solera.methods.framework.loop.split", planned)
         for t in range(2):
             world.fed.begin(t)
             state = method.round(state, world.fed, world.server)

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import by_hand
+from solera.errors import ConfigError
 from solera.federation import QuorumNotMet
+from solera.methods.common.heads import head_of
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
-from solera.methods.fedet import FedET, head_of
+from solera.methods.fedet import FedET
 from solera.methods.fusionlarge import FusionLarge, hard
 from solera.models import wrap
 from solera.parts.distill import Distill
@@ -18,7 +20,7 @@ from solera.parts.local import Local
 from solera.parts.teachers import Ensemble
 from solera.task import Data
 from solera.testing import check_method, run_toy, small, split_wide, toy_for, wide
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Constant, Conv, World, images, mlp, same_bits, spoil
 
 TRAINING = {"epochs": 2, "batch": 8, "lr": 0.05}

@@ -6,19 +6,20 @@ from safetensors.torch import load_file
 from torch import nn
 
 from solera.config import RunConfig
+from solera.errors import ConfigError
 from solera.federation import FederationConfig
 from solera.method import METHODS
 from solera.methods.fedavg import FedAvg
-from solera.methods.heterofl import HeteroFL
-from solera.methods.part_update import PartUpdate, part_statistics, train_part
+from solera.methods.heterofl import HeteroFL, PartUpdate, part_statistics, train_part
 from solera.models import build
 from solera.parts.chain import resized
-from solera.parts.local import Local, evaluate, weights_of
+from solera.parts.local import Local, evaluate
 from solera.parts.subnetwork import cut, sub_shapes
-from solera.run import check_fit, simulate
+from solera.runner.loop import check_fit, simulate
 from solera.task import Data
+from solera.tensors import weights_of
 from solera.testing import check_method, deep_group, run_toy, toy, wide
-from solera.wire import ConfigError, WireError, decode, digest, encode
+from solera.wire import WireError, decode, digest, encode
 from toys import Conv, World, images, mlp, same_bits
 
 ONE = Local(epochs=1, batch=8, lr=0.05)

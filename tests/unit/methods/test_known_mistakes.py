@@ -16,20 +16,21 @@ import torch
 from public_toys import mixed as exchange
 from solera.config import RunConfig
 from solera.federation import Replies
+from solera.methods.common.training import Update
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.fedet import FedET
-from solera.methods.local_update import Update
 from solera.methods.mnfl import MNFL
 from solera.parts.aggregate import weighted_mean
 from solera.parts.consensus import confidence_weights, consensus, diversity, ensemble_loss
 from solera.parts.distill import Distill
-from solera.parts.local import Local, fit, logits_of, weights_of
+from solera.parts.local import Local, fit, logits_of
 from solera.parts.norms import batchnorms
 from solera.parts.similarity import Coefficients, kl_loss, learn
 from solera.parts.teachers import drop_worst
-from solera.run import simulate
+from solera.runner.loop import simulate
 from solera.task import Data
+from solera.tensors import weights_of
 from solera.testing import small, toy_for
 from toys import Conv, World, images, same_bits
 

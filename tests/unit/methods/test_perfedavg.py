@@ -5,13 +5,15 @@ import dataclasses
 import pytest
 import torch
 
+from solera.errors import ConfigError
+from solera.methods.common.personal import Tuning, score_tuned
 from solera.methods.fedavg import FedAvg
-from solera.methods.finetune import Tuning, score_tuned
 from solera.methods.perfedavg import PerFedAvg
-from solera.parts.local import Local, evaluate, fit, weights_of
+from solera.parts.local import Local, evaluate, fit
 from solera.task import Client, Data
+from solera.tensors import weights_of
 from solera.testing import check_method, run_toy
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, Quadratic, World, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Local(steps=4, batch=8, lr=0.05)

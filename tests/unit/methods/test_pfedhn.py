@@ -9,16 +9,18 @@ from torch import nn
 
 from camps import accuracy, camps, numbers
 from solera.engines.faulty import Faulty
+from solera.errors import ConfigError
 from solera.federation import QuorumNotMet
+from solera.methods.common.training import Update, local_update
 from solera.methods.fedavg import FedAvg
-from solera.methods.local_update import Update, local_update
 from solera.methods.pfedhn import PFedHN
 from solera.parts.hypernet import Hypernet, generate, pull_back
-from solera.parts.local import Local, fit, weights_of
-from solera.run import check_fit
+from solera.parts.local import Local, fit
+from solera.runner.loop import check_fit
 from solera.task import TASKS, Data
+from solera.tensors import weights_of
 from solera.testing import toy
-from solera.wire import ConfigError, digest
+from solera.wire import digest
 from toys import Conv, World, images, mlp
 
 LOCAL = Local(steps=4, batch=8, lr=0.05, momentum=0.9)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from solera.errors import ConfigError
 from solera.models import (
     MODELS,
     SplitModel,
@@ -19,7 +20,6 @@ from solera.models import (
     size_of,
     wrap,
 )
-from solera.wire import ConfigError
 
 SHAPE = (1, 8, 8)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from solera.errors import ConfigError
 from solera.models import MODELS, build, is_split, model_info
-from solera.wire import ConfigError
 
 IMAGE = [name for name, info in MODELS.items() if info.kind == "image" and not info.own]
 TEXT = [name for name, info in MODELS.items() if info.kind == "text" and not info.own]

@@ -7,7 +7,7 @@ from torch import nn
 
 from solera.models import build
 from solera.parts.chain import Layer, chain, read, redraw, resized
-from solera.parts.local import weights_of
+from solera.tensors import weights_of
 from toys import same_bits
 
 GRAY = (1, 28, 28)

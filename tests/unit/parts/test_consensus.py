@@ -16,8 +16,8 @@ from solera.parts.consensus import (
     normalised,
 )
 from solera.parts.distill import Distill, distill
-from solera.parts.local import weights_of
 from solera.parts.teachers import Cache, Ensemble
+from solera.tensors import weights_of
 from toys import Constant, Conv, images, mlp, same_bits
 
 FET_1 = ((0.7, 0.2, 0.1), (0.6, 0.3, 0.1), (0.1, 0.2, 0.7))

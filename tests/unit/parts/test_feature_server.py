@@ -7,7 +7,8 @@ from torch import nn
 
 from solera.models import build, wrap
 from solera.parts.feature_server import epochs_at, extract, taught, tower, tower_with, transfer_loss
-from solera.parts.local import Local, fit, logits_of, weights_of
+from solera.parts.local import Local, fit, logits_of
+from solera.tensors import weights_of
 from toys import Conv, images, mlp, same_bits
 
 Z_C, Z_S, Y = torch.tensor([[1.0, 0.0, -1.0]]).double(), torch.tensor([[2.0, 0.0, 0.0]]).double(), torch.tensor([0])

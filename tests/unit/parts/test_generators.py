@@ -24,7 +24,8 @@ from solera.parts.generators import (
     restored,
     weighted_cross_entropy,
 )
-from solera.parts.local import Local, evaluate, fit, logits_of, weights_of
+from solera.parts.local import Local, evaluate, fit, logits_of
+from solera.tensors import weights_of
 from toys import Conv, images, mlp, same_bits
 
 COUNTS = torch.tensor([[10, 0, 5], [30, 20, 0]])

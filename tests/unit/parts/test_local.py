@@ -9,19 +9,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import nn
 
-from solera.parts.local import (
-    Diverged,
-    Local,
-    evaluate,
-    fit,
-    gradient_of,
-    is_finite,
-    logits_of,
-    minibatches,
-    planned_steps,
-    weights_of,
-)
+from solera.parts.local import Diverged, Local, evaluate, fit, gradient_of, logits_of, minibatches, planned_steps
 from solera.parts.objectives import proximal
+from solera.tensors import is_finite, weights_of
 from toys import Conv, Quadratic, images, mlp, quadratic_data, same_bits
 
 

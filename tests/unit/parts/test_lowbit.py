@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from solera.parts.local import Diverged, Local, fit, weights_of
+from solera.parts.local import Diverged, Local, fit
 from solera.parts.lowbit import (
     ErrorFeedback,
     LowBit,
@@ -23,6 +23,7 @@ from solera.parts.lowbit import (
     unpack,
 )
 from solera.parts.objectives import proximal
+from solera.tensors import weights_of
 from toys import Conv, images, mlp, same_bits
 
 W = torch.tensor([[0.5, -1.5, 0.25], [2.0, 1.0, -3.0]])

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from solera.parts.chain import chain, resized
-from solera.parts.local import weights_of
 from solera.parts.matching import (
     BBP,
     assign,
@@ -21,6 +20,7 @@ from solera.parts.matching import (
     neurons_of,
     squared_distances,
 )
+from solera.tensors import weights_of
 from toys import same_bits
 
 FIRST = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from solera.parts.distill import Distill, distill
-from solera.parts.local import weights_of
 from solera.parts.posterior import (
     dirichlet,
     dirichlet_coefficients,
@@ -20,6 +19,7 @@ from solera.parts.posterior import (
     swag,
 )
 from solera.parts.teachers import Ensemble
+from solera.tensors import weights_of
 from toys import Constant, Conv, images, same_bits
 
 MANY = 8000

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from solera.models import wrap
-from solera.parts.local import weights_of
 from solera.parts.norms import has_batchnorm, train_mode
 from solera.parts.representations import contrast, contrastive, representations_of
+from solera.tensors import weights_of
 from toys import Conv, images, same_bits
 
 

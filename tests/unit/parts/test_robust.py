@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from solera.parts.aggregate import uniform_mean
-from solera.parts.local import weights_of
 from solera.parts.robust import (
     clip_logits,
     clip_update,
@@ -16,6 +15,7 @@ from solera.parts.robust import (
     weighted_median,
 )
 from solera.parts.teachers import Cache, Ensemble, lowest_entropy
+from solera.tensors import weights_of
 from toys import Constant, Conv, images, mlp, same_bits
 
 ROBUST = ("clipped_logits", "standardised_logits", "median_probs")

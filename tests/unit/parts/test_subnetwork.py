@@ -7,7 +7,6 @@ from torch import nn
 
 from solera.models import build
 from solera.parts.chain import resized
-from solera.parts.local import weights_of
 from solera.parts.norms import BATCHNORM
 from solera.parts.subnetwork import (
     cut,
@@ -18,6 +17,7 @@ from solera.parts.subnetwork import (
     scale_in_training,
     sub_shapes,
 )
+from solera.tensors import weights_of
 
 GRAY = (1, 28, 28)
 

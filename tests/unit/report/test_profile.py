@@ -11,7 +11,7 @@ from solera.report import profile as shown
 from solera.report.figures import report_data
 from solera.report.page import render
 from solera.report.read import read_all
-from solera.run import execute
+from solera.runner.loop import execute
 
 SMALL = {
     "run": {"rounds": 2},

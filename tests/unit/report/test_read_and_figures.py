@@ -7,11 +7,11 @@ import json
 import pytest
 
 from run_directories import write_run
+from solera.errors import RunError
 from solera.report import figures
 from solera.report.figures import coefficients, confusion, finite, report_data, thinned
 from solera.report.order import similar_order
 from solera.report.read import Matrix, read_all
-from solera.wire import RunError
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ import safetensors.torch
 import torch
 
 from solera.engines import Version
-from solera.track.store import KEEP, RunDirectory, _pack, _unpack
-from solera.wire import RunError, Weights, digest, encode
+from solera.errors import RunError
+from solera.runs.directory import KEEP, RunDirectory, _pack, _unpack
+from solera.tensors import Weights
+from solera.wire import digest, encode
 
 PEOPLE, ASKED = 100, 10
 

@@ -9,13 +9,13 @@ import time
 
 import pytest
 
+from solera.errors import RunError
 from solera.report.read import in_use, read_all
-from solera.track.store import RunDirectory
-from solera.wire import RunError
+from solera.runs.directory import RunDirectory
 
 ENTER = """
 import sys
-from solera.track.store import RunDirectory
+from solera.runs.directory import RunDirectory
 from solera.wire import RunError
 try:
     RunDirectory(sys.argv[1], "0", resume=True)
@@ -54,7 +54,7 @@ def test_a_child_that_outlives_the_run_does_not_keep_the_directory(tmp_path):
     """A forked child shares the handle; after `kill -9` of the parent its lock would stay."""
     code = (
         "import os, signal, sys, time\n"
-        "from solera.track.store import RunDirectory\n"
+        "from solera.runs.directory import RunDirectory\n"
         "home = RunDirectory(sys.argv[1], '0')\n"
         "child = os.fork()\n"
         "if child == 0:\n"

@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from made_runs import line, make_run
-from solera.track.compare import Spread, latex_text, plain_cell, rows_of
-from solera.track.runs import (
+from solera.errors import RunError
+from solera.runs.compare import Spread, latex_text, plain_cell, rows_of
+from solera.runs.directory import FORMAT as WRITTEN
+from solera.runs.read import (
     FORMAT,
     MAX_PROFILE_BYTES,
     Cost,
@@ -26,8 +28,6 @@ from solera.track.runs import (
     series,
     to_target,
 )
-from solera.track.store import FORMAT as WRITTEN
-from solera.wire import RunError
 
 
 def test_a_whole_run(tmp_path):
@@ -38,7 +38,7 @@ def test_a_whole_run(tmp_path):
 
 
 def test_reading_needs_no_torch():
-    code = "import sys, solera.track.runs, solera.track.compare; sys.exit('torch' in sys.modules)"
+    code = "import sys, solera.runs.read, solera.runs.compare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -13,12 +13,12 @@ from made_runs import line, make_run
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
 from solera.config import load_config, to_toml
-from solera.run import execute, resume_run
+from solera.errors import ConfigError
+from solera.runner.loop import execute, resume_run
+from solera.runs.read import read_run
 from solera.track import export
 from solera.track.display import Watcher
 from solera.track.export import TrackConfig, Tracking, scalars
-from solera.track.runs import read_run
-from solera.wire import ConfigError
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}, "run": {"rounds": 3, "name": "tiny"}}
 

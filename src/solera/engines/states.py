@@ -1,0 +1,111 @@
+"""Client state that survives rounds: versioned files, each named by its step and sha256."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import re
+from collections.abc import Collection, Mapping
+
+from ..errors import RunError
+from ..tensors import Weights
+from ..wire import OWN_FILES, WireError, decode, encode, safe_name
+from .base import Version
+
+VERSION = re.compile(r"(\d{12})\.([0-9a-f]{64})\.safetensors")
+
+
+class StateError(RunError):
+    """Client state that cannot be read or written, or is not what it was. No client is to blame for that."""
+
+
+class ClientStates:
+    """Client state in files named by step and content, `root/<client>/<step>.<sha256>.safetensors`.
+
+    Which of them a client has is not known here: whoever loads one names it, and gets that one or an error.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]):
+        self.root = pathlib.Path(root)
+
+    def versions(self, client: str) -> list[Version]:
+        """All that are there, oldest first."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = map(VERSION.fullmatch, os.listdir(self.root / client))
+            return sorted(Version(int(m[1]), m[2]) for m in found if m)
+        return []
+
+    def path(self, client: str, version: Version) -> pathlib.Path:
+        return self.root / safe_name(client, "client id") / f"{version.step:012d}.{version.sha256}.safetensors"
+
+    def load(self, client: str, version: Version | None) -> dict[str, Weights]:
+        """The state that `version` names, to the bit; nothing, if the client has none yet."""
+        if version is None:
+            return {}
+        content = self._verified(client, version)
+        try:
+            return decode(content, dict[str, Weights], limits=OWN_FILES)
+        except WireError as e:  # whole, but not ours
+            raise StateError(f"the state of {client} in {self.path(client, version)} is not one: {e}") from None
+
+    def _verified(self, client: str, version: Version) -> bytes:
+        path = self.path(client, version)
+        try:
+            if not path.is_file():
+                raise StateError(f"the state of {client} is missing: {path}")
+            content = path.read_bytes()
+        except OSError as e:
+            raise StateError(f"the state of {client} cannot be read: {path}: {e.strerror}") from None
+        if hashlib.sha256(content).hexdigest() != version.sha256:
+            raise StateError(f"the state of {client} is damaged: {path} does not match the sha256 in its name")
+        return content
+
+    def check(self, ledger: Mapping[str, Version]) -> None:
+        """Raise StateError, with the name of the file, unless every version in `ledger` is there and whole."""
+        for k, version in ledger.items():
+            self._verified(k, version)
+
+    def save(
+        self,
+        client: str,
+        step: int,
+        state: dict[str, Weights],
+        keep: Collection[Version] = (),
+        keep_from: int = 0,
+    ) -> Version:
+        """Store the state after `step`. Of those before `keep_from`, the ones that are not in `keep` go."""
+        content = encode(state)
+        version = Version(step, hashlib.sha256(content).hexdigest())
+        path = self.path(client, version)
+        draft = path.with_suffix(f".{os.getpid()}.draft")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(content)
+            draft.replace(path)
+            for old in self.versions(client):
+                if old.step < keep_from and old not in (*keep, version):
+                    self.path(client, old).unlink(missing_ok=True)
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise StateError(
+                f"the state of {client} cannot be stored in {path.parent}: {e.strerror}; the last checkpoint is "
+                "unharmed: make room (or give the folder back), then resume the run"
+            ) from None
+        return version
+
+    def flush(self, ledger: Mapping[str, Version]) -> None:
+        """Make these versions survive a power cut."""
+        for k, version in ledger.items():
+            path = self.path(k, version)
+            try:
+                fd = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            except OSError as e:
+                raise StateError(
+                    f"the state of {k} cannot be stored in {path}: {e.strerror}; the last checkpoint is unharmed: make "
+                    "room, then resume the run"
+                ) from None

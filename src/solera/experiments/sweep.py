@@ -1,0 +1,508 @@
+"""Many runs from one file: a grid of settings, named cases, several seeds.
+
+Every configuration is checked before anything runs. Each run has a process of its own, so that one that fails (or is
+killed) stops no other; what is done is skipped, what was stopped goes on. The directory says which run is which:
+`OUT/<case and settings>/s<seed>`, and `OUT/sweep.json` lists them all.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import tomllib
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import TABLES, Config, EngineConfig, load_config, merged, recipe_names, to_toml
+from ..errors import ConfigError, RunError, SoleraError
+from ..method import name_of
+from ..runner.loop import Interrupted, check_start, execute
+from ..runs.read import compared, flat, show
+from ..scenario import build_scenario
+from ..track.display import QuietWatcher
+from ..version import __version__
+
+CASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
+LONGEST_NAME = 100  # of a folder; beyond, a checksum stands for the rest
+MOST_RUNS = 10_000
+INDEX = "sweep.json"
+WAKE_S = 0.25  # how often the progress is looked at
+GRACE_S = 1.0  # how long a run that is asked to stop may take
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """One run of a sweep."""
+
+    name: str  # its directory below the sweep's
+    case: str
+    settings: dict[str, Any]  # what the case and the grid set, by dotted key
+    config: Config
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a sweep is; given to whoever shows it, several times a second."""
+
+    total: int
+    skipped: int  # were done before
+    done: int = 0
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)  # name -> why
+    running: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # name -> (rounds done, of)
+    seconds: float = 0.0
+    left: float | None = None  # seconds, if the coming rounds take as long as those so far
+    news: str | None = None  # the run that has just ended
+
+
+Tell = Callable[[Progress], None]
+
+
+# ---- from the file to the plan ----------------------------------------------------------------------
+
+
+def load_sweep(file: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Planned]:
+    """The runs that a sweep file asks for, every one of them checked.
+
+    `overrides` ("key=value") change all runs.
+    """
+    path = Path(file)
+    try:
+        given = tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{file} is not valid TOML: {e}") from None
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the sweep {str(file)!r}: {why}") from None
+    return plan(given, path.parent, path.stem, overrides)
+
+
+def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[str] = ()) -> list[Planned]:
+    """The runs of a sweep from its tables. `folder` is where a base that is a file is looked for."""
+    unknown = set(given) - {"base", "sweep", "method", *TABLES}
+    if unknown:
+        raise ConfigError(f"[{min(unknown)}]: a sweep has base, [sweep] and the tables of a configuration")
+    seeds, grid, cases = _sweep_table(given.get("sweep"))
+    inline = {k: v for k, v in given.items() if k not in ("base", "sweep")}
+    source, changes = _base(given.get("base"), inline, folder)
+    try:
+        base = merged(source, changes)
+    except ConfigError as e:
+        raise ConfigError(f"the base: {e}") from None
+    asked = math.prod(map(len, [*grid.values(), cases, seeds or [0]]))
+    if asked > MOST_RUNS:
+        raise ConfigError(f"[sweep] asks for {asked} runs; more than {MOST_RUNS} are surely a mistake")
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    wanted = [(case, settings | point) for case, settings in cases.items() for point in points]
+    names = _names([(case, {k: settings[k] for k in grid}) for case, settings in wanted])
+    planned = []
+    for (case, settings), name in zip(wanted, names, strict=True):
+        for seeded in [[f"run.seed={seed}"] for seed in seeds] or [[]]:
+            try:
+                config = load_config(base, [*overrides, *_overrides(settings), *seeded])
+            except ConfigError as e:
+                raise ConfigError(f"{name or 'the base'}: {e}") from None
+            if not config.run.name:
+                run = dataclasses.replace(config.run, name=re.sub(r"[^\w.-]+", "-", stem, flags=re.A).strip("-._")[:64])
+                config = dataclasses.replace(config, run=run)
+            home = f"{name or name_of(config.method)}/s{config.run.seed}"
+            planned.append(Planned(home, case, settings, config))
+    return planned
+
+
+def _sweep_table(table: Any) -> tuple[list[int], dict[str, list[Any]], dict[str, dict[str, Any]]]:
+    """Seeds, the grid (dotted key -> values) and the cases (name -> dotted key -> value; one, "", if none is named)."""
+    if not isinstance(table, Mapping):
+        raise ConfigError("[sweep] is missing: write it with seeds = [0, 1, 2], [sweep.grid] or [sweep.cases.NAME]")
+    if unknown := set(table) - {"seeds", "grid", "cases"}:
+        raise ConfigError(f"sweep.{min(unknown)}: there is no such setting; [sweep] has seeds, grid and cases")
+    seeds, grid, cases = table.get("seeds", []), table.get("grid", {}), table.get("cases", {})
+    whole = isinstance(seeds, list) and all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)
+    if not whole or len(set(seeds)) != len(seeds):
+        raise ConfigError(f"sweep.seeds = {seeds}: a list of different whole numbers is wanted, such as [0, 1, 2]")
+    if not isinstance(grid, Mapping) or not isinstance(cases, Mapping):
+        raise ConfigError("sweep.grid and sweep.cases are tables: write [sweep.grid] and [sweep.cases.NAME]")
+    axes = flat(grid)
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"sweep.grid.{key} = {show(values)}: a list of the values to try is wanted")
+        if key == "run.seed":
+            raise ConfigError("sweep.grid.run.seed: seeds have a place of their own, sweep.seeds")
+        if len({json.dumps(v, default=str) for v in values}) != len(values):
+            raise ConfigError(f"sweep.grid.{key} = {show(values)}: a value stands there twice")
+    named: dict[str, dict[str, Any]] = {}
+    for name, settings in cases.items():
+        if not CASE.fullmatch(name):
+            raise ConfigError(f"sweep.cases.{name!r}: letters, digits, spaces, '.', '_' and '-' only, at most 64")
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"sweep.cases.{name} = {show(settings)}: a table of settings is wanted")
+        named[name] = flat(settings)
+        if both := set(named[name]) & set(axes):
+            raise ConfigError(f"sweep.cases.{name}.{min(both)}: the grid sets it, too; leave it out of one of them")
+    return seeds, axes, named or {"": {}}
+
+
+def _base(base: Any, inline: dict[str, Any], folder: Path) -> tuple[str | Path | dict[str, Any], list[str]]:
+    """What every run starts from, and what is changed in it."""
+    if base is None:
+        return inline, []
+    if not isinstance(base, str):
+        raise ConfigError(f"base = {show(base)}: the name of a recipe or a .toml file is wanted")
+    if base not in recipe_names() and base.endswith(".toml"):
+        return folder / base, _overrides(flat(inline))
+    return base, _overrides(flat(inline))
+
+
+def _overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Settings in the form of the command line's --set."""
+    try:
+        return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    except TypeError as e:
+        raise ConfigError(f"a value in the sweep is no number, text, list or truth value: {e}") from None
+
+
+def _names(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """A readable folder for each (case, grid point), no two the same, also where upper and lower case are not told
+    apart."""
+    keys = list(points[0][1]) if points else []
+    leaves = [k.rpartition(".")[2] for k in keys]
+    told = {k: leaf if leaves.count(leaf) == 1 else k for k, leaf in zip(keys, leaves, strict=True)}
+    names = []
+    for case, point in points:
+        parts = [f"{told[k]}={_safe(show(v))}" for k, v in point.items() if k != "method.name"]
+        first = [_safe(case)] if case else []
+        first += [_safe(show(point["method.name"]))] if "method.name" in point else []
+        names.append(",".join(first + parts))
+    lower = [n.lower() for n in names]
+    out = []
+    for name, low, (case, point) in zip(names, lower, points, strict=True):
+        if lower.count(low) > 1 or len(name) > LONGEST_NAME:
+            tag = hashlib.sha256(json.dumps([case, point], default=str).encode()).hexdigest()[:8]
+            name = f"{name[: LONGEST_NAME - 9]}-{tag}"
+        out.append(name)
+    return out
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text) or "-"
+
+
+# ---- what is there already --------------------------------------------------------------------------
+
+
+def is_done(home: Path) -> bool:
+    """Whether the run in a directory is over."""
+    return (home / "summary.json").is_file()
+
+
+def check_unchanged(planned: Sequence[Planned], out: Path) -> None:
+    """Refuse to mix: what is in `out` must have been begun with the settings that are asked for now."""
+    for run in planned:
+        file = out / run.name / "config.toml"
+        if not file.is_file():
+            continue
+        then, now = _settings(load_config(file)), _settings(run.config)
+        for key in {**now, **then}:
+            if compared(key) and then.get(key) != now.get(key):
+                raise RunError(
+                    f"{out / run.name} was begun with {key} = {show(then.get(key))}, not {show(now.get(key))}: "
+                    "choose another --out for the changed sweep, or move that run away"
+                )
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return flat(tomllib.loads(to_toml(config)))
+
+
+def notes(planned: Sequence[Planned]) -> list[str]:
+    """What was decided for the methods of a sweep, each once for a case."""
+    return list(dict.fromkeys(f"{_case_of(run)}: {note}" for run in planned for note in run.config.notes))
+
+
+def _case_of(run: Planned) -> str:
+    """The folder that the runs of all seeds share."""
+    return run.name.rpartition("/")[0]
+
+
+def check_fits(planned: Sequence[Planned]) -> None:
+    """Refuse, before anything runs, a case whose method cannot work with its data, models or clients. One run of each
+    case is enough: seeds change none of them. Run in a process of its own, so that this one never computes before it
+    forks."""
+    seen: dict[str, Planned] = {}
+    for run in planned:
+        seen.setdefault(_case_of(run), run)
+    context = _context()
+    mine, theirs = context.Pipe(duplex=False)
+    texts = [(r.name, to_toml(r.config)) for r in seen.values()]
+    child = context.Process(target=_check_all, args=(texts, theirs, os.getpid()))
+    child.start()
+    theirs.close()
+    try:
+        try:
+            found = json.loads(mine.recv_bytes())
+        except EOFError:
+            raise RunError(f"checking the sweep ended with exit code {child.exitcode}") from None
+    finally:
+        if child.is_alive() and sys.exc_info()[0] is not None:
+            child.terminate()
+        child.join()
+    if found:
+        name, message, code = found[0]
+        more = f" (and {len(found) - 1} more cases are refused)" if len(found) > 1 else ""
+        error = SoleraError(f"{name}: {message}{more}")
+        error.exit_code = code
+        raise error
+
+
+def _check_all(runs: list[tuple[str, str]], answer: Any, parent: int) -> None:
+    _end_with(parent)
+    torch.set_num_threads(1)
+    found = []
+    for name, text in runs:
+        try:
+            config = load_config(tomllib.loads(text))
+            config.track.require()
+            scenario = build_scenario(
+                config.data, config.partition, config.public, config.models, config.run.seed, 1
+            )  # fmt: skip
+            check_start(config.method, scenario, config.federation)
+        except SoleraError as e:
+            found.append((name, str(e), e.exit_code))
+    answer.send_bytes(json.dumps(found).encode())
+
+
+# ---- running ----------------------------------------------------------------------------------------
+
+
+def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell | None = None) -> Progress:
+    """Run every configuration into `out`/its name, `workers` at a time, and say how it went.
+
+    With one worker a run uses the engine it asks for; with more, each has one core (the results are the same). A run
+    that is done is skipped, one that was stopped goes on, and one that fails leaves its reason in `out`/its name.log.
+    """
+    if workers < 1:
+        raise ConfigError(f"--workers {workers}: at least 1 is needed")
+    tell = tell or (lambda progress: None)
+    todo = [name for name in runs if not is_done(out / name)]
+    state = Progress(len(runs), len(runs) - len(todo))
+    context, waiting = _context(), list(todo)
+    running: dict[str, Any] = {}  # name -> its process
+    began, before = time.monotonic(), {name: _rounds_done(out / name) for name in todo}
+    with _stoppable():
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    name = waiting.pop(0)
+                    config = runs[name] if workers == 1 else _one_core(runs[name])
+                    job = context.Process(target=_one, args=(to_toml(config), str(out / name), os.getpid()))
+                    job.start()
+                    running[name] = job
+                multiprocessing.connection.wait([job.sentinel for job in running.values()], WAKE_S)
+                ended = [name for name, job in running.items() if not job.is_alive()]
+                for name in ended:
+                    running.pop(name).join()
+                    if is_done(out / name):
+                        state.done += 1
+                    else:
+                        state.failed[name] = _reason(out / name)
+                    state.running.pop(name, None)
+                    _estimate(state, runs, todo, out, before, began)
+                    state.news = name
+                    tell(state)
+                state.running = {n: (_rounds_done(out / n), runs[n].run.rounds) for n in running}
+                _estimate(state, runs, todo, out, before, began)
+                state.news = None
+                tell(state)
+        finally:  # an interruption: runs are asked to stop, and can be continued
+            _end(running.values())
+    return state
+
+
+def _end(jobs: Iterable[Any]) -> None:
+    """Ask processes to stop, and make those stop that do not: a run is whole at every moment."""
+    deadline = time.monotonic() + GRACE_S
+    for job in jobs:
+        job.terminate()
+    for job in jobs:
+        job.join(max(0.0, deadline - time.monotonic()))
+        if job.is_alive():
+            job.kill()
+            job.join()
+
+
+def _context() -> Any:
+    # A fork starts at once and shares what is loaded; where it is not safe a new interpreter is started.
+    return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+
+def _one_core(config: Config) -> Config:
+    return dataclasses.replace(config, engine=EngineConfig("inprocess", 1, config.engine.threads))
+
+
+def _end_with(parent: int) -> None:
+    """If the sweep is killed, its processes do not go on alone: the system kills them, at once. That may be at any
+    moment, and a run is whole at every moment. Elsewhere than on Linux `_ChildWatcher` looks."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before the system knew
+        os._exit(Interrupted.exit_code)
+
+
+class _ChildWatcher(QuietWatcher):
+    """Warnings into the log; and if the sweep was killed, its runs do not go on alone."""
+
+    def __init__(self, file: Any, parent: int):
+        super().__init__(file)
+        self.parent = parent
+
+    def phase(self, round: int, name: str) -> None:
+        self._look()
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        if os.getppid() != self.parent:
+            raise Interrupted("the sweep is gone")
+
+
+def _one(text: str, home: str, parent: int) -> None:
+    """One run, in a process of its own. What it has to say is in a log beside its directory."""
+    _end_with(parent)
+    path = Path(home)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = path.with_name(path.name + ".log")
+    torch.set_num_threads(1)
+    with open(log, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file  # those of the sweep would draw its display again around every line
+        try:
+            execute(load_config(tomllib.loads(text)), path, (path / "run.json").is_file(), _ChildWatcher(file, parent))
+            code = 0
+        except SoleraError as e:
+            print(" ".join(str(e).split()), file=file)
+            code = e.exit_code
+        except KeyboardInterrupt as e:
+            print(str(e) or "interrupted", file=file)
+            code = getattr(e, "exit_code", 130)
+        except BaseException:
+            print(traceback.format_exc(), file=file)
+            code = 1
+    if code:  # threads that are still training must not keep the process alive
+        os._exit(code)
+    if log.stat().st_size == 0:
+        log.unlink()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # the log is closed
+
+
+def _reason(home: Path) -> str:
+    """Why a run did not end well, in one line."""
+    log = home.with_name(home.name + ".log")
+    try:
+        lines = log.read_text("utf-8", "replace").split("\n")
+    except OSError:
+        lines = []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "killed, and left no message")
+    return f"{last[:300]} (log: {log})"
+
+
+def _rounds_done(home: Path) -> int:
+    try:
+        return (home / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def _estimate(
+    state: Progress, runs: Mapping[str, Config], todo: list[str], out: Path, before: dict[str, int], began: float
+) -> None:
+    """Time so far, and the time left if a round takes what it took so far."""
+    state.seconds = time.monotonic() - began
+    over = {name for name in todo if is_done(out / name) or name in state.failed}
+    due = sum(max(0, runs[n].run.rounds - before[n]) for n in todo)
+    done = sum(max(0, runs[n].run.rounds - before[n]) for n in over)
+    done += sum(max(0, rounds - before[n]) for n, (rounds, _) in state.running.items() if n not in over)
+    state.left = state.seconds / done * (due - done) if done and due else None
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends a sweep as Ctrl-C does."""
+
+    def stop(*_: Any) -> None:
+        raise Interrupted("stopped by SIGTERM")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---- the index --------------------------------------------------------------------------------------
+
+
+def write_index(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
+    """`sweep.json`: every run of the sweep, what is special about it, and whether it is done."""
+
+    def status(name: str) -> str:
+        home = out / name
+        return "done" if is_done(home) else "failed" if name in failed else "begun" if _rounds_done(home) else "waiting"
+
+    index = {
+        "format": 1,
+        "solera": __version__,
+        "runs": [
+            {
+                "out": run.name,
+                "case": run.case,
+                "method": name_of(run.config.method),
+                "seed": run.config.run.seed,
+                "settings": run.settings,
+                "status": status(run.name),
+                **({"error": failed[run.name]} if run.name in failed else {}),
+            }
+            for run in planned
+        ],
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        draft = out / f"{INDEX}.draft"
+        draft.write_text(json.dumps(index, indent=1))
+        draft.replace(out / INDEX)
+    except OSError as e:
+        raise RunError(f"{out / INDEX} cannot be written: {e.strerror}") from None
+    return index
+
+
+__all__ = [
+    "Planned",
+    "Progress",
+    "check_fits",
+    "check_unchanged",
+    "is_done",
+    "load_sweep",
+    "notes",
+    "plan",
+    "run_all",
+    "write_index",
+]

@@ -1,0 +1,59 @@
+"""Centralised training: one model of each architecture on all data in one place, the upper bound."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+from ..federation import Federation
+from ..method import Info, Model, register
+from ..parts.local import Diverged, Local, fit
+from ..server import Server
+from ..tensors import Weights, weights_of
+from .common.averaging import models_of
+from .common.fusion import outcome_of
+
+
+@register("centralised")
+@dataclass(frozen=True)
+class Centralised:
+    """All clients' data in one place: the upper bound that a federation gives up for privacy."""
+
+    local: Local = field(default_factory=Local)  # a round is that much training on all data
+
+    info: ClassVar[Info] = Info(
+        title="Centralised training",
+        paper="baseline",
+        models="any mix; each architecture is trained on all data",
+        wire="nothing (in a simulation, the server holds all data)",
+        public="none",
+        state="nothing",
+        privacy="none: the data itself leaves the clients",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]
+
+    def init(self, fed: Federation, server: Server) -> State:
+        large = [server.large] if server.large else []
+        return self.State({P: server.init(P) for P in [*server.architectures, *large]})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        data = server.all_train
+
+        def train(P: str) -> Weights | Diverged:
+            model, seed = server.model(P, state.weights[P]), fed.seed("centralised", P)
+            done = outcome_of(lambda: fit(model, data.inputs, data.labels, self.local, seed))
+            return done if isinstance(done, Diverged) else weights_of(model)
+
+        weights, names = dict(state.weights), list(state.weights)
+        trained = server.parallel([partial(train, P) for P in names], [fed.seed("dropout", P) for P in names])
+        for P, found in zip(names, trained, strict=True):
+            if isinstance(found, Diverged):
+                server.event("server_diverged", architecture=P, steps=found.steps, reason=str(found))
+            else:
+                weights[P] = found
+        return self.State(weights)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

@@ -1,0 +1,42 @@
+"""The server's half of methods that differ from FedAvg in what a client does with the model it receives."""
+
+from typing import Any, Literal
+
+from ...federation import Federation, Means, Replies, per_client
+from ...method import Model
+from ...parts.aggregate import weighted_mean
+from ...parts.robust import coordinate_median
+from ...task import Task
+from ...tensors import Weights
+from .training import local_update
+
+Average = Literal["weighted", "uniform"]
+
+
+def mean_of(task: Task, x: dict[str, Weights], fed: Federation, average: Average, **settings: Any) -> Means:
+    """A cohort runs `task` on the models of its architectures; the mean of what it sends, for each architecture."""
+    sent = per_client(lambda k: x[fed.architecture(k)])
+    return fed.mean(task, fed.sample(), by=fed.architecture, uniform=average == "uniform", weights=sent, **settings)
+
+
+def average_round(
+    x: dict[str, Weights], S: list[str], fed: Federation, average: Average, local: Any, mu: float = 0.0
+) -> Means:
+    """Clients S train the model of their architecture; the mean of what they send, for each architecture."""
+    sent = per_client(lambda k: x[fed.architecture(k)])
+    return fed.mean(
+        local_update, S, by=fed.architecture, uniform=average == "uniform", weights=sent, local=local, mu=mu
+    )
+
+
+def average_of(how: Literal["weighted", "uniform", "median"], x: Replies, S: list[str], fed: Federation) -> Weights:
+    """One model of the uploads of clients S: their mean, by examples or each the same, or their median by number."""
+    uploads = [x[k].weights for k in S]
+    if how == "median":
+        return coordinate_median(uploads, [fed.copies.get(k, 1) for k in S])
+    return weighted_mean(uploads, [fed.copies.get(k, 1) * (fed.num_examples(k) if how == "weighted" else 1) for k in S])
+
+
+def models_of(weights: dict[str, Weights]) -> dict[str, Model]:
+    """One model to evaluate for each architecture."""
+    return {P: Model(P, w) for P, w in weights.items()}

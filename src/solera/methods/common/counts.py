@@ -1,0 +1,54 @@
+"""Clients that tell how many samples of each label they hold: what FedGen and FedFTG weigh teachers and labels by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...federation import Federation, Replies
+from ...parts.local import Local
+from ...server import Server
+from ...task import Client, task
+from ...tensors import Weights
+from ...wire import like
+from .training import local_update
+
+
+@dataclass(frozen=True)
+class CountedUpdate:
+    """Parameters and buffers after local training and, where asked for, the client's samples of each label."""
+
+    counts: Tensor | None
+    weights: Weights = like("weights")
+
+
+def label_counts(client: Client) -> Tensor:
+    """n_k^y: how many training samples of each label the client holds."""
+    return torch.bincount(client.train.labels, minlength=client.classes)
+
+
+@task("train_and_count")
+def train_and_count(client: Client, weights: Weights, local: Local, count: bool) -> CountedUpdate:
+    """Train a copy of the received model; with `count`, also tell the label counts."""
+    update = local_update(client, weights=weights, local=local, mu=0.0)
+    return CountedUpdate(label_counts(client) if count else None, update.weights)
+
+
+def usable_counts(x: Replies, known: Mapping[str, Tensor], fed: Federation, server: Server) -> dict[str, Tensor]:
+    """The label counts of everybody who answered, as sent or as `known` from before; who lies is rejected.
+
+    A client's counts must sum to the examples it registered with: nobody owns a label by claiming more samples.
+    """
+    fine = {}
+    for k, reply in list(x.items()):
+        counts, registered = known.get(k, reply.counts), fed.num_examples(k)
+        if counts is None or counts.shape != (server.num_classes,) or counts.dtype != torch.int64:
+            reason = f"label counts that are not {server.num_classes} whole numbers"
+        elif bool((counts < 0).any()) or bool((counts > registered).any()) or int(counts.sum()) != registered:
+            reason = f"label counts that are not those of the {registered} examples it registered"
+        else:
+            fine[k] = counts
+            continue
+        fed.reject(x, k, reason)
+    return fine

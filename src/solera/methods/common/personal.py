@@ -1,0 +1,112 @@
+"""Fine-tuning: a client makes the model it receives its own. Shared by the methods that end with it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...federation import Federation, per_client
+from ...parts.distill import divergence
+from ...parts.local import Local, Score, evaluate, fit, logits_of
+from ...parts.objectives import Objective
+from ...parts.representations import representations_of
+from ...parts.teachers import soft_targets
+from ...task import Client, task
+from ...tensors import Weights, weights_of
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a received model is fine-tuned."""
+
+    local: Local
+    freeze_base: bool = False  # train the head of a split model and nothing else
+    kd: float = 0.0  # times KL(received model's answers || own answers), added to the cross-entropy
+
+
+@task("fine_tune")
+def fine_tune(client: Client, weights: Weights, tuning: Tuning) -> None:
+    """Train the received model on the client's own data and keep it; nothing is sent back."""
+    client.state["model"] = weights_of(_tuned(client, weights, tuning))
+
+
+@task("score_tuned")
+def score_tuned(client: Client, weights: Weights, tuning: Tuning, tuned: bool) -> Score:
+    """The fine-tuned model on the client's test samples; before the end, a copy that is tuned for this and dropped."""
+    own = client.state.get("model") if tuned else None
+    model = _tuned(client, weights, tuning) if own is None else client.model(own)
+    return evaluate(model, client.test.inputs, client.test.labels)
+
+
+def tuning_payload(x: dict[str, Weights], tuning: Tuning, fed: Federation) -> dict[str, Any]:
+    """What the two tasks need: for each client the model of its architecture."""
+    return {"weights": per_client(lambda k: x[fed.architecture(k)]), "tuning": tuning}
+
+
+def _tuned(client: Client, weights: Weights, tuning: Tuning) -> nn.Module:
+    model: Any = client.model(weights)
+    model.eval()
+    inputs, labels = client.train.inputs, client.train.labels
+    if len(labels) == 0:
+        return model
+    trained = model
+    if tuning.freeze_base:  # what is frozen answers the same all along: ask it once
+        inputs, trained = representations_of(model, inputs), model.head
+    if tuning.kd == 0:
+        fit(trained, inputs, labels, tuning.local, client.seed)
+    else:
+        objective = _anchored(labels, logits_of(trained, inputs), tuning.kd)
+        fit(trained, inputs, torch.arange(len(labels)), tuning.local, client.seed, objective)
+    return model
+
+
+def _anchored(labels: Tensor, received: Tensor, kd: float) -> Objective:
+    """Cross-entropy plus kd KL(softmax(received) || softmax(own)), of (model, inputs, their positions in the data)."""
+    probs, entropy = soft_targets(received)
+
+    def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
+        logits = model(inputs)
+        distance = divergence(logits, probs[positions], entropy[positions])
+        return F.cross_entropy(logits, labels[positions]) + kd * distance
+
+    return objective
+
+
+def scored(client: Client, weights: Weights | None) -> Score:
+    """A model on the client's test samples; None: no model, and no sample counts."""
+    if weights is None:
+        return Score(0, 0, 0.0)
+    return evaluate(client.model(weights), client.test.inputs, client.test.labels)
+
+
+@task("score_own")
+def score_own(client: Client) -> Score:
+    """The client's own model on its own test samples; nothing of a client that has none yet."""
+    return scored(client, client.state.get("model"))
+
+
+@task("score_own_or_received")
+def score_own_or_received(client: Client, weights: Weights) -> Score:
+    """The same where there is a common model: a client that has none of its own yet would be given that."""
+    return scored(client, client.state.get("model", weights))
+
+
+@task("train_alone")
+def train_alone(client: Client, local: Local) -> None:
+    """Go on training the client's own model; it stays on the client."""
+    model = client.model(client.state.get("model"))
+    fit(model, client.train.inputs, client.train.labels, local, client.seed)
+    client.state["model"] = weights_of(model)
+
+
+def common_model(x: dict[str, Weights], fed: Federation) -> dict[str, Any]:
+    """The payload of `score_own_or_received`: for each client the common model of its architecture."""
+    return {"weights": per_client(lambda k: x[fed.architecture(k)])}
+
+
+@task("score_received")
+def score_received(client: Client, weights: Weights | None) -> Score:
+    """The received model on the client's own test samples; None for a client that was never asked: nothing counts."""
+    return scored(client, weights)

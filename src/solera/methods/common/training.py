@@ -1,0 +1,30 @@
+"""The client's half of most methods: receive weights, train on your own data, send the weights back.
+
+Algorithm 2 of FedDF (Lin et al., NeurIPS 2020), which is FedAvg's ClientUpdate (McMahan et al., AISTATS 2017).
+"""
+
+from dataclasses import dataclass
+
+from ...parts.local import Local, fit
+from ...parts.objectives import proximal
+from ...task import Client, task
+from ...tensors import Weights, weights_of
+from ...wire import like
+
+
+@dataclass(frozen=True)
+class Update:
+    """Parameters and buffers after local training."""
+
+    weights: Weights = like("weights")
+
+
+@task("local_update")
+def local_update(client: Client, weights: Weights, local: Local, mu: float) -> Update:
+    """Train a copy of the received model; with mu > 0, pulled back towards it: the loss + mu/2 ||w - received||^2.
+
+    Nothing is sent of a training that blows up: `fit` raises, and the client loses its seat in this round.
+    """
+    model = client.model(weights)  # line 2
+    fit(model, client.train.inputs, client.train.labels, local, client.seed, proximal(mu, weights))  # lines 3-5
+    return Update(weights_of(model))  # line 6

@@ -1,0 +1,135 @@
+"""One round's clients at work for the framework: groups are started when their models are ready, collected together."""
+
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from torch import Tensor
+
+from ...federation import Federation, QuorumNotMet, Replies
+from ...parts.local import Local
+from ...server import Server
+from ...tensors import is_finite
+from ..common.fusion import finite_models
+from ..common.training import Update
+from .ensemble_trainers import Upload
+from .groups import MIN_SECURE, members_of
+from .local_trainers import Group, LocalTrainer, Models, mean_reply
+
+Means = dict[Group, tuple[Any, int]]  # each group's mean reply, and of how many clients
+
+
+class Clock:
+    """Notes what was done when, in seconds since the round began: the overlap can be seen in the run's events."""
+
+    def __init__(self, server: Server):
+        self.server, self.zero = server, time.monotonic()
+
+    def timed(self, what: str, work: Callable[..., Any], *args: Any) -> Any:
+        """Do a piece of the server's work and note it."""
+        return self.span(what, lambda: work(*args))()
+
+    def span(self, what: str, wait: Callable[[], Any], **facts: Any) -> Callable[[], Any]:
+        """A piece of work that has begun; it is noted when its result is there."""
+        start = time.monotonic() - self.zero
+
+        def result() -> Any:
+            try:
+                return wait()
+            finally:
+                end = time.monotonic() - self.zero
+                self.server.event("timeline", what=what, start=round(start, 4), end=round(end, 4), **facts)
+
+        return result
+
+
+class Cohort:
+    """The clients S of a round, each with its group. With `individual` their models are seen one by one."""
+
+    def __init__(
+        self,
+        S: dict[str, Group],
+        trainer: LocalTrainer,
+        individual: bool,
+        fed: Federation,
+        server: Server,
+        clock: Clock,
+    ):
+        self.S, self.trainer, self.individual = S, trainer, individual
+        self.fed, self.server, self.clock = fed, server, clock
+        self.running: list[Callable[[], Any]] = []
+
+    def start(self, groups: Collection[Group], w: Models, memory: Models, local: Local) -> None:
+        """Hand the clients of `groups` their models, in one exchange."""
+        who = {k: g for k, g in self.S.items() if g in groups}
+        if not who:
+            return
+        task, payload = self.trainer.request(who, w, memory, local)
+        if self.individual:
+            wait = self.fed.submit(task, list(who), **payload)
+        else:
+            how: dict[str, Any] = {"by": who.__getitem__, "uniform": self.trainer.uniform, "once": self.trainer.once}
+            wait = self.fed.submit_mean(task, list(who), **how, **payload)
+        names = [f"{P}.{k}" for P, k in sorted(set(who.values()))]
+        self.running.append(self.clock.span("train", wait, groups=names))
+
+    def collect(self, w: Models, probe: Tensor, secure: bool) -> tuple[Means, list[Upload]]:
+        """The mean reply of each group, and with `individual` the models it is of; `w` are those that were sent.
+
+        `probe` are indices of public samples, to which a model must answer with finite numbers.
+        """
+        got: dict[Any, Any] = {}
+        void = QuorumNotMet(f"round {self.fed.round}: no group has {MIN_SECURE} clients, method.secure asks for that")
+        inputs = self.server.public[probe] if len(probe) and self.individual else probe
+        for wait in self.running:
+            try:
+                replies = wait()
+                got |= self._finite(replies, w, inputs) if self.individual else replies
+            except QuorumNotMet as e:  # its groups had no client, then: the others go on
+                void = e
+        if not got:
+            raise void
+        if self.individual:
+            return self._average(got, w)
+        answered = [g for k, g in self.S.items() if k in self.fed.answered]
+        for P, k in [g for g in got if secure and answered.count(g) < MIN_SECURE]:
+            self.server.event("group_too_small", architecture=P, group=k, reason="all clients but one have failed")
+            del got[P, k]
+        if not got:
+            raise void
+        return {g: (mean, answered.count(g)) for g, mean in got.items()}, []
+
+    def _finite(self, replies: Replies, w: Models, inputs: Tensor) -> dict[str, Any]:
+        """The replies of clients whose models answer with finite numbers."""
+        x = replies.read_as({k: Update(self.trainer.client_model(w[self.S[k]], r)) for k, r in replies.items()})
+        return {k: replies[k] for k in finite_models(x, inputs, self.fed, self.server)}
+
+    def _average(self, replies: dict[str, Any], w: Models) -> tuple[Means, list[Upload]]:
+        """As the federation would."""
+        fed, S = self.fed, self.S
+        fine = sorted(replies, key=fed.clients.index)
+        x = {k: self.trainer.client_model(w[S[k]], replies[k]) for k in fine}
+        copies = {k: fed.copies.get(k, 1) for k in fine}
+        examples = {k: float(copies[k] * fed.num_examples(k)) for k in fine}
+        means: Means = {}
+        for g in sorted({S[k] for k in fine}):
+            own = [k for k in fine if S[k] == g]
+            n = [float(copies[k]) if self.trainer.uniform else examples[k] for k in own]
+            means[g] = mean_reply([replies[k] for k in own], n, self.trainer.once), len(own)
+        return means, [Upload(S[k], x[k], examples[k], copies[k]) for k in fine]
+
+    def aggregate(self, means: Means, w: Models, memory: Models) -> tuple[Models, Models]:
+        """w^g_t of every group whose new model is made of finite numbers, and what the trainer keeps from now on.
+
+        A group without clients has the model it had; one whose aggregate is not finite is left out.
+        """
+        new, memory = dict(w), dict(memory)
+        for g, (mean, count) in means.items():
+            owner, N = self.trainer.owner(g), len(members_of(self.fed, g[0]))
+            found, kept = self.trainer.update(w[g], memory[owner], mean, count / N)
+            if is_finite(found):
+                new[g], memory[owner] = found, kept
+            else:
+                del new[g]
+                self.server.event("aggregate_rejected", architecture=g[0], group=g[1], reason="not finite")
+        return new, memory

@@ -1,0 +1,122 @@
+"""Ensemble trainers, the second slot of the framework: whose joint prediction teaches.
+
+    clients      all client models of the round: FedDF; of several groups with K > 1       sections 4.1 1) and 4)
+    bayesian     these, their average, and models drawn around them: FedBE, FedDistill     2)
+    aggregated   the K global models of the last R rounds, before any distillation         3) and 5)
+
+Numbers are those of FedEED's section 4.1. Only the last needs no individual client model.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError
+from ...parts.norms import has_batchnorm, parameter_names
+from ...parts.posterior import Kind, dirichlet, gaussian, normalised_gaussian, sharpened, swag
+from ...parts.teachers import Ensemble, Rule, frozen
+from ...server import Server
+from ...tensors import Weights
+from ..common.fusion import with_statistics
+from .local_trainers import Group, Models, Seeds
+
+NORM_SAMPLES = 1024  # public samples that give drawn models their BatchNorm statistics
+
+
+@dataclass(frozen=True)
+class Member:
+    """A frozen model of the ensemble, and how much its voice counts."""
+
+    architecture: str
+    group: int
+    weights: Weights
+    share: float
+
+
+class Upload(NamedTuple):
+    """A client's model, where it must be seen."""
+
+    group: Group
+    weights: Weights
+    examples: float  # times how often the client was drawn
+    copies: int
+
+
+@dataclass(frozen=True)
+class EnsembleTrainer:
+    """The ensembles there are by name. An object of your own with the same methods can take this one's place."""
+
+    kind: Literal["clients", "bayesian", "aggregated"] = "aggregated"
+    R: int = 1  # aggregated: checkpoints of the last R rounds
+    weighted: bool = False  # clients count by their examples
+    rule: Rule = "avg_logits"  # how voices become one; "confidence": Fed-ET's, who is sure counts more
+    posterior: Kind = "gaussian"
+    samples: int = 10  # M, of each global model
+    alpha: float = 1.0  # dirichlet: all of its parameters
+    scale: float = 0.5  # swag: of its covariance
+    update_normalised: bool = False  # gaussian: of the directions of the updates, as FedBE's code has it
+    include_clients: bool = True
+    include_average: bool = True
+    sharpen: float | None = None  # temperature on the teacher's probabilities, below 1
+
+    def __post_init__(self) -> None:
+        for key in ("R", "samples"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} = {getattr(self, key)}: at least 1 is needed")
+        for key in ("alpha", "scale", "sharpen"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{key} = {value}: must be positive")
+        if self.R > 1 and self.kind != "aggregated":
+            raise ConfigError(f"R = {self.R}: only kind = 'aggregated' keeps checkpoints, not {self.kind!r}")
+
+    @property
+    def needs_client_models(self) -> bool:
+        return self.kind != "aggregated"
+
+    def members(
+        self, w: Models, uploads: Sequence[Upload], sent: Models, d: Tensor, seeds: Seeds, server: Server
+    ) -> list[Member]:
+        """The ensemble's members of this round; `w` are the aggregates, `d` the round's public samples, if any."""
+        if self.kind == "aggregated":
+            return [Member(P, k, weights, 1.0) for (P, k), weights in w.items()]
+        clients = [Member(*u.group, u.weights, float(u.examples if self.weighted else u.copies)) for u in uploads]
+        if self.kind == "clients":
+            return clients
+        by_group: dict[Group, list[Upload]] = defaultdict(list)
+        for u in uploads:
+            by_group[u.group].append(u)
+        drawn: list[Member] = []
+        for (P, k), own in sorted(by_group.items()):
+            average = [w[P, k]] if self.include_average and (P, k) in w else []
+            samples = self.draw(own, sent[P, k], parameter_names(server.template(P)), seeds("posterior", P, k))
+            if self.posterior != "dirichlet" and len(d) > 1 and has_batchnorm(server.template(P)):
+                some = torch.Generator().manual_seed(seeds("norm"))
+                inputs = server.public[d[torch.randperm(len(d), generator=some)[:NORM_SAMPLES]]]
+                samples = [with_statistics(P, s, inputs, server) for s in samples]
+            drawn += [Member(P, k, s, 1.0) for s in [*average, *samples]]
+        if self.weighted:  # one client as heavy as one sample, on average
+            mean = sum(m.share for m in clients) / len(clients)
+            clients = [Member(m.architecture, m.group, m.weights, m.share / mean) for m in clients]
+        return (clients if self.include_clients else []) + drawn
+
+    def draw(self, own: Sequence[Upload], sent: Weights, names: Sequence[str], seed: int) -> list[Weights]:
+        """M models from the distribution around the uploads of one group."""
+        models, n, M = [u.weights for u in own], [float(u.examples) for u in own], self.samples
+        if self.posterior == "dirichlet":
+            return dirichlet(models, n, M, seed, self.alpha)
+        if self.posterior == "swag":
+            return swag(models, names, M, seed, self.scale)
+        if self.update_normalised:
+            return normalised_gaussian(models, n, names, M, seed, sent)
+        return gaussian(models, n, names, M, seed)
+
+    def teacher(self, members: Sequence[Member], temperature: float, server: Server) -> Any:
+        """The members as one teacher of batches."""
+        models = frozen([(m.architecture, m.weights) for m in members], server.model)
+        teacher = Ensemble(models, self.rule, [m.share for m in members], temperature)
+        return teacher if self.sharpen is None else sharpened(teacher, self.sharpen)

@@ -1,0 +1,93 @@
+"""MNFL where all clients have the same architecture: parameters instead of predictions are mixed (section 5.2.1).
+
+The appendix that defines this version is not part of the text; docs/methods/mnflparam.md says how it is read here.
+Client n starts from its own mixture sum_m c_mn w^m, which the server keeps, and trains; the collaborative loss is the
+squared distance between mixture and trained model. With c = 1/N it is FedAvg with a uniform average.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from ..federation import Federation, per_client
+from ..method import Info, Model, register
+from ..parts.local import Local, evaluate, fit
+from ..parts.norms import parameter_names
+from ..parts.similarity import Coefficients, Loss, Reduction, gram_loss, gram_matrix, learn, mixtures
+from ..server import Server
+from ..task import Client, task
+from ..tensors import Weights, weights_of
+from ..wire import like
+from .common.coefficients import block, note, note_objective, shares, uniform_matrix, with_block
+from .common.personal import score_own
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A client's own model after local training, and its loss on the client's private samples."""
+
+    weights: Weights = like("weights")
+    loss: float = 0.0
+
+
+@task("personal_update")
+def personal_update(client: Client, weights: Weights, local: Local) -> Trained:
+    """Train the received model, keep the result as the client's own, and send it."""
+    model = client.model(weights)
+    fit(model, client.train.inputs, client.train.labels, local, client.seed)
+    client.state["model"] = trained = weights_of(model)
+    return Trained(trained, evaluate(model, client.train.inputs, client.train.labels).loss)
+
+
+@register("mnflparam")
+@dataclass(frozen=True)
+class MNFLParameters:
+    """Personal models of one architecture that are mixed by learned coefficients."""
+
+    local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.005))  # E, eta_1
+    coefficients: Coefficients = field(default_factory=Coefficients)  # eta_3, lambda, rho
+    order: Literal["paper", "code"] = "paper"  # mix with the old coefficients, or learn them first
+    c_reduction: Reduction = "sum"  # of the loss over parameters; with the mean, c hardly moves at the paper's rate
+
+    info: ClassVar[Info] = Info(
+        title="MNFL, parameter version",
+        paper="Beikmohammadi et al.; Zhang et al., NeurIPS 2021",
+        models="one architecture",
+        wire="model down, model up",
+        public="none",
+        state="its model",
+        privacy="individual replies",
+    )
+    personal: ClassVar = score_own
+
+    @dataclass(frozen=True)
+    class State:
+        c: Tensor  # row m: giver, column n: receiver
+        start: dict[str, Weights]  # from which each client trains next; those who never took part: the initial model
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State(uniform_matrix(fed), {})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        c, start = state.c, state.start
+        initial = server.init(server.architectures[0])
+        sent = per_client(lambda k: start.get(k, initial))
+        replies = fed.map(personal_update, fed.sample(), weights=sent, local=self.local)
+        w = {k: r.weights for k, r in replies.items()}
+        S, old, loss, share = list(w), c, self.collaborative(list(w.values()), server), shares(list(w), fed)
+        c = with_block(c, S, learn(block(c, S, fed), loss.slope, share, len(c), self.coefficients), fed)  # eq. (7)
+        mixed = mixtures(block(old if self.order == "paper" else c, S, fed), list(w.values()))  # sum_m c_mn w^m
+        note(c, fed, server)
+        private = sum(float(d) * r.loss for d, r in zip(share, replies.values(), strict=True))
+        note_objective(block(c, S, fed), loss, share, private, self.coefficients, fed, server)  # eq. (4)
+        return self.State(c, start | dict(zip(S, mixed, strict=True)))
+
+    def collaborative(self, w: list[Weights], server: Server) -> Loss:
+        """||sum_m c_mn w^m - w^n||^2 / 2, or that per parameter: buffers are mixed, but do not count in it."""
+        names = parameter_names(server.template(server.architectures[0]))
+        parameters = sum(w[0][n].numel() for n in names)
+        return gram_loss(gram_matrix(w, names), 1 if self.c_reduction == "sum" else parameters)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return {}

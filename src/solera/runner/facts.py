@@ -1,0 +1,134 @@
+"""What a report shows beyond a run's metrics: who holds which classes, what is taken for what, and, where samples are
+points of a plane, which part of the plane belongs to which class.
+
+Nothing here changes a result. Each function gives what becomes one file of the run directory.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..method import Model
+from ..parts.local import logits_of
+from ..scenario import Scenario
+from ..server import EnsembleReport, Server
+from ..task import Data
+from .measure import answers
+
+CLIENTS = 200  # whose classes are recorded, evenly spaced among all
+CELLS = 40_000  # at most so many counts
+CLASSES = 100  # with more, a matrix of confusions is not recorded, only how often each class is recognised
+MATRICES = 24
+PANELS = 6  # members of an ensemble whose regions are recorded
+GRID = 61  # points a side
+POINTS = 200  # samples of each client
+
+
+def partition_facts(scenario: Scenario) -> dict[str, Any]:
+    """partition.json: how many training samples of each class the clients hold."""
+    roster, classes = scenario.roster, scenario.dataset.classes
+    K = len(roster)
+    shown = _spread(K, max(1, min(CLIENTS, CELLS // classes)))
+    sizes = roster.sizes.double()
+    return {
+        "clients": K,
+        "classes": classes,
+        "samples": int(roster.sizes.sum()),
+        "sizes": {
+            "min": int(sizes.min()),
+            "median": int(sizes.median()),
+            "max": int(sizes.max()),
+            "empty": int((sizes == 0).sum()),
+        },
+        "shown": [
+            {"client": roster.id(i), "model": roster[roster.id(i)].architecture, "counts": scenario.held(i).tolist()}
+            for i in shown
+        ],
+    }
+
+
+def confusion_facts(t: int, models: Mapping[str, Model], server: Server, test: Data) -> dict[str, Any]:
+    """confusion.json: of the samples of each class (row), how many every reported model took for which (column)."""
+    classes = server.num_classes
+    reported: list[tuple[str, str, Model | EnsembleReport]] = [("models", n, m) for n, m in models.items()]
+    reported += [("ensembles", e.name, e) for e in server.ensembles]
+    found: dict[str, Any] = {
+        "round": t,
+        "classes": classes,
+        "total": test.labels.bincount(minlength=classes).tolist(),
+        "models": {},
+        "ensembles": {},
+    }
+    jobs = [functools.partial(_first_choice, server, what, test.inputs) for _, _, what in reported[:MATRICES]]
+    for (group, name, _), said in zip(reported, server.parallel(jobs, range(len(jobs))), strict=False):
+        cells = torch.bincount(test.labels * classes + said, minlength=classes * classes).reshape(classes, classes)
+        found[group][name] = {"right": cells.diagonal().tolist()}
+        if classes <= CLASSES:
+            found[group][name]["matrix"] = cells.tolist()
+    return found
+
+
+def region_facts(t: int, models: Mapping[str, Model], server: Server, scenario: Scenario) -> dict[str, Any] | None:
+    """regions.json: what every model thinks of a grid of points, in percent for each class; None unless samples are
+    points of a plane."""
+    if scenario.dataset.shape != (2,) or scenario.dataset.vocabulary:
+        return None
+    test = scenario.test.inputs
+    low, high = test.amin(0), test.amax(0)
+    low, high = low - 0.1 * (high - low), high + 0.1 * (high - low)
+    xs, ys = (torch.linspace(float(a), float(b), GRID) for a, b in zip(low, high, strict=True))
+    grid = torch.stack([xs.repeat(GRID), ys.repeat_interleave(GRID)], 1)  # row by row, from the lowest y
+    panels: list[tuple[str, str, Model | EnsembleReport]] = []
+    for e in server.ensembles:
+        named = e.names or [f"member {i + 1}" for i in range(len(e.members))]
+        panels += [("client", k, Model(P, w)) for k, (P, w) in zip(named[:PANELS], e.members, strict=False)]
+    panels += [("average", P, Model(P, w)) for P, w in server.averages.items()]
+    panels += [("ensemble", e.name, e) for e in server.ensembles]
+    panels += [("model", name, m) for name, m in models.items()]
+    return {
+        "round": t,
+        "x": [round(float(xs[0]), 4), round(float(xs[-1]), 4)],
+        "y": [round(float(ys[0]), 4), round(float(ys[-1]), 4)],
+        "size": GRID,
+        "classes": server.num_classes,
+        "panels": [
+            {"kind": kind, "name": name, "percent": (100 * answers(server, what, grid)).round().int().tolist()}
+            for kind, name, what in panels
+        ],
+        "points": {k: _points(scenario.client(k, 0, {}).train) for k in _some_clients(scenario)},
+        "public": [] if scenario.public is None else _rounded(scenario.public[_spread_tensor(len(scenario.public))]),
+    }
+
+
+def _first_choice(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Tensor:
+    if isinstance(what, Model):
+        return logits_of(server.model(what.architecture, what.weights), inputs).argmax(-1)
+    return answers(server, what, inputs).argmax(-1)
+
+
+def _some_clients(scenario: Scenario) -> list[str]:
+    return [scenario.roster.id(i) for i in range(min(PANELS, len(scenario.roster)))]
+
+
+def _points(data: Data) -> list[list[float]]:
+    """[x, y, class] of some samples."""
+    some = _spread_tensor(len(data))
+    pairs = zip(_rounded(data.inputs[some]), data.labels[some].tolist(), strict=True)
+    return [[*place, label] for place, label in pairs]
+
+
+def _rounded(inputs: Tensor) -> list[list[float]]:
+    return [[round(x, 3) for x in row] for row in inputs.tolist()]
+
+
+def _spread_tensor(total: int) -> Tensor:
+    return torch.tensor(_spread(total, POINTS), dtype=torch.int64)
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """`count` numbers below `total`, evenly spaced; all of them if there are no more."""
+    count = min(total, count)
+    return [i * total // count for i in range(count)]

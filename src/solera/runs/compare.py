@@ -1,0 +1,281 @@
+"""Groups of runs as rows of numbers, and those rows as CSV and LaTeX. Reading and grouping is in `runs`, what was
+measured in `results`. A table holds one kind of result only."""
+
+import csv
+import dataclasses
+import io
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .words import human_bytes, human_time
+from .results import Comparison, Lines, Result, compared_results
+from .read import Group, Point, Run, Target, short, show
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (of a sample, n - 1) over runs."""
+
+    mean: float
+    std: float | None  # None: of one run there is none
+    runs: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Spread | None":
+        """Over the values that are there; None if there is none."""
+        there = [float(v) for v in values if v is not None]
+        if not there:
+            return None
+        return cls(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else None, len(there))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One thing that was measured in the runs of a group: a model, an ensemble, or the clients' own models."""
+
+    group: Group
+    kind: str  # as in `results`; "" if nothing was evaluated
+    measured: str  # the label of the result; "" if nothing was evaluated
+    last: Spread | None  # of clients' own models: each client counts the same
+    last_weighted: Spread | None  # of clients' own models: each test sample counts the same
+    best: Spread | None
+    worst_decile: Spread | None  # of the clients' own models
+    rounds_to_target: Spread | None
+    bytes_to_target: Spread | None
+    reached: int  # how many runs reached the target
+    down: Spread | None
+    up: Spread | None
+    seconds: Spread | None
+    failures: Spread | None
+
+    @property
+    def numbers(self) -> dict[str, Spread | None]:
+        """Every figure by its name in JSON and CSV."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in OTHER}
+
+
+OTHER = ("group", "kind", "measured", "reached")
+SECTIONS = {  # the tables of a comparison: their titles and the kinds in them
+    "models for everybody, on the whole test set": ("model", "mean"),
+    "the server's own model, on the whole test set": ("server",),
+    "one of several models of an architecture, or a part of one, each alone on the whole test set": ("part",),
+    "several models that answer together, on the whole test set": ("ensemble",),
+    "clients' own models, each on its client's test split (mean: each client counts the same; weighted: each sample)": (
+        "own",
+    ),
+    "nothing evaluated yet": ("",),
+}
+
+
+def rows_of(groups: Sequence[Group], target: float | None = None) -> list[Row]:
+    """The rows of a comparison: for each group one for each result, in the order of SECTIONS."""
+    return rows_in(compared_results(groups), target)
+
+
+def rows_in(found: Comparison, target: float | None = None) -> list[Row]:
+    """The same, of results that were gathered already."""
+    return [row for i, group in enumerate(found.groups) for row in _rows(group, found.lines[i], found.of(i), target)]
+
+
+def _rows(group: Group, lines: Sequence[Lines], results: Sequence[Result], target: float | None) -> list[Row]:
+    order = [kind for kinds in SECTIONS.values() for kind in kinds]
+    shown = sorted((r for r in results if r.kind in order), key=lambda r: order.index(r.kind))
+    rows = []
+    for result in shown or [Result("", "")]:
+        points = [found[result] for found in lines if found.get(result)]
+        own = result.kind == "own"
+        hits = [_hit(p, target) for p in points] if target is not None else []
+        there = [hit for hit in hits if hit is not None]
+        rows.append(
+            Row(
+                group,
+                result.kind,
+                result.label,
+                last=Spread.of(p[-1].accuracy for p in points),
+                last_weighted=_of_all([_personal(run, "weighted_mean") for run in group.runs]) if own else None,
+                best=Spread.of(max(q.accuracy for q in p) for p in points),
+                worst_decile=Spread.of(_personal(run, "worst_decile") for run in group.runs) if own else None,
+                rounds_to_target=Spread.of(hit.rounds for hit in there),
+                bytes_to_target=Spread.of(hit.bytes for hit in there),
+                reached=len(there),
+                down=Spread.of(run.bytes("down") for run in group.runs),
+                up=Spread.of(run.bytes("up") for run in group.runs),
+                seconds=Spread.of(run.seconds for run in group.runs),
+                failures=Spread.of(run.failures for run in group.runs),
+            )
+        )
+    return rows
+
+
+def _hit(points: Sequence[Point], target: float) -> Target | None:
+    return next((Target(p.round + 1, p.bytes_so_far) for p in points if p.accuracy >= target), None)
+
+
+def _of_all(values: Sequence[float | None]) -> Spread | None:
+    """None if one is missing: older runs have no weighted mean, and part of the seeds is another thing than all."""
+    return None if None in values else Spread.of(values)
+
+
+def _personal(run: Run, key: str) -> float | None:
+    """A figure of the clients' own models, of the last round that has it."""
+    return next((m["personal"][key] for m in reversed(run.rounds) if key in m["personal"]), None)
+
+
+# ---- as text ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed:
+    """Results of one kind as cells of text; `first[i]` tells whether row i begins a group."""
+
+    title: str  # what kind of result this is
+    heads: list[str]
+    cells: list[list[str]]
+    first: list[bool]
+    words: int  # how many columns hold words; the others hold numbers
+
+
+def printed(rows: Sequence[Row], target: float | None = None, columns: Iterable[str] | None = None) -> list[Printed]:
+    """The rows with numbers rounded for people, one table for each kind of result.
+
+    What belongs to a whole group stands in its first row only. `columns` are the settings shown, all that tell groups
+    apart if not given.
+    """
+    told = columns if columns is not None else rows[0].group.settings if rows else ()
+    settings = [k for k in told if k != "method.name"]
+    lost = any(row.failures and row.failures.mean for row in rows)
+    apart = {title: [row for row in rows if row.kind in kinds] for title, kinds in SECTIONS.items()}
+    return [_printed(title, own, target, settings, lost) for title, own in apart.items() if own]
+
+
+def _printed(title: str, rows: Sequence[Row], target: float | None, settings: Sequence[str], lost: bool) -> Printed:
+    weighted, worst = any(row.last_weighted for row in rows), any(row.worst_decile for row in rows)
+    accuracy = ["mean %", "best mean %"] if rows[0].kind == "own" else ["last %", "best %"]
+    heads = ["method", *map(short, settings), "runs", "measured", accuracy[0], *(["weighted %"] if weighted else [])]
+    heads += [accuracy[1], *(["worst tenth %"] if worst else [])]
+    heads += [f"rounds to {100 * target:g}%", f"bytes to {100 * target:g}%"] if target is not None else []
+    heads += ["down", "up", "time", *(["lost replies"] if lost else [])]
+    cells, first = [], []
+    for i, row in enumerate(rows):
+        begins = i == 0 or rows[i - 1].group is not row.group
+        group = [row.group.method, *(show(row.group.settings.get(k)) for k in settings), str(len(row.group.runs))]
+        text = [*(group if begins else [""] * len(group)), row.measured, percent(row.last)]
+        text += [percent(row.last_weighted)] if weighted else []
+        text += [percent(row.best), *([percent(row.worst_decile)] if worst else [])]
+        if target is not None:
+            text += _target_cells(row)
+        ends = [with_unit(row.down, human_bytes), with_unit(row.up, human_bytes), with_unit(row.seconds, human_time)]
+        ends += [f"{row.failures.mean:.3g}" if row.failures else ""] if lost else []
+        cells.append(text + (ends if begins else [""] * len(ends)))
+        first.append(begins)
+    return Printed(title, heads, cells, first, len(settings) + 3)
+
+
+def _target_cells(row: Row) -> list[str]:
+    if row.rounds_to_target is None:
+        return ["not reached" if row.measured else "", ""]
+    s, n = row.rounds_to_target, len(row.group.runs)
+    part = "" if row.reached == n else f" ({row.reached} of {n})"
+    std = f" ± {s.std:.1f}" if s.std is not None else ""
+    return [f"{s.mean:.3g}{std}{part}", with_unit(row.bytes_to_target, human_bytes)]
+
+
+def percent(value: Spread | None) -> str:
+    """An accuracy as 71.2 ± 0.3 (in percent)."""
+    if value is None:
+        return ""
+    return f"{100 * value.mean:.1f}" + (f" ± {100 * value.std:.1f}" if value.std is not None else "")
+
+
+def with_unit(value: Spread | None, unit: Any) -> str:
+    """The mean, as `unit` writes it."""
+    return "" if value is None else unit(value.mean)
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows as plain values, nothing rounded."""
+    return [
+        {
+            "method": row.group.method,
+            "settings": row.group.settings,
+            "runs": [str(r.path) for r in row.group.runs],
+            "seeds": [r.seed for r in row.group.runs],
+            "kind": row.kind or None,
+            "measured": row.measured or None,
+            "reached": row.reached,
+            **{name: None if s is None else dataclasses.asdict(s) for name, s in row.numbers.items()},
+        }
+        for row in rows
+    ]
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """One line a row, group columns repeated, nothing rounded: for spreadsheets and pandas."""
+    settings = [k for k in (rows[0].group.settings if rows else {}) if k != "method.name"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    numbers = list(rows[0].numbers) if rows else []
+    writer.writerow(
+        [
+            "method",
+            *settings,
+            "runs",
+            "kind",
+            "measured",
+            "reached",
+            *(f"{n}{end}" for n in numbers for end in ("", "_std")),
+        ]
+    )
+    for row in rows:
+        told = [plain_cell(row.group.settings.get(k)) for k in settings]
+        values = [v for s in row.numbers.values() for v in ((s.mean, s.std) if s else (None, None))]
+        plain = ["" if v is None else repr(v) for v in values]
+        what = [len(row.group.runs), row.kind, plain_cell(row.measured), row.reached]
+        writer.writerow([plain_cell(row.group.method), *told, *what, *plain])
+    return out.getvalue()
+
+
+def plain_cell(value: Any) -> str:
+    """A cell that a spreadsheet does not take for a formula."""
+    text = "" if value is None else show(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
+
+
+def latex_text(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(LATEX.get(c, c if c.isprintable() else " ") for c in text)
+
+
+def as_latex(tables: Sequence[Printed]) -> str:
+    """The tables for a paper, each headed by the kind of its results; they need \\usepackage{booktabs}."""
+    return "\n".join(map(_latex_table, tables))
+
+
+def _latex_table(table: Printed) -> str:
+    columns = "l" * table.words + "r" * (len(table.heads) - table.words)
+    title = rf"\multicolumn{{{len(table.heads)}}}{{l}}{{\emph{{{latex_text(table.title)}}}}} \\"
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", title, r"\midrule", _latex_row(table.heads), r"\midrule"]
+    for i, cells in enumerate(table.cells):
+        if i and table.first[i]:
+            lines.append(r"\addlinespace")
+        lines.append(_latex_row(cells))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(latex_text, cells)) + r" \\"

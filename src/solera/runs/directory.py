@@ -1,0 +1,458 @@
+"""A run directory: everything a run made, in open formats, and whole at every moment.
+
+    config.toml          the full effective configuration
+    run.json             what determines the results, and the command that began the run
+    partition.json       who holds how many samples of which class
+    metrics.jsonl        one line a round
+    summary.json         the outcome, with a digest of the final state
+    confusion.json       what the final models take for what; regions.json: their regions, for points of a plane
+    models/*.safetensors the final models, under their parameters' own names
+    checkpoints/         the last two states, each with its sha256 in its name; in older/, files they still refer to
+    clients/             what clients keep between rounds, each version with its sha256 in its name
+
+A checkpoint is the server's state and the ledger: which version of its state each client has. Both are in one file, so
+one rename makes them count together.
+
+A file is written beside its place and renamed into it, so `kill -9` at any moment leaves the old one or the new one.
+"""
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ..engines.base import Version
+from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
+from ..errors import RunError
+from ..tensors import Weights
+
+FORMAT = 2  # 1: checkpoints did not say which client state belongs to them
+BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind
+CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
+KEEP = 2  # checkpoints: if the newest is damaged, the one before it serves
+OLDER = "checkpoints/older"  # files that are no checkpoint any more, but hold tensors of one that is kept
+# `flock` belongs to the open handle: unlike a POSIX lock it also excludes this process, and is not lost when a reader
+# in it closes the same file. But a forked child shares the handle and would keep the directory after its parent died:
+# children close what is in here.
+_LOCKS: set[int] = set()
+LOCK_PATIENCE_S = 0.5  # whoever looks whether a run is going on holds the lock for a moment
+
+
+def _let_go() -> None:
+    """In a forked child: the locks are its parent's."""
+    for lock in _LOCKS:
+        os.close(lock)
+    _LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+class RunDirectory:
+    """One run's files. Opening locks the directory until `close`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        version: str,
+        resume: bool = False,
+        config: str | None = None,
+        experiment: dict[str, Any] | None = None,
+        command: str | None = None,
+    ):
+        """`experiment` is all that determines the results; a run is continued only with the same. `command` is kept
+        for whoever reads the report."""
+        self.path, self.version = pathlib.Path(path).resolve(), version
+        self._chains = [_Written() for _ in range(KEEP)]  # as many as checkpoints are kept, used in turn
+        self._needs: dict[str, set[str]] = {}  # checkpoint -> the other files that hold its tensors
+        self._ledgers: dict[str, dict[str, Version]] = {}  # checkpoint -> the client state that belongs to it
+        if resume and not (self.path / "run.json").is_file():
+            raise RunError(
+                f"{path} is no run directory: it has no run.json; start a run with `solera run --out {path}`"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._acquire()
+        except OSError as e:
+            raise RunError(f"{path} cannot be used as a run directory: {e.strerror}") from None
+        try:
+            if resume:
+                self._check_same(experiment)
+            elif (self.path / "run.json").exists():
+                raise RunError(
+                    f"{path} already holds a run; continue it with `solera resume {path}` or choose another --out"
+                )
+            elif extra := [p.name for p in self.path.iterdir() if p.name not in BEGINNING]:
+                raise RunError(f"{path} is not empty (it has {extra[0]!r}); choose another --out")
+            else:
+                if config is not None:  # first, so that whatever else is there can be resumed
+                    self._write("config.toml", config.encode())
+                facts = {"format": FORMAT, "solera": version, "experiment": experiment, "command": command}
+                self._write("run.json", json.dumps(facts, indent=1).encode())
+        except BaseException:
+            self.close()
+            raise
+
+    def _acquire(self) -> int:
+        """The handle of the lock, which now is this run's."""
+        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        end = time.monotonic() + LOCK_PATIENCE_S
+        try:
+            while not _locked(lock):
+                if time.monotonic() > end:
+                    holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+                    this = ", this one" if holder == str(os.getpid()) else ""
+                    raise RunError(f"{self.path} is in use by another run (process {holder or 'unknown'}{this})")
+                time.sleep(0.01)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+        except BaseException:
+            os.close(lock)
+            raise
+        _LOCKS.add(lock)
+        return lock
+
+    def _check_same(self, experiment: dict[str, Any] | None) -> None:
+        """Refuse a directory of another version, or of another experiment: the bits would not be the same."""
+        try:
+            facts = json.loads((self.path / "run.json").read_bytes())
+            found, by, before = facts["format"], facts["solera"], facts.get("experiment")
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise RunError(f"{self.path}/run.json is damaged ({e}); the run cannot be continued") from None
+        if (found, by) != (FORMAT, self.version):
+            raise RunError(
+                f"{self.path} was written in format {found} by solera {by}; this is solera {self.version}, format "
+                f"{FORMAT}: continue it with that version (pip install solera=={by})"
+            )
+        if before is not None and experiment is not None:
+            then, now = _flat(before), _flat(json.loads(json.dumps(experiment)))
+            for key in [*now, *(k for k in then if k not in now)]:  # in the order that says most
+                if then.get(key) != now.get(key):
+                    raise RunError(
+                        f"{self.path} was begun with {key} = {then.get(key)}, not {now.get(key)}: a run is continued "
+                        "only as it was begun (rounds and engine may change); choose another --out for the new one"
+                    )
+
+    def close(self) -> None:
+        """Give the directory free."""
+        if self._lock in _LOCKS:  # not so in a forked child
+            _LOCKS.remove(self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # said, not just closed: a child in the middle of a fork has it too
+            os.close(self._lock)
+        self._lock = -1
+
+    # -- files --
+
+    def _write(self, name: str, content: bytes) -> None:
+        path = self.path / name
+        draft = path.with_name(path.name + ".draft")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(draft, "wb") as f:
+                f.write(content)
+                f.flush()
+                os.fsync(f.fileno())
+            draft.replace(path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as e:
+            raise RunError(f"{path} cannot be written: {e.strerror}; the last checkpoint is unharmed") from None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        self._write("summary.json", json.dumps(summary, indent=2).encode())
+
+    def write_facts(self, name: str, facts: dict[str, Any]) -> None:
+        """A file of its own for what would be too much in every line of metrics.jsonl."""
+        self._write(name, json.dumps(facts).encode())
+
+    def write_model(self, name: str, weights: Weights, facts: dict[str, str]) -> None:
+        """A final model, loadable with `safetensors.torch.load_file`."""
+        tensors = {n: t.detach().cpu().contiguous() for n, t in weights.items()}
+        self._write(
+            f"models/{safe_name(name, 'model name')}.safetensors", safetensors.torch.save(tensors, metadata=facts)
+        )
+
+    @property
+    def clients(self) -> pathlib.Path:
+        return self.path / "clients"
+
+    # -- rounds --
+
+    def commit(self, round: int, state: Any, ledger: Mapping[str, Version]) -> None:
+        """Make a round's state the one a resumed run starts from. Its metrics have been appended already, and the
+        client state that the ledger names is on the disk.
+
+        Tensors that have not changed since the last commit but one stay in the files they are in, if that saves half
+        of the writing. Once those files would hold more than twice what the state needs, everything is written anew.
+        The last commit's files are left alone: the two checkpoints that are kept share no file, so that one damaged
+        file costs one of them.
+        """
+        content = {"state": state, "ledger": _pack(ledger)}
+        tensors, packed = leaves(content), Packed(content)
+        written = self._chains[0]
+        elsewhere = written.places(tensors)
+        new = sum(t.nbytes for i, t in enumerate(tensors) if i not in elsewhere)
+        old = written.bytes_in({file for file, _ in elsewhere.values()})
+        if 2 * new > packed.size or old + new > 2 * packed.size:
+            elsewhere = {}
+        blob = packed.without(elsewhere) if elsewhere else packed.blob
+        name = f"{round:06d}.{hashlib.sha256(blob).hexdigest()}.safetensors"
+        self._write(f"checkpoints/{name}", blob)
+        self._needs[name] = {file for file, _ in elsewhere.values()}
+        self._ledgers[name] = dict(ledger)
+        written.note(name, len(blob), tensors, elsewhere)
+        self._chains = [*self._chains[1:], written]
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what no kept checkpoint needs. What one does need is there at every moment, in one of two places."""
+        files = self._checkpoints()
+        self._needs = {p.name: self._needed_by(p) for p in files[-KEEP:]}
+        self._ledgers = {p.name: self._ledger_of(p) for p in files[-KEEP:]}
+        needed = set[str]().union(*self._needs.values())
+        for path in files[:-KEEP]:
+            if path.name in needed:
+                self._retire(path)
+            else:
+                path.unlink(missing_ok=True)
+        for path in (self.path / OLDER).glob("*.safetensors"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def _retire(self, checkpoint: pathlib.Path) -> None:
+        """It serves no more as a checkpoint: client state as old as that is gone. Its tensors are still needed."""
+        try:
+            (self.path / OLDER).mkdir(exist_ok=True)
+            checkpoint.replace(self.path / OLDER / checkpoint.name)
+        except OSError as e:
+            raise RunError(f"{checkpoint} cannot be moved to {OLDER}: {e.strerror}; it is unharmed") from None
+
+    def _needed_by(self, checkpoint: pathlib.Path) -> set[str]:
+        """The other files without which this checkpoint is not whole; a damaged one has no use for any."""
+        if checkpoint.name in self._needs:
+            return self._needs[checkpoint.name]
+        try:
+            return {file for file, _ in elsewhere_of(checkpoint.read_bytes(), OWN_FILES).values()}
+        except (OSError, WireError):
+            return set()
+
+    def _ledger_of(self, checkpoint: pathlib.Path) -> dict[str, Version]:
+        """The client state that belongs to a checkpoint; none, if it is damaged and will not be fallen back to."""
+        if checkpoint.name in self._ledgers:
+            return self._ledgers[checkpoint.name]
+        try:
+            return _unpack(decode_field(_verified(checkpoint), "ledger", Ledger, OWN_FILES))
+        except (OSError, ValueError):
+            return {}
+
+    def ledgers(self) -> list[dict[str, Version]]:
+        """The ledgers of the checkpoints that are kept, oldest first: client state in them must stay."""
+        return [self._ledgers[name] for name in sorted(self._ledgers)]
+
+    def _checkpoints(self) -> list[pathlib.Path]:
+        """Files that look like checkpoints, oldest first."""
+        return sorted(p for p in (self.path / "checkpoints").glob("*.safetensors") if CHECKPOINT.fullmatch(p.name))
+
+    def latest(
+        self, into: Any, check: Callable[[Mapping[str, Version]], None] = lambda ledger: None
+    ) -> tuple[int, Any, dict[str, Version], list[str]]:
+        """The newest usable checkpoint as (rounds done, state, ledger, what was wrong with newer ones); 0 rounds if
+        none is.
+
+        `check` raises a RunError for a ledger whose client state is not there or not whole. A checkpoint like that is
+        not usable, and if there is none before it, the run is not begun anew: the file may still be found.
+        A checkpoint that is whole but no state of this type is not damage: falling back would throw away a good run.
+        """
+        damaged: list[str] = []
+        lost: RunError | None = None
+        checkpoint = dataclasses.make_dataclass("Checkpoint", [("state", into), ("ledger", Ledger)])
+        for path in reversed(self._checkpoints()):
+            round = int(path.name[:6])
+            try:
+                blob = _verified(path)
+            except (OSError, ValueError) as e:
+                damaged.append(f"checkpoint of round {round} is damaged: {e}")
+                continue
+            try:
+                found = decode(blob, checkpoint, limits=OWN_FILES, pieces=self._pieces(blob))
+                ledger = _unpack(found.ledger)
+                check(ledger)
+                return round + 1, found.state, ledger, damaged
+            except WireError as e:
+                raise RunError(
+                    f"{self.path} cannot be continued: its checkpoint of round {round} is not a state of this method "
+                    f"({e}); resume it with the method and the version it was begun with"
+                ) from None
+            except ValueError as e:
+                damaged.append(f"checkpoint of round {round} is not whole: some of its tensors are elsewhere, and {e}")
+            except RunError as e:
+                damaged.append(f"checkpoint of round {round} cannot be used: {e}")
+                lost = lost or e
+        if lost is not None:
+            raise RunError(
+                f"{self.path} cannot be continued: {lost}, and there is no checkpoint before that could do without it; "
+                "put the file back, or start the run again with another --out"
+            )
+        return 0, None, {}, damaged
+
+    def _pieces(self, blob: bytes) -> dict[int, Tensor]:
+        """The tensors of a checkpoint that are in other files; a ValueError names the one that fails."""
+        wanted: dict[str, dict[int, int]] = {}
+        for i, (file, number) in elsewhere_of(blob, OWN_FILES).items():
+            wanted.setdefault(file, {})[i] = number
+        pieces: dict[int, Tensor] = {}
+        for file, numbers in wanted.items():
+            if not CHECKPOINT.fullmatch(file):  # a name could be a path to anywhere
+                raise WireError(f"it refers to {file[:80]!r}, which is no name of a checkpoint")
+            here, older = self.path / "checkpoints" / file, self.path / OLDER / file
+            path = here if here.exists() else older
+            try:
+                held = safetensors.torch.load(_verified(path))
+            except OSError as e:
+                raise ValueError(f"{path} cannot be read: {e.strerror}") from None
+            except (ValueError, safetensors.SafetensorError) as e:
+                raise ValueError(f"{path} is damaged: {e}") from None
+            if missing := [n for n in numbers.values() if str(n) not in held]:
+                raise WireError(f"{file} has no tensor {missing[0]}, to which it refers")
+            pieces |= {i: held[str(n)] for i, n in numbers.items()}
+        return pieces
+
+    def rewind(self, round: int) -> None:
+        """Forget what was written in `round` and later: those rounds are about to be run again."""
+        lines = [json.dumps(m) + "\n" for m in self.metrics() if m["round"] < round]
+        self._write("metrics.jsonl", "".join(lines).encode())
+        for path in self._checkpoints():
+            if int(path.name[:6]) >= round:
+                path.unlink()
+        self._tidy()
+
+    def append(self, metrics: dict[str, Any]) -> None:
+        """Add a round's line to metrics.jsonl."""
+        try:
+            with open(self.path / "metrics.jsonl", "a") as f:
+                f.write(json.dumps(metrics) + "\n")
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as e:
+            raise RunError(f"{self.path}/metrics.jsonl cannot be written: {e.strerror}") from None
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The rounds recorded so far; a line cut short by a crash ends the list."""
+        return read_metrics(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """The version of its state that each client has, as arrays: 44 bytes and a name for each that has any."""
+
+    clients: Tensor  # uint8: their names, one a line
+    steps: Tensor  # int64
+    sha256: Tensor  # uint8 [clients, 32]
+
+
+def _pack(ledger: Mapping[str, Version]) -> Ledger:
+    clients = sorted(ledger)  # not in the order in which replies came
+    hashes = b"".join(bytes.fromhex(ledger[k].sha256) for k in clients)
+    return Ledger(
+        _as_bytes("\n".join(clients).encode()),
+        torch.tensor([ledger[k].step for k in clients], dtype=torch.int64),
+        _as_bytes(hashes).reshape(-1, 32),
+    )
+
+
+def _as_bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
+
+
+def _unpack(ledger: Ledger) -> dict[str, Version]:
+    clients = bytes(ledger.clients.numpy()).decode().split("\n") if len(ledger.clients) else []
+    hashes = bytes(ledger.sha256.numpy()).hex()
+    if not len(clients) == len(ledger.steps) == len(ledger.sha256) == len(hashes) // 64:
+        raise WireError(f"a ledger of {len(clients)} clients, {len(ledger.steps)} steps, {len(hashes) // 64} sha256")
+    found = enumerate(zip(clients, ledger.steps.tolist(), strict=True))
+    return {k: Version(step, hashes[64 * i : 64 * i + 64]) for i, (k, step) in found}
+
+
+class _Written:
+    """Which tensors a checkpoint consists of, and the files they are in.
+
+    A tensor is known by identity: the very object, not written to since (torch counts). Methods build a new state out
+    of what they leave alone in the old one, so nothing has to be compared. Tensors are not kept alive for this.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[weakref.ref[Tensor], int, Place]] = {}  # by id: tensor, version, place
+        self._bytes: dict[str, int] = {}
+
+    def places(self, tensors: list[Tensor]) -> dict[int, Place]:
+        """Where those are that have not changed, by their number in the list."""
+        found = {}
+        for i, t in enumerate(tensors):
+            known, version, place = self._places.get(id(t), (None, 0, ("", 0)))
+            if known is not None and known() is t and t._version == version:
+                found[i] = place
+        return found
+
+    def bytes_in(self, files: set[str]) -> int:
+        """How much these files hold, of this state or not."""
+        return sum(self._bytes[file] for file in files)
+
+    def note(self, file: str, size: int, tensors: list[Tensor], elsewhere: dict[int, Place]) -> None:
+        """A checkpoint of these tensors was written: into `file`, but for those that were elsewhere."""
+        places = {i: elsewhere.get(i, (file, i)) for i in range(len(tensors))}
+        # A tensor made in inference mode has no count of writes: it is taken for a new one each time.
+        counted = [(i, t) for i, t in enumerate(tensors) if not t.is_inference()]
+        self._places = {id(t): (weakref.ref(t), t._version, places[i]) for i, t in counted}
+        used = {name for name, _ in places.values()}
+        self._bytes = {name: held for name, held in {**self._bytes, file: size}.items() if name in used}
+
+
+def _locked(lock: int) -> bool:
+    """Take the lock if it is free."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _verified(path: pathlib.Path) -> bytes:
+    """The content of a file that has its sha256 in its name; ValueError if they differ."""
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != path.name[7:71]:
+        raise ValueError("its content does not match the sha256 in its name")
+    return content
+
+
+def _flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings by their dotted path."""
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {k: v for name, sub in tree.items() for k, v in _flat(sub, f"{path}.{name}" if path else name).items()}
+
+
+def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a run directory's metrics.jsonl, up to the first that is not whole."""
+    try:
+        with open(pathlib.Path(path) / "metrics.jsonl", "rb") as f:
+            for line in f:
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    return
+    except FileNotFoundError:
+        return
