@@ -592,6 +592,48 @@ def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
             assert torch.allclose(t, torch.stack([c_k[n] for c_k in own]).mean(0), atol=1e-5)
 
 
+def test_a_round_that_is_void_half_way_leaves_every_client_as_it_was(tmp_path, monkeypatch):
+    """MNFL's clients have trained in the first exchange; in the second nobody answers."""
+    import solera.run as module
+    from solera.engines.faulty import Faulty
+
+    method, open_engine = make("mnfl"), module._open_engine
+    expected = run_toy(method, tmp_path / "one", rounds=1).digest
+
+    def nobody_in_the_second(call):
+        return "drop" if call.step == 1001 else None
+
+    monkeypatch.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), nobody_in_the_second))
+    void = run_toy(method, tmp_path / "two", rounds=2)
+    assert [e["kind"] for m in read_metrics(tmp_path / "two") for e in m["events"]].count("round_empty") == 1
+    assert void.digest == expected
+
+
+@pytest.mark.parametrize("newest", ["whole", "damaged"])
+def test_client_state_of_both_checkpoints_stays_while_rounds_go_on_without_one(newest, tmp_path, monkeypatch):
+    method, append = make(STATEFUL), RunDirectory.append
+
+    def go(out):
+        config = RunConfig(rounds=9, checkpoint_every=3)
+        return simulate(toy_for(method), method, out, config, FederationConfig(fraction=0.75), resume=True)
+
+    def dying(self, metrics):
+        if metrics["round"] == 7:
+            raise Death
+        append(self, metrics)
+
+    expected = go(tmp_path / "whole").digest
+    with monkeypatch.context() as m:
+        m.setattr(RunDirectory, "append", dying)
+        with pytest.raises(Death):
+            go(tmp_path / "hurt")
+    kept = sorted((tmp_path / "hurt" / "checkpoints").glob("*.safetensors"))
+    assert [p.name[:6] for p in kept] == ["000002", "000005"]
+    if newest == "damaged":
+        kept[-1].write_bytes(b"")
+    assert go(tmp_path / "hurt").digest == expected
+
+
 def test_all_client_state_since_the_last_checkpoint_is_flushed(tmp_path, monkeypatch):
     flushed: list[dict] = []
     monkeypatch.setattr(ClientStates, "flush", lambda self, ledger: flushed.append(dict(ledger)))

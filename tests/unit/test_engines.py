@@ -146,6 +146,10 @@ def test_a_void_round_and_late_replies_leave_the_ledger_as_it_was(engine):
     late()
     assert fed.ledger == before, "a reply that came after the round was void"
     fed.begin(2)
+    late = fed.submit(count, ["c02", "c03"])
+    fed.begin(3)
+    late()
+    assert fed.ledger == before, "a reply of the round before"
     assert fed.map(count, ["c00", "c01"])["c00"].t.item() == 2
 
 
