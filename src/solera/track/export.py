@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from ..files import read_file
 from ..version import __version__
 from ..wire import ConfigError
 from .display import Watcher
@@ -183,7 +184,7 @@ class Mlflow:
         from mlflow.exceptions import MlflowException
 
         try:
-            noted = json.loads((home / "mlflow.json").read_bytes())
+            noted = json.loads(read_file(home / "mlflow.json"))
             if noted["uri"] != self.uri:
                 return None
             return self._client.get_run(noted["run_id"]).info.run_id
