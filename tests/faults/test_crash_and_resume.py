@@ -594,7 +594,7 @@ def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
 
 def test_a_round_that_is_void_half_way_leaves_every_client_as_it_was(tmp_path, monkeypatch):
     """MNFL's clients have trained in the first exchange; in the second nobody answers."""
-    import solera.run as module
+    import solera.runner.loop as module
     from solera.engines.faulty import Faulty
 
     method, open_engine = make("mnfl"), module._open_engine

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, resource, sys
-from solera.allocator import keep_freed_memory
+from solera.devices import keep_freed_memory
 print(keep_freed_memory() if "keep" in sys.argv else "")
 c = ctypes.CDLL(None)
 c.malloc.restype = ctypes.c_void_p

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TextIO, TypeVar
@@ -59,5 +60,13 @@ def console() -> Console:
 
 
 def print_json(found: Any) -> None:
-    """A result for a program to read."""
-    typer.echo(json.dumps(found, indent=2))
+    """A result for a program to read. JSON knows no `nan`: the loss of a model that has blown up is null."""
+    typer.echo(json.dumps(_finite(found), indent=2, allow_nan=False))
+
+
+def _finite(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {key: _finite(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found

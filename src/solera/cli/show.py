@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from ..files import read_file
 from ..runs.words import human_bytes, human_time, percent
 from .errors import Debug, Json, reported, resume_command
 from .output import console, print_json
@@ -44,12 +45,13 @@ def look(directory: Path) -> dict[str, Any]:
     """The facts about a run directory, whether its run is finished, under way or was stopped."""
     from ..errors import RunError
     from ..report.read import in_use
-    from ..runs.directory import read_metrics
+    from ..runs.read import read_rounds
 
     if not (directory / "run.json").is_file():
         raise RunError(f"{directory} is no run directory: it has no run.json")
     settings = _settings(directory)
-    rounds = {m["round"]: m for m in read_metrics(directory)}  # a round that was run again counts once
+    missing: list[str] = []
+    rounds = {m["round"]: m for m in read_rounds(directory / "metrics.jsonl", missing)}
     wanted = settings.get("run", {}).get("rounds")
     finished = (directory / "summary.json").is_file() and (wanted is None or len(rounds) >= wanted)
     status = "finished" if finished else "running" if in_use(directory) else "stopped"
@@ -63,10 +65,11 @@ def look(directory: Path) -> dict[str, Any]:
         "settings": settings,
         "models": _scores(rounds, "models"),
         "ensembles": _scores(rounds, "ensembles"),
-        "personal": next((m["personal"] for _, m in sorted(rounds.items(), reverse=True) if "personal" in m), None),
+        "personal": next((m["personal"] for _, m in sorted(rounds.items(), reverse=True) if m["personal"]), None),
         "bytes": {w: sum(sum(m["bytes"][w].values()) for m in rounds.values()) for w in ("down", "up")},
-        "seconds": round(sum(m["seconds"]["total"] for m in rounds.values()), 3),
+        "seconds": round(sum(m["seconds"].get("total", 0.0) for m in rounds.values()), 3),
         "failures": dict(failures.most_common()),
+        "missing": missing,
         "digest": None,
         "environment": None,
     }
@@ -82,20 +85,24 @@ def _settings(directory: Path) -> dict[str, Any]:
     from ..errors import RunError
 
     try:
-        return tomllib.loads((directory / "config.toml").read_text("utf-8"))
+        return tomllib.loads(read_file(directory / "config.toml").decode())
     except FileNotFoundError:
         return {}  # a run started from Python has none
     except (OSError, ValueError) as e:
-        raise RunError(f"{directory}/config.toml cannot be read: {e}") from None
+        raise RunError(f"{directory}/config.toml cannot be read: {_why(e)}") from None
 
 
 def _read_summary(directory: Path) -> dict[str, Any]:
     from ..errors import RunError
 
     try:
-        return json_.loads((directory / "summary.json").read_text("utf-8"))
+        return json_.loads(read_file(directory / "summary.json"))
     except (OSError, ValueError) as e:
-        raise RunError(f"{directory}/summary.json cannot be read: {e}") from None
+        raise RunError(f"{directory}/summary.json cannot be read: {_why(e)}") from None
+
+
+def _why(e: OSError | ValueError) -> str:
+    return str(e.strerror) if isinstance(e, OSError) else str(e)
 
 
 def _scores(rounds: dict[int, Any], group: str) -> dict[str, Any]:
@@ -139,6 +146,8 @@ def _print(found: dict[str, Any]) -> None:
         named = [f"{k} ({n})" for k, n in list(found["failures"].items())[:FAILURES_SHOWN]]
         more = len(found["failures"]) - len(named)
         line("dropped replies", ", ".join(named) + (f" and of {more} more clients" if more else ""))
+    for what in found["missing"]:
+        line("missing", what)
     if found["digest"]:
         line("final state", found["digest"])
     if found["continue"]:

@@ -30,6 +30,7 @@ import torch
 
 from ..config import TABLES, Config, EngineConfig, load_config, merged, recipe_names, to_toml
 from ..errors import ConfigError, RunError, SoleraError
+from ..files import read_file
 from ..method import name_of
 from ..runner.loop import Interrupted, check_start, execute
 from ..runs.read import compared, flat, show
@@ -415,7 +416,7 @@ def _reason(home: Path) -> str:
     """Why a run did not end well, in one line."""
     log = home.with_name(home.name + ".log")
     try:
-        lines = log.read_text("utf-8", "replace").split("\n")
+        lines = read_file(log).decode("utf-8", "replace").split("\n")
     except OSError:
         lines = []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "killed, and left no message")
@@ -424,7 +425,7 @@ def _reason(home: Path) -> str:
 
 def _rounds_done(home: Path) -> int:
     try:
-        return (home / "metrics.jsonl").read_bytes().count(b"\n")
+        return read_file(home / "metrics.jsonl", None).count(b"\n")
     except OSError:
         return 0
 

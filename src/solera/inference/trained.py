@@ -27,6 +27,7 @@ from ..data import from_tensors, load
 from ..data.unlabelled import read_samples
 from ..devices import numerics
 from ..errors import ConfigError, DataError, RunError
+from ..files import check_file, read_file
 from ..models import MODELS, build
 from ..parts.local import logits_of
 from ..parts.teachers import Ensemble
@@ -109,6 +110,7 @@ class Trained:
             kind, self.classes, self.input.shape, options.get("norm", "batch"), options.get("head", "plain"), **text
         )
         try:
+            check_file(self.file(name))
             model.load_state_dict(safetensors.torch.load_file(self.file(name)))
         except (RuntimeError, OSError, safetensors.SafetensorError) as e:
             raise RunError(f"{self.file(name)} does not fit {kind!r}: {' '.join(str(e).split())[:200]}") from None
@@ -176,6 +178,7 @@ def _order(name: str) -> tuple[bool, int, str]:
 
 def _facts(file: Path) -> dict[str, str]:
     try:
+        check_file(file)
         with safetensors.safe_open(file, "pt") as opened:
             return opened.metadata() or {}
     except (OSError, safetensors.SafetensorError) as e:
@@ -312,7 +315,7 @@ def _manifest(trained: Trained, form: str, models: list[dict[str, Any]]) -> dict
 
 def _write(form: Format, model: nn.Module, trained: Trained, name: str, file: Path) -> None:
     if form == "safetensors":
-        file.write_bytes(trained.file(name).read_bytes())
+        file.write_bytes(read_file(trained.file(name), None))
         return
     with _quiet():
         try:

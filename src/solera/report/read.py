@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..files import read_file
 from ..runs.read import Profile, Run, each_run, read_profile
-
-MOST_BYTES = 100_000_000  # of a file beside metrics.jsonl; none of ours comes near it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +76,7 @@ def read_record(run: Run) -> Record:
 def in_use(directory: Path) -> bool:
     """Whether the directory's lock is held, that is: a run is writing there, of this process or another."""
     try:
-        lock = os.open(directory / ".lock", os.O_RDONLY)
+        lock = os.open(directory / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # whatever is there, it is not waited for
     except OSError:
         return False
     try:
@@ -90,9 +89,7 @@ def in_use(directory: Path) -> bool:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > MOST_BYTES:
-        raise _Damaged(f"larger than {MOST_BYTES // 1_000_000} MB")
-    found = json.loads(path.read_bytes())
+    found = json.loads(read_file(path))
     if not isinstance(found, dict):
         raise _Damaged("not a table")
     return found

@@ -32,6 +32,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ..files import open_file, read_file
 from ..engines.base import Version
 from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
 from ..errors import RunError
@@ -126,9 +127,9 @@ class RunDirectory:
     def _check_same(self, experiment: dict[str, Any] | None) -> None:
         """Refuse a directory of another version, or of another experiment: the bits would not be the same."""
         try:
-            facts = json.loads((self.path / "run.json").read_bytes())
+            facts = json.loads(read_file(self.path / "run.json"))
             found, by, before = facts["format"], facts["solera"], facts.get("experiment")
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise RunError(f"{self.path}/run.json is damaged ({e}); the run cannot be continued") from None
         if (found, by) != (FORMAT, self.version):
             raise RunError(
@@ -246,7 +247,7 @@ class RunDirectory:
         if checkpoint.name in self._needs:
             return self._needs[checkpoint.name]
         try:
-            return {file for file, _ in elsewhere_of(checkpoint.read_bytes(), OWN_FILES).values()}
+            return {file for file, _ in elsewhere_of(read_file(checkpoint, None), OWN_FILES).values()}
         except (OSError, WireError):
             return set()
 
@@ -432,7 +433,7 @@ def _locked(lock: int) -> bool:
 
 def _verified(path: pathlib.Path) -> bytes:
     """The content of a file that has its sha256 in its name; ValueError if they differ."""
-    content = path.read_bytes()
+    content = read_file(path, None)
     if hashlib.sha256(content).hexdigest() != path.name[7:71]:
         raise ValueError("its content does not match the sha256 in its name")
     return content
@@ -448,7 +449,7 @@ def _flat(tree: Any, path: str = "") -> dict[str, Any]:
 def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The lines of a run directory's metrics.jsonl, up to the first that is not whole."""
     try:
-        with open(pathlib.Path(path) / "metrics.jsonl", "rb") as f:
+        with open_file(pathlib.Path(path) / "metrics.jsonl", None) as f:
             for line in f:
                 try:
                     yield json.loads(line)
@@ -456,3 +457,5 @@ def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                     return
     except FileNotFoundError:
         return
+    except OSError as e:
+        raise RunError(f"{path}/metrics.jsonl cannot be read: {e.strerror}") from None

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..files import check_file, read_file
 from .words import accuracies
 
 SEED = "run.seed"
@@ -192,7 +193,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     facts = _read_json(home / "run.json", missing) or {}
     summary = _read_json(home / "summary.json", [])  # absent until the run is finished: said below
     config = _read_config(home, facts, summary, missing)
-    rounds = _read_rounds(home / "metrics.jsonl", missing)
+    rounds = read_rounds(home / "metrics.jsonl", missing)
     wanted = _dig(config, "run", "rounds")
     finished = summary is not None and (not isinstance(wanted, int) or len(rounds) >= wanted)
     if not finished:
@@ -214,7 +215,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
 
 def _read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_file(path))
         if isinstance(found, dict):
             return found
         missing.append(f"{path.name} is damaged")
@@ -229,7 +230,7 @@ def _read_config(
     home: Path, facts: dict[str, Any], summary: dict[str, Any] | None, missing: list[str]
 ) -> dict[str, Any]:
     try:
-        return tomllib.loads((home / "config.toml").read_text("utf-8"))
+        return tomllib.loads(read_file(home / "config.toml").decode())
     except FileNotFoundError:  # a run started from Python has none: run.json tells the settings that it knows
         if not isinstance(facts.get("experiment"), dict):
             missing.append("config.toml is not there")
@@ -256,12 +257,10 @@ def _from_experiment(experiment: Any, summary: dict[str, Any] | None) -> dict[st
     return {k: {n: v for n, v in t.items() if v is not None} for k, t in wanted.items() if isinstance(t, dict)}
 
 
-def _read_rounds(path: Path, missing: list[str]) -> list[dict[str, Any]]:
+def read_rounds(path: Path, missing: list[str]) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl in order, each round once, every field present; `missing` says what is wrong."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            missing.append(f"{path.name} is larger than {MAX_BYTES >> 30} GB and was not read")
-            return []
-        lines = path.read_bytes().splitlines()
+        lines = read_file(path, MAX_BYTES).splitlines()
     except FileNotFoundError:
         missing.append(f"{path.name} is not there: no round is done")
         return []
@@ -274,7 +273,7 @@ def _read_rounds(path: Path, missing: list[str]) -> list[dict[str, Any]]:
         try:
             metrics = _whole(json.loads(line))
             rounds[metrics["round"]] = metrics  # a round that was run again counts once
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
             bad += 1
     if bad:
         missing.append(f"{path.name} has {bad} line{'s' if bad > 1 else ''} that cannot be read")
@@ -290,17 +289,20 @@ def _whole(line: dict[str, Any]) -> dict[str, Any]:
     out = {
         **line,
         "bytes": {way: {str(k): int(n) for k, n in (sent.get(way) or {}).items()} for way in ("down", "up")},
-        "seconds": {str(k): float(s) for k, s in (line.get("seconds") or {}).items()},
+        "seconds": {str(k): _time(s) for k, s in (line.get("seconds") or {}).items()},
         "failures": [f for f in line.get("failures") or [] if isinstance(f, dict)],
         "events": [e for e in line.get("events") or [] if isinstance(e, dict)],
     }
     for group in ("models", "ensembles", "averages"):
         out[group] = {
-            str(n): {**s, "accuracy": float(s["accuracy"]), "loss": float(s.get("loss", "nan"))}
+            str(n): {**s, "accuracy": _number(s["accuracy"]), "loss": float(s.get("loss", "nan"))}
             for n, s in (line.get(group) or {}).items()
         }
-    out["personal"] = {k: float(v) if k != "clients" else v for k, v in (line.get("personal") or {}).items()}
-    out["personal_accuracies"] = {str(k): float(a) for k, a in (line.get("personal_accuracies") or {}).items()}
+    own = line.get("personal") or {}
+    out["personal"] = {str(k): v if k == "clients" else float(v) for k, v in own.items()}
+    if "mean" in own:  # the accuracy that stands for all of them
+        out["personal"]["mean"] = _number(own["mean"])
+    out["personal_accuracies"] = {str(k): _number(a) for k, a in (line.get("personal_accuracies") or {}).items()}
     return out
 
 
@@ -308,9 +310,7 @@ def read_profile(home: Path, missing: list[str]) -> Profile | None:
     """What a run with `--profile` wrote about its time. None without one; if it is no good, `missing` says why."""
     path = home / PROFILE
     try:
-        if path.stat().st_size > MAX_PROFILE_BYTES:
-            missing.append(f"{PROFILE} is larger than {MAX_PROFILE_BYTES // 1_000_000} MB and was not read")
-            return None
+        check_file(path, MAX_PROFILE_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
@@ -393,6 +393,13 @@ def _costliest(rows: Iterable[Cost]) -> list[Cost]:
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{str(value)[:40]!r} is no count")
+    return value
+
+
+def _number(value: Any) -> int | float:
+    """What a run measures is a number; only a loss may be none (`nan`), when a model has blown up."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{str(value)[:40]!r} is no number")
     return value
 
 

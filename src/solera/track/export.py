@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError
+from ..files import read_file
 from ..runs.read import Run, flat, read_run, show
 from ..version import __version__
 from .display import Watcher
@@ -183,7 +184,7 @@ class Mlflow:
         from mlflow.exceptions import MlflowException
 
         try:
-            noted = json.loads((home / "mlflow.json").read_bytes())
+            noted = json.loads(read_file(home / "mlflow.json"))
             if noted["uri"] != self.uri:
                 return None
             return self._client.get_run(noted["run_id"]).info.run_id

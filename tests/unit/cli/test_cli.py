@@ -102,7 +102,8 @@ def test_a_run_tells_what_it_reached_and_where_it_is(here):
 def test_a_run_as_json(here):
     result = solera("run", "tiny.toml", "--json", "--out", "x", "--set", "method.name=fedavg", "--engine", "threads")
     summary = json.loads(result.stdout)
-    assert result.stderr == ""
+    assert result.stderr.startswith("warning: fedavg instead of feddf: method.local is kept")
+    assert result.stderr.count("\n") == 1
     assert (summary["method"], summary["engine"], summary["rounds"]) == ("fedavg", "threads", 1)
     assert summary == json.loads((here / "x/summary.json").read_text())
     assert load_config(here / "x/config.toml").run.name == "self test"
@@ -291,7 +292,18 @@ def test_show_a_run_that_is_under_way(finished, tmp_path):
     assert (found["status"], found["rounds_done"]) == ("running", 0)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.toml", "summary.json"])
+def test_show_names_the_lines_of_a_directory_that_cannot_be_read(finished, tmp_path):
+    for file in ("run.json", "config.toml", "metrics.jsonl", "summary.json"):
+        (tmp_path / file).write_bytes((finished / file).read_bytes())
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("half a li\n")
+    result = solera("show", tmp_path)
+    assert result.exit_code == 0
+    assert "metrics.jsonl has 1 line that cannot be read" in result.stdout
+    assert json.loads(solera("show", tmp_path, "--json").stdout)["missing"]
+
+
+@pytest.mark.parametrize("name", ["config.toml", "summary.json"])
 def test_show_a_damaged_directory(finished, tmp_path, name):
     for file in ("run.json", "config.toml", "metrics.jsonl", "summary.json"):
         (tmp_path / file).write_bytes((finished / file).read_bytes())

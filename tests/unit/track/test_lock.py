@@ -16,7 +16,7 @@ from solera.runs.directory import RunDirectory
 ENTER = """
 import sys
 from solera.runs.directory import RunDirectory
-from solera.wire import RunError
+from solera.errors import RunError
 try:
     RunDirectory(sys.argv[1], "0", resume=True)
 except RunError as e:
