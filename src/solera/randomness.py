@@ -129,21 +129,23 @@ class Watch:
 def repeatable(seed: int, work: Callable[[], T]) -> T:
     """`work()`, with the global generators seeded, and with the result it has when nobody else draws from them.
 
-    A result counts if no generator was used, or if no other thread of the program was at work meanwhile. Otherwise
-    the work is done again, until it went undisturbed or results in a row are equal to the bit: two, or four where
-    somebody seeded a generator, which may be the work itself. So `work` must leave nothing behind but its result.
+    A result counts if no other thread of the program was at work meanwhile, if no generator was used, or if another
+    seed gives the same. Otherwise the work is done again, until it went undisturbed, or until two results in a row are
+    equal to the bit and the others do as much work again without touching the generators. So `work` must leave nothing
+    behind but its result.
     """
     last: _Outcome | None = None
-    equal = 0  # results in a row
-    for _ in range(ATTEMPTS):
-        others = _others()
+    for attempt in range(ATTEMPTS):
+        others, began = _others(), time.monotonic()
         with isolated(seed):
             outcome = _outcome(work)
             if not _at_work(others):
                 return outcome.get()
-            after, reseeded = fingerprint(), torch.initial_seed() != seed
-        equal = equal + 1 if last is not None and last.equals(outcome) else 1
-        if (after == _fresh(seed) and not reseeded) or equal >= (4 if reseeded else 2):
+            worked, took = _work_since(others), time.monotonic() - began
+            drawn, reseeded = fingerprint() != _fresh(seed), torch.initial_seed() != seed
+        if not drawn or (attempt == 0 and not reseeded and _gives_with(seed + 1, work, outcome)):
+            return outcome.get()
+        if last is not None and last.equals(outcome) and _left_alone(seed, took, worked):
             return outcome.get()
         last = outcome
     raise SharedGenerator(
@@ -151,6 +153,27 @@ def repeatable(seed: int, work: Callable[[], T]) -> T:
         f"them; a model or a task here uses them, too (dropout?): {ATTEMPTS} attempts gave no result. Give that thread "
         "a generator of its own, stop it while the run lasts, or start the run in a process of its own (solera run)"
     )
+
+
+def _gives_with(seed: int, work: Callable[[], Any], outcome: "_Outcome") -> bool:
+    """Whether the work has the same outcome with another seed, so that it does not use the generators."""
+    with isolated(seed):
+        return outcome.equals(_outcome(work)) and torch.initial_seed() == seed
+
+
+def _left_alone(seed: int, seconds: float, worked_ns: int | None) -> bool:
+    """Whether the others leave the generators alone while they do as much work again as they have done beside ours.
+
+    Two results can be disturbed in the same way, where threads take turns. What cannot be told in time is not so.
+    """
+    with isolated(seed):
+        others, end = _others(), time.monotonic() + 10 * seconds + 0.5
+        time.sleep(0.001 if worked_ns is not None else seconds)
+        while worked_ns is not None and (_work_since(others) or 0) < worked_ns:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.001)
+        return fingerprint() == _fresh(seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,14 +226,18 @@ def _bytes(t: Tensor) -> Tensor:
 
 def _others() -> dict[int, int | None]:
     """The program's other threads that run Python, and how much work each has done so far; None: unknown."""
-    known = {t.ident: t for t in threading.enumerate()}
-    found: dict[int, int | None] = {}
-    for ident in sys._current_frames():
-        thread = known.get(ident)
-        if ident == threading.get_ident() or (thread is not None and thread.name.startswith(OURS)):
-            continue
-        found[ident] = None if thread is None or thread.native_id is None else _worked_ns(thread.native_id)
-    return found
+    here = threading.get_native_id()
+    known = {t.native_id: t for t in threading.enumerate() if t.native_id is not None}
+    running = set(sys._current_frames())
+    ids = {n for n, t in known.items() if t.ident in running and n != here and not t.name.startswith(OURS)}
+    if not running <= {t.ident for t in known.values()}:  # started without `threading`: it may be any of the rest
+        ids |= _all_threads() - known.keys()
+    return {n: _worked_ns(n) for n in ids}
+
+
+def _all_threads() -> set[int]:
+    """The system's numbers of this process's threads, of whatever kind; where it does not tell: one that is unknown."""
+    return {int(n) for n in os.listdir("/proc/self/task")} if sys.platform == "linux" else {-1}
 
 
 def _worked_ns(native_id: int) -> int | None:
@@ -226,7 +253,18 @@ def _worked_ns(native_id: int) -> int | None:
 def _at_work(before: dict[int, int | None]) -> bool:
     """Whether another thread has done anything since, or may have."""
     now = _others()
-    return now.keys() != before.keys() or any(w is None or w != before[t] for t, w in now.items())
+    return now.keys() != before.keys() or any(w is None or w != before[n] for n, w in now.items())
+
+
+def _work_since(before: dict[int, int | None]) -> int | None:
+    """Processor time that the other threads have used since; None if it cannot be told."""
+    total = 0
+    for n, worked in _others().items():
+        then = before.get(n, 0)
+        if worked is None or then is None:
+            return None
+        total += worked - then
+    return total
 
 
 def thread_pool(

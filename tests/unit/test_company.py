@@ -1,5 +1,6 @@
 """A run in company: other runs and other threads in the same process must not change its result."""
 
+import _thread
 import asyncio
 import contextlib
 import os
@@ -184,15 +185,43 @@ def test_a_thread_that_only_waits_is_not_taken_for_one_at_work():
     thread = threading.Thread(target=release.wait)
     thread.start()
     time.sleep(0.1)
-    before = randomness._others()[thread.ident]
+    before = randomness._others()[thread.native_id]
     sum(range(10**5))
-    assert randomness._others()[thread.ident] == before
+    assert randomness._others()[thread.native_id] == before
     release.set()
     thread.join()
     with in_company_of(lambda: None):
         others = randomness._others()
         time.sleep(0.1)
         assert randomness._at_work(others)
+
+
+def test_a_thread_that_python_does_not_list_is_seen_as_well():
+    stop, done = threading.Event(), threading.Event()
+
+    def live():
+        while not stop.is_set():
+            time.sleep(0.001)
+        done.set()
+
+    _thread.start_new_thread(live, ())
+    time.sleep(0.1)
+    others = randomness._others()
+    time.sleep(0.1)
+    assert randomness._at_work(others)
+    stop.set()
+    done.wait()
+
+
+def test_work_that_seeds_the_generators_itself_is_no_strangers_doing():
+    def work():
+        torch.manual_seed(7)
+        return torch.rand(3)
+
+    with isolated(7):
+        expected = torch.rand(3)
+    with in_company_of(lambda: None, 0.0001):
+        assert same_bits(repeatable(1, work), expected)
 
 
 def test_work_that_cannot_be_repeated_is_refused_in_one_line():
