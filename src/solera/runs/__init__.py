@@ -1,0 +1,1 @@
+"""A run directory: writing it, reading it, comparing several."""
