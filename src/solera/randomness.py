@@ -7,6 +7,7 @@ work meanwhile.
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import logging
 import math
@@ -82,13 +83,28 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _global_state() -> tuple[Any, Any, Any]:
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+    with _no_collection():
+        return torch.get_rng_state(), np.random.get_state(), random.getstate()
 
 
 def _restore(kept: tuple[Any, Any, Any]) -> None:
-    torch.set_rng_state(kept[0])
-    np.random.set_state(kept[1])
-    random.setstate(kept[2])
+    with _no_collection():
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])
+        random.setstate(kept[2])
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection here. torch holds the generator's lock while it makes the tensor of its state; a collection
+    in that moment lets other threads run, and one that draws then waits for the lock and keeps Python's, for ever."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def fingerprint() -> bytes:

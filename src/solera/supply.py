@@ -63,7 +63,11 @@ def _of_models(needs: set[str], models: ModelsConfig) -> Iterator[Supplied]:
     server = models.server
     if "large" in needs and server is None and (server := _larger(models.clients)):
         yield Supplied("models.server", server, "it trains a model of the server's own, larger than the clients'")
-    if needs & {"shared head", "shared features"} and models.head == "plain" and len({*models.clients, server}) > 1:
+    if (
+        needs & {"shared head", "shared features"}
+        and models.head == "plain"
+        and len({*models.clients, server} - {None}) > 1
+    ):
         yield Supplied("models.head", "shared", "its models have heads of one shape")
     with_norm = models.norm != "none" and any(MODELS[name].has_norm for name in models.clients)
     if "chain" in needs and with_norm:

@@ -160,3 +160,9 @@ def test_it_is_the_same_in_a_sweep(tmp_path):
     assert len(said) == len(set(said))
     assert sum("data.client_test = 0.2 is set for mnfl" in note for note in said) == 1  # not once for each seed
     assert FederationConfig(fraction=0.4) == planned["fedet/s0"].federation
+
+
+def test_one_architecture_needs_no_common_head():
+    assert load_config({"method": {"name": "fedgen"}}).models.head == "plain"
+    several = {"method": {"name": "fedgen"}, "models": {"clients": ["mlp", "lenet5"]}}
+    assert load_config(several).models.head == "shared"
