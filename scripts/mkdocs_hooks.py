@@ -89,7 +89,7 @@ def mathml(latex: str, display: str) -> str:
     unknown = re.findall(r"\\[a-zA-Z]+", made)
     if unknown:
         raise PluginError(f"equation {latex.strip()!r}: latex2mathml does not know {', '.join(unknown)}")
-    return made
+    return made.replace("<mi>log</mi><m", '<mi>log</mi><mspace width="0.17em" /><m')
 
 
 class Typeset(InlineProcessor):
