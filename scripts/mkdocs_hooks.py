@@ -30,7 +30,9 @@ PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
 MESSAGE = re.compile(r"(\w+)--?>>(\w+): (.+)")
 EQUATION = r"(?<![\\$])\$\$([^$]+?)\$\$(?!\$)"
 FORMULA = r"(?<![\\$\w])\$(?![\s$])([^$]+?)(?<!\s)\$(?![$\w])"
-BEFORE_ESCAPES = 185  # after code (190), which keeps its dollars; before escapes (180), which would take the backslashes
+BEFORE_ESCAPES = (
+    185  # after code (190), which keeps its dollars; before escapes (180), which would take the backslashes
+)
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".yml": "yaml", ".json": "json"}
 
 
