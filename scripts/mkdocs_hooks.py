@@ -30,9 +30,7 @@ PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
 MESSAGE = re.compile(r"(\w+)--?>>(\w+): (.+)")
 EQUATION = r"(?<![\\$])\$\$([^$]+?)\$\$(?!\$)"
 FORMULA = r"(?<![\\$\w])\$(?![\s$])([^$]+?)(?<!\s)\$(?![$\w])"
-BEFORE_ESCAPES = (
-    185  # after code (190), which keeps its dollars; before escapes (180), which would take the backslashes
-)
+BEFORE_ESCAPES = 185  # after code (190), which keeps its dollars; before escapes (180), which take backslashes
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".yml": "yaml", ".json": "json"}
 
 
@@ -101,7 +99,7 @@ class Typeset(InlineProcessor):
         super().__init__(pattern, md)
         self.display = display
 
-    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # type: ignore[override]  # noqa: N802
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # type: ignore[override]
         assert self.md is not None
         return self.md.htmlStash.store(mathml(m[1], self.display)), m.start(0), m.end(0)
 
@@ -109,7 +107,7 @@ class Typeset(InlineProcessor):
 class Equations(Extension):
     """`$$...$$` is an equation of its own, `$...$` one in the text."""
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (Markdown's name)
+    def extendMarkdown(self, md: Markdown) -> None:
         md.inlinePatterns.register(Typeset(EQUATION, md, "block"), "equation", BEFORE_ESCAPES + 1)
         md.inlinePatterns.register(Typeset(FORMULA, md, "inline"), "formula", BEFORE_ESCAPES)
 
