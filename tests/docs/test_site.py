@@ -95,14 +95,18 @@ def test_equations_are_typeset(site):
         assert "wzxhzdk" not in text, f"{method}: an equation was lost in the Markdown"
 
 
-@pytest.mark.parametrize("method", TYPESET)
-def test_code_hosts_can_typeset_the_equations(method):
+def equations(page: pathlib.Path) -> list[str]:
+    """The LaTeX between the dollar signs of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+    return re.findall(r"\$\$?([^$]+)\$\$?", re.sub(r"`[^`]*`", "", text))
+
+
+def test_code_hosts_can_typeset_the_equations():
     """They resolve Markdown's escapes (backslash and a sign) first, and a bar would end the cell of a table."""
-    page = re.sub(r"^```.*?^```$", "", (ROOT / f"docs/methods/{method}.md").read_text("utf-8"), flags=re.M | re.S)
-    equations = re.findall(r"\$\$?([^$]+)\$\$?", re.sub(r"`[^`]*`", "", page))
-    assert equations
-    for equation in equations:
-        assert not re.search(r"\\[^a-zA-Z]|[|*<>]", equation), equation
+    assert all(equations(ROOT / f"docs/methods/{method}.md") for method in TYPESET)
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for equation in equations(page):
+            assert not re.search(r"\\[^a-zA-Z]|[|*<>]", equation), f"{page.name}: {equation}"
 
 
 def test_without_the_converter_the_build_says_what_is_missing(tmp_path):
