@@ -1,8 +1,9 @@
-"""What the site needs beyond mkdocs: links from the pages to files of the repository, and diagrams without scripts.
+"""What the site needs beyond mkdocs: links to files of the repository, and diagrams and equations without scripts.
 
 The pages are also read in the repository, where a link to `../../src/solera/methods/feddf.py` leads to the file. In the
 site such a link leads to a page made here, which shows the file. Diagrams (mermaid), which code hosts draw, become
-tables here: to draw them, the theme would fetch a program from the network.
+tables here: to draw them, the theme would fetch a program from the network. Equations (LaTeX between dollar signs),
+which code hosts typeset, become MathML, which browsers typeset by themselves.
 """
 
 import itertools
@@ -11,7 +12,15 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from markdown import Extension, Markdown
+from markdown.inlinepatterns import InlineProcessor
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+
+try:
+    from latex2mathml.converter import convert
+except ImportError:  # said by on_config, in one line
+    convert = None
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
@@ -19,6 +28,9 @@ LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 NODE = re.compile(r'(\w+)\["<b>(.+?)</b><br/>(.+?)"\]')
 PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
 MESSAGE = re.compile(r"(\w+)--?>>(\w+): (.+)")
+EQUATION = r"(?<![\\$])\$\$([^$]+?)\$\$(?!\$)"
+FORMULA = r"(?<![\\$\w])\$(?![\s$])([^$]+?)(?<!\s)\$(?![$\w])"
+BEFORE_ESCAPES = 185  # after code (190), which keeps its dollars; before escapes (180), which take backslashes
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".yml": "yaml", ".json": "json"}
 
 
@@ -66,6 +78,46 @@ def as_table(diagram: str) -> str:
         head = ("from", "to", "what")
     cells = [head, ("---",) * 3, *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in cells)
+
+
+def mathml(latex: str, display: str) -> str:
+    """An equation as MathML. What the converter does not know is an error, where it would print the command."""
+    try:
+        made = convert(latex.strip(), display=display)
+    except Exception as problem:  # its own exceptions do not say which equation
+        raise PluginError(f"equation {latex.strip()!r}: {type(problem).__name__} {problem}") from problem
+    unknown = re.findall(r"\\[a-zA-Z]+", made)
+    if unknown:
+        raise PluginError(f"equation {latex.strip()!r}: latex2mathml does not know {', '.join(unknown)}")
+    return made.replace("<mi>log</mi><m", '<mi>log</mi><mspace width="0.17em" /><m')
+
+
+class Typeset(InlineProcessor):
+    """LaTeX between dollar signs, stashed as MathML so that no other pattern touches it."""
+
+    def __init__(self, pattern: str, md: Markdown, display: str) -> None:
+        super().__init__(pattern, md)
+        self.display = display
+
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # type: ignore[override]
+        assert self.md is not None
+        return self.md.htmlStash.store(mathml(m[1], self.display)), m.start(0), m.end(0)
+
+
+class Equations(Extension):
+    """`$$...$$` is an equation of its own, `$...$` one in the text."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.inlinePatterns.register(Typeset(EQUATION, md, "block"), "equation", BEFORE_ESCAPES + 1)
+        md.inlinePatterns.register(Typeset(FORMULA, md, "inline"), "formula", BEFORE_ESCAPES)
+
+
+def on_config(config: Any) -> Any:
+    """Typeset equations, or say what is missing for it."""
+    if convert is None:
+        raise PluginError("the site needs latex2mathml to typeset equations: pip install 'solera[docs]'")
+    config.markdown_extensions.append(Equations())
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -3,6 +3,7 @@
 import html.parser
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,10 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-pytest.importorskip("mkdocs", reason="the site needs mkdocs-material: pip install 'solera[docs]'")
+for needed in ("mkdocs", "latex2mathml"):
+    pytest.importorskip(needed, reason=f"the site needs {needed}: pip install 'solera[docs]'")
+
+TYPESET = ["feddf", "fedet", "fedeed", "framework", "mnfl", "fedavg", "fedprox", "scaffold"]
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +76,46 @@ def test_links_to_code_lead_to_a_page_that_shows_it(site):
     shown = (site / "code/src/solera/methods/feddf.py.html").read_text("utf-8")
     assert "FedDF" in shown
     assert "own_method.py" in (site / "code/examples.html").read_text("utf-8")
+
+
+def text_of(page: pathlib.Path) -> str:
+    """A page without its code, and without its scripts."""
+    text = re.sub(r"<(script|pre|code|style)\b.*?</\1>", "", page.read_text("utf-8"), flags=re.DOTALL)
+    return text.partition("<article")[2]
+
+
+def test_equations_are_typeset(site):
+    for page in pages(site):
+        if "code" not in page.relative_to(site).parts:
+            raw = re.findall(r".{0,40}\$.{0,40}", text_of(page))
+            assert not raw, f"{page.relative_to(site)}: a dollar sign that begins no equation: {raw}"
+    for method in TYPESET:
+        text = text_of(site / "methods" / f"{method}.html")
+        assert "<math" in text, f"{method}: no equation"
+        assert "wzxhzdk" not in text, f"{method}: an equation was lost in the Markdown"
+
+
+def equations(page: pathlib.Path) -> list[str]:
+    """The LaTeX between the dollar signs of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+    return re.findall(r"\$\$?([^$]+)\$\$?", re.sub(r"`[^`]*`", "", text))
+
+
+def test_code_hosts_can_typeset_the_equations():
+    """They resolve Markdown's escapes (backslash and a sign) first, and a bar would end the cell of a table."""
+    assert all(equations(ROOT / f"docs/methods/{method}.md") for method in TYPESET)
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for equation in equations(page):
+            assert not re.search(r"\\[^a-zA-Z]|[|*<>]", equation), f"{page.name}: {equation}"
+
+
+def test_without_the_converter_the_build_says_what_is_missing(tmp_path):
+    (tmp_path / "latex2mathml").mkdir()
+    (tmp_path / "latex2mathml" / "__init__.py").write_text("raise ImportError('not installed')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "the site needs latex2mathml to typeset equations: pip install 'solera[docs]'" in done.stderr
+    assert "Traceback" not in done.stderr
