@@ -44,31 +44,29 @@ REASONS = ROOT / "benchmarks" / "results" / "mutants.json"
 MEMORY = 6 * 2**30  # bytes a mutant may use
 TARGETS = (
     "parts/*.py",
-    "methods/{feddf,feddf_options,fedet,fusionlarge}.py",
+    "methods/{feddf,fedet,fusionlarge}.py",
     "methods/{fedeed,mnfl,mnflparam}.py",
     "methods/framework/*.py",
-    "methods/common/{averaging,coefficients,fusion,predictions}.py",
+    "methods/common/*.py",
     "federation.py",
     "scenario.py",
     "data/{partition,dirichlet}.py",
 )
 FRAMEWORK = ("methods/test_framework.py",)
+ALGORITHM_1 = ("cohort", "groups", "loop", "overlap", "setting", "slots")  # of the framework, beside its trainers
 EVERYWHERE = ("test_defaults.py",)
-OWN = {  # tests of files that have none named after them; test_NAME.py and test_NAME_*.py are found
+OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*.py are found
     "parts/data_free.py": ("parts/test_generators.py", "methods/test_fedftg.py", "methods/test_fedgen.py"),
     "parts/timeline.py": ("parts/test_groups.py",),
     "parts/robust.py": ("parts/test_filtered_mean.py",),
     "parts/consensus.py": ("parts/test_agreement.py",),
-    "methods/feddf_options.py": ("methods/test_feddf_extensions.py",),
     "methods/common/coefficients.py": ("methods/test_mnfl.py",),
-    "methods/mnflparam.py": ("methods/test_mnfl.py",),
     "methods/common/predictions.py": ("methods/test_mnfl.py", "methods/test_fedmd.py", "methods/test_dsfl.py"),
+    "methods/mnflparam.py": ("methods/test_mnfl.py",),
     "scenario.py": ("data/test_public.py", "data/test_sources.py", "data/test_generator.py", "methods/test_fedet.py"),
     "data/dirichlet.py": ("data/test_partition.py",),
-    "methods/common/averaging.py": ("methods/test_averaging.py", "methods/test_feddf.py"),
-    "methods/common/fusion.py": ("methods/test_feddf.py", "methods/test_fusionlarge.py"),
     "methods/fedeed.py": FRAMEWORK,
-    **{f"methods/framework/{name}.py": FRAMEWORK for name in ("cohort", "groups", "loop", "setting", "slots")},
+    **{f"methods/framework/{name}.py": FRAMEWORK for name in ALGORITHM_1},
     **{f"methods/framework/{name}_trainers.py": FRAMEWORK for name in ("local", "ensemble", "global")},
 }
 

@@ -108,6 +108,14 @@ def test_every_file_has_tests_of_its_own(mutants):
         assert mutants.tests_of(file)
 
 
+def test_each_shared_step_of_the_methods_has_a_test_file_named_after_it(mutants):
+    """So that a mistake in it fails there, and not only in the tests of every method that uses it."""
+    shared = [pathlib.Path(file).stem for file in mutants.targets(["methods/common/"])]
+    assert {"averaging", "fusion", "personal", "predictions", "training"} <= set(shared)
+    for name in shared:
+        assert f"tests/unit/methods/common/test_{name}.py" in mutants.tests_of(f"methods/common/{name}.py")
+
+
 def test_survivors_that_stay_have_a_reason(mutants):
     reasons = json.loads(mutants.REASONS.read_text(encoding="utf-8"))
     assert all(set(entry) == {"file", "was", "now", "reason"} and entry["reason"] for entry in reasons.values())

@@ -22,6 +22,7 @@ from solera.devices import keep_freed_memory
 from solera.engines import ClientStates, InProcess, default_workers
 from solera.errors import ConfigError
 from solera.federation import Federation, FederationConfig
+from solera.methods.common.fusion import fuse, public_indices
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
@@ -280,7 +281,7 @@ def _lesson_side(lesson: Lesson, recompute: bool, threads: int, pace: Pace, laps
             fed.clients.id(i): server.model(first, server.init(first, 1 + i)) for i in range(lesson.teachers)
         }  # fmt: skip
         start = {P: server.init(P) for P in server.architectures}
-        d = method.public_indices(fed, server)
+        d = public_indices(method.fusion, fed.seed, server)
         ensemble = Ensemble(list(models.values()), method.ensemble, None, method.fusion.temperature)
 
         def recomputed() -> dict[str, Weights]:
@@ -294,7 +295,7 @@ def _lesson_side(lesson: Lesson, recompute: bool, threads: int, pace: Pace, laps
         pace.ready()
         found: dict[str, Weights] = {}
         while pace.go():
-            found = recomputed() if recompute else method.fuse(start, models, d, fed, server)
+            found = recomputed() if recompute else fuse(start, ensemble, d, method.fusion, fed.seed, server)
             pace.lap()
     pace.end(digest=hashlib.sha256(encode(found)).hexdigest(), steps=lesson.steps * lesson.students * laps)
 

@@ -13,12 +13,11 @@ from ..method import Info, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import Rule
-from .fedeed import section_6
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
 from .framework.loop import Framework
-from .framework.setting import Setting
+from .framework.setting import Setting, section_6
 
 
 @register("codistillation")

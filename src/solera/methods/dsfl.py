@@ -100,7 +100,7 @@ class DSFL:
             job = partial(fit, model, server.public[x], y, self.distil, fed.seed("distil"), objective)
             return outcome_of(job), weights_of(model)
 
-        ((done, weights),) = side_by_side(fed, server, [train])
+        ((done, weights),) = side_by_side(fed.seed, server, [train])
         if isinstance(done, Diverged):
             server.event("distill_diverged", architecture=own.architecture, steps=done.steps)
             return own

@@ -12,27 +12,34 @@ such clients), teachers drawn around the clients' models (`swag`, Table 7), only
 sure of (`low_entropy_top`), and defences against single clients (`ensemble`, `average`, `update_clip`, `drop_worst`).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-
-from ..federation import Federation, Replies, per_client
+from ..errors import ConfigError
+from ..federation import Federation, per_client
 from ..method import Info, Model, register
-from ..parts.distill import Distill, Distilled, Memo, cached, distill, visits
+from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.lowbit import OFF, LowBit
-from ..parts.teachers import Ensemble, Frozen, Rule, drop_worst, lowest_entropy
+from ..parts.teachers import Rule
 from ..server import Server
-from ..tensors import Weights, weights_of
+from ..tensors import Weights
 from .common.averaging import average_of, models_of
-from .common.fusion import accuracy_on, finite_models, note_teachers, side_by_side
+from .common.defences import check_defences, clipped, without_worst
+from .common.fusion import (
+    check_logits,
+    check_top,
+    ensemble_of,
+    finite_models,
+    first_batch,
+    fuse,
+    public_indices,
+    surest,
+)
+from .common.lowbit import map_lowbit
+from .common.reporting import report_teachers
+from .common.swag import Swag, check_swag, drawn_around
 from .common.training import local_update
-from .feddf_options import Swag, check_feddf, clipped, drawn_around
-from .lowbit_update import lowbit_update, unpacked
 
 
 @register("feddf")
@@ -72,100 +79,53 @@ class FedDF:
 
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)
-        return self.State({P: server.init(P) for P in server.architectures})  # line 2
+        return self.State({A: server.init(A) for A in server.architectures})  # line 2
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
-        M = state.weights
-        S = fed.sample()  # line 6
-        x = self.train(S, M, fed, server)  # lines 7-8
-        d = self.public_indices(fed, server)
-        teachers = self.teachers(x, d, fed, server)
-        x_0 = {}
-        for P in server.architectures:  # line 9
-            S_P = [k for k in teachers if fed.architecture(k) == P]  # line 10
-            if S_P and self.student_init == "from_average":
-                x_0[P] = average_of(self.average, x, S_P, fed)  # line 11
-            elif S_P or self.distill_absent:
-                x_0[P] = M[P]
-        if self.report_ensemble and self.fusion.steps and self.student_init == "from_average":
-            for P in x_0:
-                server.report_average(P, x_0[P])
-        if self.swag.samples:
-            measured = self.ensemble if self.report_ensemble else None
-            teachers = drawn_around(teachers, self.swag, d, fed, server, measured)
-        return self.State(M | self.fuse(x_0, teachers, d, fed, server))  # line 15
-
-    def train(self, S: list[str], M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
-        """Lines 7-8: every client trains the model of its architecture."""
+        M, S = state.weights, fed.sample()  # line 6
         sent = per_client(lambda k: M[fed.architecture(k)])
-        payload: dict[str, Any] = {"weights": sent, "local": self.local, "mu": self.mu}
         if self.quantise.bits == OFF:
-            x = fed.map(local_update, S, **payload)
+            x = fed.map(local_update, S, weights=sent, local=self.local, mu=self.mu)  # lines 7-8
         else:
-            bits = fed.map(lowbit_update, S, **payload, quantise=self.quantise)
-            x = unpacked(bits, M, self.quantise, fed, server)
-        return x if self.update_clip is None else clipped(x, M, self.update_clip, fed, server)
+            x = map_lowbit(S, M, self.local, self.mu, self.quantise, fed, server)  # lines 7-8, Table 4
+        x = clipped(x, M, self.update_clip, fed, server)
 
-    def fuse(
-        self, x_0: dict[str, Weights], teachers: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server
-    ) -> dict[str, Weights]:
-        """Lines 12-14 for every architecture, side by side: given the teachers they are independent.
-
-        All students see the same mini-batches, so the teachers are asked once about each public sample in them, or
-        once about each mini-batch where samples change with every draw.
-        """
-        if self.fusion.steps == 0:
-            return x_0
-        seed, top = fed.seed("fusion"), self.low_entropy_top
-        copies = [float(fed.copies.get(k, 1)) for k in teachers]
-        teacher: Any = Ensemble(list(teachers.values()), self.ensemble, copies, self.fusion.temperature)
-        if server.public.fresh:
-            teacher = Memo(teacher, d, self.fusion, seed) if len(x_0) > 1 else teacher
-        else:
-            seen = d if top else d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
-            teacher = cached(teacher, server.public, seen, self.fusion, partial(side_by_side, fed, server))
-            d = lowest_entropy(teacher, d, top) if top else d
-        validate = accuracy_on(server.validation)
-
-        def student(P: str) -> tuple[Weights, Distilled]:
-            model = server.model(P, x_0[P])
-            done = distill(model, server.public, teacher, self.fusion, seed, indices=d, validate=validate)  # line 14
-            return weights_of(model), done
-
-        results = side_by_side(fed, server, [partial(student, P) for P in x_0])
-        for P, (_, done) in zip(x_0, results, strict=True):
-            kind = "distill_diverged" if done.diverged else "distilled"
-            facts = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss, "accuracy": done.accuracy}
-            server.event(kind, architecture=P, **facts)
-        return {P: weights for P, (weights, _) in zip(x_0, results, strict=True)}
-
-    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
-        """The clients' models that are averaged and teach: finite on public samples, and not the worst."""
-        models = finite_models(x, server.public[d[: self.fusion.batch]] if len(d) else d, fed, server)
-        accuracy = accuracy_on(server.validation)
-        if self.drop_worst and accuracy is not None:
-            scores = side_by_side(fed, server, [partial(accuracy, m) for m in models.values()])
-            kept = drop_worst(scores, server.num_classes, self.drop_threshold, self.drop_outliers)
-            for i, k in enumerate(list(models)):
-                if i not in kept:
-                    fed.reject(x, k, f"drop_worst: an accuracy of {scores[i]:.4f} on the validation samples")
-                    del models[k]
+        d = public_indices(self.fusion, fed.seed, server)  # where the minibatches of line 13 come from
+        teachers = finite_models(x, first_batch(d, self.fusion, server), fed, server)
+        teachers = without_worst(teachers, x, self, fed, server)
         if self.report_ensemble:
-            members = [(fed.architecture(k), x[k].weights) for k in models]
-            copies = [float(fed.copies.get(k, 1)) for k in models]
-            server.report_ensemble("teachers", members, self.ensemble, copies, names=list(models))
-            note_teachers(models, d, fed, server)
-        return models
+            report_teachers(teachers, x, self.ensemble, d, fed, server)
 
-    def public_indices(self, fed: Federation, server: Server) -> Tensor:
-        """The public samples of this round, the source of line 13."""
-        if self.fusion.steps == 0:
-            return torch.empty(0, dtype=torch.int64)
-        return server.public.round_indices(server.per_round, fed.seed("public"))
+        x_0 = {}
+        for A in server.architectures:  # line 9; the paper's P, a "prototype"
+            S_A = [k for k in teachers if fed.architecture(k) == A]  # line 10
+            if S_A and self.student_init == "from_average":
+                x_0[A] = average_of(self.average, x, S_A, fed)  # line 11
+                if self.report_ensemble and self.fusion.steps:
+                    server.report_average(A, x_0[A])
+            elif S_A or self.distill_absent:
+                x_0[A] = M[A]
+
+        teachers = drawn_around(teachers, self.swag, d, fed, server, self.ensemble if self.report_ensemble else None)
+        avg_logits = ensemble_of(teachers, self.ensemble, self.fusion, fed)
+        asked, d = surest(self.low_entropy_top, avg_logits, d, self.fusion, fed.seed, server)
+        return self.State(M | fuse(x_0, asked, d, self.fusion, fed.seed, server))  # lines 12-15
 
     def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        check_feddf(self, server)
+        """Refuse at the start what would fail, or do nothing, in the middle."""
+        if self.mu < 0:
+            raise ConfigError(f"feddf: mu = {self.mu} must not be negative")
+        check_defences("feddf", self, server)
+        if self.fusion.keep_init_if_better and server.validation is None:
+            raise ConfigError("feddf: fusion.keep_init_if_better needs a validation set on the server")
+        if self.fusion.steps == 0 and (self.swag.samples or self.low_entropy_top is not None):
+            raise ConfigError("feddf: swag and low_entropy_top concern distillation: they need fusion.steps above 0")
+        check_swag("feddf", self.swag, server)
+        if self.fusion.steps:
+            if server.public is None:
+                raise ConfigError("feddf distils on public samples: set public.source, or fusion.steps = 0 to average")
+            check_top("feddf", self.low_entropy_top, server)
+            check_logits("feddf", server)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

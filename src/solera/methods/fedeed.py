@@ -16,21 +16,7 @@ from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
 from .framework.loop import Framework
-from .framework.setting import Setting
-
-
-def section_6() -> Distill:
-    """The server's training of section 6.1, but for the number of steps (5,000 in the paper). T^2 is our reading."""
-    return Distill(
-        batch=256,
-        optimiser="sgd",
-        lr=0.1,
-        schedule="constant",
-        temperature=4.0,
-        t_squared=True,
-        clip=None,
-        patience=None,
-    )
+from .framework.setting import Setting, section_6
 
 
 @register("fedeed")

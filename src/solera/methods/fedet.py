@@ -12,24 +12,24 @@ public.augment = "once", or transformed at each draw with "draw". Before the fir
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.consensus import ConsensusTeacher, ensemble_loss, normalised
-from ..parts.distill import Distill, Distilled, cached, distill, visits
+from ..parts.distill import Distill
 from ..parts.local import Local
-from ..parts.teachers import BATCH, Frozen
+from ..parts.teachers import BATCH, Cache
 from ..server import Server
-from ..tensors import Weights, weights_of
+from ..tensors import Weights
 from .common.averaging import average_of, models_of
-from .common.fusion import finite_models, note_teachers, side_by_side
+from .common.fusion import Asked, asked, finite_models, first_batch, fuse, visited
 from .common.heads import head_of
+from .common.reporting import note_teachers
 from .common.training import Update, local_update
 
 
@@ -88,60 +88,47 @@ class FedET:
         return self.State(M, Model(server.large, w))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
-        M = state.small
+        M, w, large = state.small, state.large.weights, state.large.architecture
         S = fed.sample()  # lines 1 and 12
         sent = per_client(lambda k: M[fed.architecture(k)])  # line 5: M[M(k)]
-        x = fed.map(local_update, S, weights=sent, local=self.local, mu=0.0)  # lines 4-6, eq. 1
+        x = fed.map(local_update, S, weights=sent, local=self.local, mu=0.0)  # lines 4-6, eq. (1)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
-        teachers = self.teachers(x, d, fed, server)  # line 8
+        teachers = finite_models(x, first_batch(d, self.fusion, server), fed, server)
+        if self.report_ensemble:
+            self.report(x, teachers, d, fed, server)
+
+        copies = [fed.copies.get(k, 1) for k in teachers]  # with replacement, S is a multiset
+        consensus = ConsensusTeacher(list(teachers.values()), copies)  # line 8, eq. (2)-(7)
         heads = Replies((k, Update(head_of(x[k].weights))) for k in teachers)
-        h = average_of(self.average, heads, list(teachers), fed)  # line 9
-        large = Model(state.large.architecture, state.large.weights | h)
-        large = self.transfer(large, teachers, d, fed, server)  # line 10, eq. 11
+        w = w | average_of(self.average, heads, list(teachers), fed)  # line 9
+        labels = asked(consensus, False, d, self.fusion, fed.seed, server)
+        facts = self.dissent(labels, d, fed)
+        w = fuse({large: w}, labels, d, self.fusion, fed.seed, server, self.loss, False, **facts)[large]  # line 10
         for i in server.architectures:
             S_i = [k for k in teachers if fed.architecture(k) == i]
             if S_i:
-                M = M | {i: average_of(self.average, x, S_i, fed)}  # line 10, eq. 12
-        h = head_of(large.weights)
-        return self.State({i: w_i | h for i, w_i in M.items()}, large)  # line 11: also those without a client
+                M = M | {i: average_of(self.average, x, S_i, fed)}  # line 10, eq. (12)
+        h = head_of(w)
+        return self.State({i: w_i | h for i, w_i in M.items()}, Model(large, w))  # line 11: also those without a client
 
-    def transfer(
-        self, large: Model, models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server
-    ) -> Model:
-        """The server's steps (eq. 11) on the ensemble loss (eq. 10). Labels of a static view are asked for once."""
-        seed = fed.seed("fusion")
-        copies = [fed.copies.get(k, 1) for k in models]  # with replacement, S is a multiset
-        teacher: Any = ConsensusTeacher(list(models.values()), copies)
-        facts: dict[str, Any] = {}
-        if self.fusion.steps > 0 and not server.public.fresh:
-            seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
-            teacher = cached(teacher, server.public, seen, self.fusion, partial(side_by_side, fed, server))
-            dissenters = torch.cat([teacher[i][1].sum(-1) for i in seen.split(BATCH)])  # A(x): who dissents
-            facts["dissent"] = dissenters.nan_to_num().mean().item()
+    def loss(self, logits: Tensor, labels: Tensor, dissent: Tensor) -> Tensor:
+        """Eq. (10), which the server's steps of eq. (11) go down: cross-entropy, and the diversity term of eq. (9)."""
+        target = normalised(dissent) if self.div_target == "normalised" else dissent
+        return ensemble_loss(logits, labels, target, self.diversity)
 
-        def loss(logits: Tensor, labels: Tensor, dissent: Tensor) -> Tensor:
-            target = normalised(dissent) if self.div_target == "normalised" else dissent
-            return ensemble_loss(logits, labels, target, self.diversity)
+    def dissent(self, labels: Asked, d: Tensor, fed: Federation) -> dict[str, Any]:
+        """How much weight the dissenters A(x) have, on average; known where labels are kept."""
+        if not isinstance(labels, Cache):
+            return {}
+        seen = visited(d, self.fusion, fed.seed)
+        weight = torch.cat([labels[i][1].sum(-1) for i in seen.split(BATCH)])
+        return {"dissent": weight.nan_to_num().mean().item()}
 
-        def student() -> tuple[Distilled, Weights]:
-            model = server.model(large.architecture, large.weights)
-            done = distill(model, server.public, teacher, self.fusion, seed, indices=d, loss=loss)
-            return done, weights_of(model)
-
-        ((done, weights),) = side_by_side(fed, server, [student])  # one job, for its own random numbers (dropout)
-        kind = "distill_diverged" if done.diverged else "distilled"
-        facts |= {"steps": done.steps, "best_step": done.best_step, "loss": done.loss}
-        server.event(kind, architecture=large.architecture, **facts)
-        return Model(large.architecture, weights)
-
-    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
-        """The clients' models that are averaged and teach: those that answer with finite numbers."""
-        models = finite_models(x, server.public[d[: self.fusion.batch]], fed, server)
-        if self.report_ensemble:
-            members = [(fed.architecture(k), x[k].weights) for k in models for _ in range(fed.copies.get(k, 1))]
-            server.report_ensemble("teachers", members, "confidence")
-            note_teachers(models, d, fed, server)
-        return models
+    def report(self, x: Replies, teachers: Mapping[str, Any], d: Tensor, fed: Federation, server: Server) -> None:
+        """Have the consensus measured; who was drawn twice is in it twice."""
+        members = [(fed.architecture(k), x[k].weights) for k in teachers for _ in range(fed.copies.get(k, 1))]
+        server.report_ensemble("teachers", members, "confidence")
+        note_teachers(teachers, d, fed, server)
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.large.architecture: state.large} | models_of(state.small)

@@ -75,7 +75,7 @@ class FedFTG:
         w_0 = self.averages(x, list(teachers), fed)
         n = torch.stack([counts[k] * fed.copies.get(k, 1) for k in teachers])
         tune = partial(self.fine_tune, w_0, list(teachers.values()), n, state.generator, fed, server)
-        ((tuned, generator, losses),) = side_by_side(fed, server, [tune])  # one job, for its random numbers (dropout)
+        ((tuned, generator, losses),) = side_by_side(fed.seed, server, [tune])  # one job: it may draw (dropout)
         if losses is None:
             server.event("distill_diverged", steps=self.tune.steps)
         for P, loss in (losses or {}).items():

@@ -143,7 +143,7 @@ class FedGEMS:
             train = partial(fit, model, inputs, torch.arange(len(inputs)), self.server, fed.seed("server"), objective)
             return outcome_of(train), weights_of(model)
 
-        ((done, weights),) = side_by_side(fed, server, [job])  # a single job, for its own random numbers
+        ((done, weights),) = side_by_side(fed.seed, server, [job])  # a single job, for its own random numbers
         if isinstance(done, Diverged):
             server.event("server_diverged", steps=done.steps, reason=str(done))
             return before

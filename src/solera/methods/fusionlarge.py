@@ -9,26 +9,26 @@ to Fed-ET (Cho et al., IJCAI 2022): targets = "hard" with ensemble = "confidence
 head = "shared" (one head, passed both ways), client_models = "averaged" (not distilled), fusion by few steps of SGD.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
-from ..parts.distill import Distill, Distilled, Memo, cached, distill, visits
+from ..parts.distill import Distill
 from ..parts.local import Local
-from ..parts.teachers import Cache, Ensemble, Frozen, Rule, Targets, Teacher
+from ..parts.teachers import Rule, Targets, Teacher
 from ..server import Server
-from ..tensors import Weights, weights_of
+from ..tensors import Weights
 from .common.averaging import average_of, models_of
-from .common.fusion import accuracy_on, finite_models, note_teachers, side_by_side
+from .common.fusion import asked, ensemble_of, finite_models, first_batch, fuse
 from .common.heads import head_of
+from .common.reporting import report_teachers
 from .common.training import Update, local_update
 
 
@@ -89,67 +89,28 @@ class FusionLarge:
         sent = per_client(lambda k: M[fed.architecture(k)])
         x = fed.map(local_update, fed.sample(), weights=sent, local=self.local, mu=0.0)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
-        models = self.teachers(x, d, fed, server)
+        models = finite_models(x, first_batch(d, self.fusion, server), fed, server)
+        if self.report_ensemble:
+            report_teachers(models, x, self.ensemble, d, fed, server)
         S = {P: [k for k in models if fed.architecture(k) == P] for P in server.architectures}
         x_0 = {P: average_of(self.average, x, S[P], fed) for P in S if S[P]}
         for P in x_0 if self.report_ensemble and self.fusion.steps and self.client_models == "distilled" else ():
             server.report_average(P, x_0[P])
-        teacher = self.teacher(models, d, fed, server)
-        fuse = partial(self.fuse, teacher=teacher, d=d, fed=fed, server=server)
         students = x_0 if self.client_models == "distilled" else {}
+        teacher: Teacher = ensemble_of(models, self.ensemble, self.fusion, fed)
+        teacher = partial(hard, teacher) if self.targets == "hard" else teacher
+        several = self.client_models == "distilled"  # students beside the large model
+        answers = asked(teacher, several, d, self.fusion, fed.seed, server)
+        distilled = partial(fuse, teacher=answers, d=d, cfg=self.fusion, seeds=fed.seed, server=server)
         if self.head == "own":
-            M = M | x_0 | fuse({large: state.large.weights} | students)
+            M = M | x_0 | distilled({large: state.large.weights} | students)
         else:  # the small models get the head before they are distilled, so that their bodies learn to use it
             heads = Replies((k, Update(head_of(x[k].weights))) for k in models)
             h = average_of("median" if self.average == "median" else "uniform", heads, list(models), fed)
-            w = fuse({large: state.large.weights | h})
+            w = distilled({large: state.large.weights | h})
             M = {P: m | head_of(w[large]) for P, m in (M | x_0).items()} | w
-            M = M | fuse({P: M[P] for P in students})
+            M = M | distilled({P: M[P] for P in students})
         return self.State({P: M[P] for P in server.architectures}, Model(large, M[large]))
-
-    def teacher(
-        self, models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server
-    ) -> Teacher | Cache | Memo:
-        """What all clients say together. All students see the same samples, so it is asked once about each."""
-        copies = [float(fed.copies.get(k, 1)) for k in models]
-        teacher: Teacher = Ensemble(list(models.values()), self.ensemble, copies, self.fusion.temperature)
-        if self.targets == "hard":
-            teacher = partial(hard, teacher)
-        seed, alone = fed.seed("fusion"), self.client_models == "averaged"  # the large model is the only student
-        if self.fusion.steps == 0 or (server.public.fresh and alone):
-            return teacher
-        if server.public.fresh:
-            return Memo(teacher, d, self.fusion, seed)
-        seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
-        return cached(teacher, server.public, seen, self.fusion, partial(side_by_side, fed, server))
-
-    def fuse(
-        self, students: dict[str, Weights], teacher: Teacher | Cache | Memo, d: Tensor, fed: Federation, server: Server
-    ) -> dict[str, Weights]:
-        """Distil every student, side by side."""
-        seed, validate = fed.seed("fusion"), accuracy_on(server.validation)
-
-        def student(P: str) -> tuple[Weights, Distilled]:
-            model = server.model(P, students[P])
-            done = distill(model, server.public, teacher, self.fusion, seed, indices=d, validate=validate)
-            return weights_of(model), done
-
-        results = side_by_side(fed, server, [partial(student, P) for P in students])
-        for P, (_, done) in zip(students, results, strict=True):
-            facts: dict[str, Any] = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss}
-            kind = "distill_diverged" if done.diverged else "distilled"
-            server.event(kind, architecture=P, accuracy=done.accuracy, **facts)
-        return {P: weights for P, (weights, _) in zip(students, results, strict=True)}
-
-    def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
-        """The clients' models that are averaged and teach: those that answer with finite numbers."""
-        models = finite_models(x, server.public[d[: self.fusion.batch]], fed, server)
-        if self.report_ensemble:
-            members = [(fed.architecture(k), x[k].weights) for k in models]
-            copies = [float(fed.copies.get(k, 1)) for k in models]
-            server.report_ensemble("teachers", members, self.ensemble, copies, names=list(models))
-            note_teachers(models, d, fed, server)
-        return models
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.large.architecture: state.large} | models_of(state.small)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..federation import Federation, per_client
+from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.local import Local, check_number
 from ..parts.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mixtures, mse_loss
@@ -79,42 +79,33 @@ class MNFL:
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         c, x, A = state.c, draw(self.public_size, fed, server), participants(fed)
-        local = replace(self.local, epochs=min(self.local.epochs, fed.round + 1)) if self.grow_epochs else self.local
         if len(x) == 0:
-            fed.map(train_alone, A, local=local)
+            fed.map(train_alone, A, local=self.training(fed))
             return state
-        code = self.order == "code"
-        first = replace(local, epochs=1, steps=None) if code else local  # in the code, of newcomers only
-        S, s, said = ask_and_assess(A, x, self.temperature, first, fed, server, only_new=code)  # lines 11-13, eq. (5)
-        before = {k: said[k].test for k in S}
-        if code:
-            c = self.learned(c, S, s, fed)
+        if self.order == "code":
+            return self.State(round_of_the_code(self, c, x, A, fed, server))
+        S, s, said = ask_and_assess(A, x, self.temperature, self.training(fed), fed, server)  # lines 11-13, eq. (5)
+        server.report_stages(after_training={k: said[k].test for k in S}, after_distilling=None)
+        lesson = self.lesson(c, S, s, fed)  # eq. (2)
+        if self.c_pred == "reuse":
+            fed.map(distil_locally, S, **lesson)  # lines 14-16, eq. (6)
+        else:
+            said = fed.map(distil_and_predict, S, **lesson)  # lines 14-16, eq. (6), and a second upload
+            S, s = usable(said, len(x), fed, server)
+        c = self.learned(c, S, s, fed)  # line 7, eq. (7)
+        self.note(c, S, s, said, fed, server)  # eq. (4)
+        return self.State(c)
 
-        teachers = mixtures(block(c, S, fed), [{"probs": s_m} for s_m in s])  # sum_m c_mn s_m of eq. (2)
-        targets = dict(zip(S, teachers, strict=True))
-        how: dict[str, Any] = {
-            "targets": per_client(lambda k: targets[k]["probs"]),
+    def lesson(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> dict[str, Any]:
+        """Eq. (2): the teacher of client n is sum_m c_mn s_m; and how it is to be followed."""
+        teachers = mixtures(block(c, S, fed), [{"probs": s_m} for s_m in s])
+        targets = {k: teacher["probs"] for k, teacher in zip(S, teachers, strict=True)}
+        return {
+            "targets": per_client(lambda k: targets[k]),
             "distil": self.distil,
             "temperature": self.temperature,
             "student_norm": self.student_norm,
         }
-        if code:
-            taught = fed.map(distil_and_train, S, local=local, **how)
-            server.report_stages(after_distilling=taught, after_training=None)
-        else:
-            server.report_stages(after_training=before, after_distilling=None)
-        if self.c_pred == "post_distill":
-            said = fed.map(distil_and_predict, S, **how)
-            S, s = usable(said, len(x), fed, server)
-        elif not code:
-            fed.map(distil_locally, S, **how)  # lines 14-16, eq. (6)
-        if not code:
-            c = self.learned(c, S, s, fed)  # line 7
-        note(c, fed, server)
-        loss, share, cfg = self.collaborative(S, s, fed)
-        private = sum(float(d) * said[k].loss for d, k in zip(shares(S, fed), S, strict=True))
-        note_objective(block(c, S, fed), loss, share, private, cfg, fed, server)  # eq. (4)
-        return self.State(c)
 
     def learned(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> Tensor:
         """Eq. (7), for the coefficients between clients S, which have predicted s."""
@@ -127,11 +118,22 @@ class MNFL:
         """The loss of the coefficients between clients S over a batch of what they predicted, how much each client's
         counts, and the settings it is meant for."""
         s = s[:, self.batch(s.shape[1], fed)]  # xi_r
-        if self.c_loss == "kl":
-            return kl_loss(s, self.c_reduction), shares(S, fed), self.coefficients
-        # In the code all clients weigh the same, and the penalty is a mean, not a sum.
-        cfg = replace(self.coefficients, rho=self.coefficients.rho / len(fed.clients))
-        return mse_loss(s, self.c_reduction), torch.ones(len(S), dtype=torch.float64), cfg
+        if self.c_loss == "mse":
+            return loss_of_the_code(self, S, s, fed)
+        return kl_loss(s, self.c_reduction), shares(S, fed), self.coefficients
+
+    def note(self, c: Tensor, S: list[str], s: Tensor, said: Replies, fed: Federation, server: Server) -> None:
+        """Write the coefficients and objective (4) into the round's metrics; this changes nothing."""
+        note(c, fed, server)
+        loss, share, cfg = self.collaborative(S, s, fed)
+        private = sum(float(d) * said[k].loss for d, k in zip(shares(S, fed), S, strict=True))
+        note_objective(block(c, S, fed), loss, share, private, cfg, fed, server)
+
+    def training(self, fed: Federation) -> Local:
+        """How a client trains in this round."""
+        if not self.grow_epochs:
+            return self.local
+        return replace(self.local, epochs=min(self.local.epochs, fed.round + 1))
 
     def batch(self, samples: int, fed: Federation) -> Tensor:
         """Which of the round's public samples the coefficients are learned on: the same whenever it is asked."""
@@ -144,3 +146,24 @@ class MNFL:
 
     def models(self, state: State) -> dict[str, Model]:
         return {}
+
+
+# ---- the authors' code, where it differs from the paper: order = "code", c_loss = "mse" ----------------------
+
+
+def round_of_the_code(mnfl: MNFL, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
+    """Predict, learn c, distil, train: the coefficients after a round. Only newcomers train first, for one epoch."""
+    local = mnfl.training(fed)
+    first = replace(local, epochs=1, steps=None)
+    S, s, said = ask_and_assess(A, x, mnfl.temperature, first, fed, server, only_new=True)
+    c = mnfl.learned(c, S, s, fed)
+    taught = fed.map(distil_and_train, S, local=local, **mnfl.lesson(c, S, s, fed))
+    server.report_stages(after_distilling=taught, after_training=None)
+    mnfl.note(c, S, s, said, fed, server)
+    return c
+
+
+def loss_of_the_code(mnfl: MNFL, S: list[str], s: Tensor, fed: Federation) -> tuple[Loss, Tensor, Coefficients]:
+    """Squared distances instead of KL; all clients weigh the same, and the penalty is a mean, not a sum."""
+    cfg = replace(mnfl.coefficients, rho=mnfl.coefficients.rho / len(fed.clients))
+    return mse_loss(s, mnfl.c_reduction), torch.ones(len(S), dtype=torch.float64), cfg

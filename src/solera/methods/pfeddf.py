@@ -13,8 +13,8 @@ from ..parts.teachers import Rule
 from ..server import Server
 from ..tensors import Weights
 from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
+from .common.swag import Swag
 from .feddf import FedDF
-from .feddf_options import Swag
 
 
 @register("pfeddf")

@@ -15,9 +15,9 @@ from solera.engines import ClientStates, InProcess
 from solera.engines.faulty import Faulty
 from solera.errors import ConfigError
 from solera.federation import Federation
+from solera.methods.common.swag import Swag, drawn_around
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
-from solera.methods.feddf_options import Swag, drawn_around
 from solera.parts.aggregate import weighted_mean
 from solera.parts.distill import Distill, distill
 from solera.parts.local import Local, evaluate, fit

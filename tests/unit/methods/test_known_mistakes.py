@@ -16,6 +16,8 @@ import torch
 from public_toys import mixed as exchange
 from solera.config import RunConfig
 from solera.federation import Replies
+from solera.methods.common.defences import without_worst
+from solera.methods.common.fusion import finite_models
 from solera.methods.common.training import Update
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
@@ -142,7 +144,8 @@ def test_official_feddf_teachers_are_left_in_training_mode_by_their_validation(t
     method = FedDF(LOCAL, Distill(steps=3, batch=8), drop_worst=True, drop_threshold=0.0)
     sent = world.server.init("c")
     x, d = Replies((k, Update(sent)) for k in world.fed.clients), torch.arange(40)
-    teachers = method.teachers(x, d, world.fed, world.server)
+    teachers = finite_models(x, world.server.public[d[:8]], world.fed, world.server)
+    teachers = without_worst(teachers, x, method, world.fed, world.server)
     assert list(teachers) == list(world.fed.clients)
     for model in teachers.values():
         assert not any(layer.training for layer in [model, *batchnorms(model)])

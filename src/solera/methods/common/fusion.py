@@ -1,30 +1,157 @@
-"""Small things that several methods need on the server's side."""
+"""The fusion step: ask the teachers once about the round's public samples, and distil every student from them.
 
-from collections.abc import Callable, Mapping
+FedDF, Fed-ET, `fusionlarge` and FedEED's framework differ in who teaches and who is taught, not in this.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ...federation import Federation, Replies
-from ...parts.consensus import agreement
-from ...parts.distill import Validate
+from ...parts.distill import Distill, Distilled, Loss, Memo, Validate, cached, distill, visits
 from ...parts.local import Diverged, Fitted, evaluate, logits_of
 from ...parts.norms import reestimate
-from ...parts.teachers import Frozen, frozen
+from ...parts.teachers import Cache, Ensemble, Frozen, Rule, Teacher, frozen, lowest_entropy
 from ...server import Server
 from ...task import Data
 from ...tensors import Weights, weights_of
 
-NOTED_SAMPLES = 128  # public samples on which the teachers are compared, for the report
-NOTED_TEACHERS = 200
+Seeds = Callable[..., int]  # `fed.seed`, or the same of an earlier round
+Asked = Teacher | Cache | Memo  # a teacher, or what it has answered
+Student = TypeVar("Student", bound=Hashable)  # an architecture, or (architecture, number of the global model)
 
 
-def side_by_side(fed: Federation, server: Server, jobs: list[Callable[[], Any]]) -> list[Any]:
+def fuse(
+    students: Mapping[Student, Weights],
+    teacher: Asked | Mapping[Student, Asked],
+    d: Tensor,
+    cfg: Distill,
+    seeds: Seeds,
+    server: Server,
+    loss: Loss | None = None,
+    validate: bool = True,
+    jobs: Sequence[int] | None = None,
+    **facts: Any,
+) -> dict[Student, Weights]:
+    """The students' weights after distillation from `teacher` on the public samples d.
+
+    All students see the same minibatches and are independent given the teacher, so they are distilled side by side.
+    `teacher` may be asked already (see `asked`), and may differ from student to student. `loss` is KL unless given.
+    `validate`: stop early by the server's validation set, where there is one. `jobs` number the students, for the
+    random numbers of each (dropout); left out: 0, 1, ... `facts` are added to the event of each student.
+    """
+    if cfg.steps == 0 or not students:
+        return dict(students)
+    if not isinstance(teacher, Mapping):
+        teacher = dict.fromkeys(students, asked(teacher, len(students) > 1, d, cfg, seeds, server))
+    accuracy, seed = accuracy_on(server.validation) if validate else None, seeds("fusion")
+
+    def distilled(g: Student) -> tuple[Weights, Distilled]:
+        model = server.model(_named(g)["architecture"], students[g])  # built in the job, which may be run twice
+        done = distill(model, server.public, teacher[g], cfg, seed, indices=d, loss=loss, validate=accuracy)
+        return weights_of(model), done
+
+    numbers = range(len(students)) if jobs is None else jobs
+    results = server.parallel([partial(distilled, g) for g in students], [seeds("job", i) for i in numbers])
+    for g, (_, done) in zip(students, results, strict=True):
+        kind = "distill_diverged" if done.diverged else "distilled"
+        outcome = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss, "accuracy": done.accuracy}
+        server.event(kind, **_named(g), **facts, **outcome)
+    return {g: weights for g, (weights, _) in zip(students, results, strict=True)}
+
+
+def _named(student: Any) -> dict[str, Any]:
+    return {"architecture": student} if isinstance(student, str) else {"architecture": student[0], "group": student[1]}
+
+
+# ---- the teachers ------------------------------------------------------------------------------
+
+
+def asked(teacher: Asked, several: bool, d: Tensor, cfg: Distill, seeds: Seeds, server: Server) -> Asked:
+    """The teacher's answers to all samples that will be visited, each asked for once.
+
+    Where samples change with every draw it is the teacher itself; `several` students then share what it says to a
+    minibatch. What has been asked already stays as it is, and nothing is asked where nobody is taught.
+    """
+    if isinstance(teacher, Cache | Memo) or cfg.steps == 0:
+        return teacher
+    if server.public.fresh:
+        return Memo(teacher, d, cfg, seeds("fusion")) if several else teacher
+    return _kept(teacher, visited(d, cfg, seeds), cfg, seeds, server)
+
+
+def visited(d: Tensor, cfg: Distill, seeds: Seeds) -> Tensor:
+    """Those of the public samples d that some minibatch has."""
+    return d[visits(len(d), cfg.steps, cfg.batch, seeds("fusion"))].unique()
+
+
+def surest(
+    top: int | None, teacher: Teacher, d: Tensor, cfg: Distill, seeds: Seeds, server: Server
+) -> tuple[Asked, Tensor]:
+    """The `top` samples of d of whose class the teacher is surest, with its answers; without `top`, all of them."""
+    if top is None:
+        return teacher, d
+    answers = _kept(teacher, d, cfg, seeds, server)
+    return answers, lowest_entropy(answers, d, top)
+
+
+def _kept(teacher: Teacher, seen: Tensor, cfg: Distill, seeds: Seeds, server: Server) -> Cache:
+    return cached(teacher, server.public, seen, cfg, partial(side_by_side, seeds, server))
+
+
+def ensemble_of(models: Mapping[str, nn.Module], rule: Rule, cfg: Distill, fed: Federation) -> Ensemble:
+    """The clients' models as one teacher; a client counts as often as it was drawn."""
+    return Ensemble(list(models.values()), rule, [float(fed.copies.get(k, 1)) for k in models], cfg.temperature)
+
+
+def finite_models(
+    x: Replies, probe: Tensor, fed: Federation, server: Server, probed: str = "public samples"
+) -> dict[str, Frozen]:
+    """The uploaded models whose logits on `probe` are finite numbers; the others are rejected."""
+    uploads = [(fed.architecture(k), x[k].weights) for k in x]
+    models = dict(zip(x, frozen(uploads, server.model), strict=True))
+    fine = side_by_side(fed.seed, server, [partial(answers_finitely, model, probe) for model in models.values()])
+    for k, ok in zip(list(models), fine, strict=True):
+        if not ok:
+            fed.reject(x, k, f"non-finite logits on {probed}")
+            del models[k]
+    return models
+
+
+def answers_finitely(model: nn.Module, inputs: Tensor) -> bool:
+    """Whether the logits of `model` are finite numbers for all of `inputs`."""
+    return len(inputs) == 0 or bool(torch.isfinite(logits_of(model, inputs)).all())
+
+
+def with_statistics(A: str, weights: Weights, inputs: Tensor, server: Server) -> Weights:
+    """A model nobody has trained with BatchNorm statistics of its own, taken from `inputs`."""
+    model = server.model(A, weights)
+    reestimate(model, inputs)
+    return weights_of(model)
+
+
+# ---- the round's public samples, and the server's own work --------------------------------------------------
+
+
+def public_indices(cfg: Distill, seeds: Seeds, server: Server) -> Tensor:
+    """The public samples of a round; none where nothing is distilled."""
+    if cfg.steps == 0 or server.public is None:
+        return torch.empty(0, dtype=torch.int64)
+    return server.public.round_indices(server.per_round, seeds("public"))
+
+
+def first_batch(d: Tensor, cfg: Distill, server: Server) -> Tensor:
+    """As many of the public samples d as a minibatch has: a model must answer to them with finite numbers."""
+    return server.public[d[: cfg.batch]] if len(d) else d
+
+
+def side_by_side(seeds: Seeds, server: Server, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     """Run independent jobs in the server's threads; results in order."""
-    return server.parallel(jobs, [fed.seed("job", i) for i in range(len(jobs))])
+    return server.parallel(jobs, [seeds("job", i) for i in range(len(jobs))])
 
 
 def outcome_of(train: Callable[[], Fitted]) -> Fitted | Diverged:
@@ -40,54 +167,26 @@ def accuracy_on(data: Data | None) -> Validate | None:
     return None if data is None else lambda model: evaluate(model, data.inputs, data.labels).accuracy
 
 
-def finite_models(
-    x: Replies, probe: Tensor, fed: Federation, server: Server, probed: str = "public samples"
-) -> dict[str, Frozen]:
-    """The uploaded models whose logits on `probe` are finite numbers; the others are rejected."""
-    uploads = [(fed.architecture(k), x[k].weights) for k in x]
-    models = dict(zip(x, frozen(uploads, server.model), strict=True))
-    fine = side_by_side(fed, server, [partial(answers_finitely, model, probe) for model in models.values()])
-    for k, ok in zip(list(models), fine, strict=True):
-        if not ok:
-            fed.reject(x, k, f"non-finite logits on {probed}")
-            del models[k]
-    return models
-
-
-def answers_finitely(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether the logits of `model` are finite numbers for all of `inputs`."""
-    return len(inputs) == 0 or bool(torch.isfinite(logits_of(model, inputs)).all())
-
-
-def with_statistics(P: str, weights: Weights, inputs: Tensor, server: Server) -> Weights:
-    """A model nobody has trained with BatchNorm statistics of its own, taken from `inputs`."""
-    model = server.model(P, weights)
-    reestimate(model, inputs)
-    return weights_of(model)
-
-
-def note_teachers(models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> None:
-    """Write into the round's metrics how sure each teacher is and how often it dissents, on some of the samples d."""
-    some = d[:: max(1, len(d) // NOTED_SAMPLES)][:NOTED_SAMPLES]
-    if len(some):
-        inputs = server.public[some]
-        logits = side_by_side(fed, server, [partial(logits_of, model, inputs) for model in models.values()])
-        copies = torch.tensor([fed.copies.get(k, 1) for k in models])
-        found = agreement(torch.stack(logits).double().softmax(-1), copies)
-        server.event(
-            "teachers",
-            clients=list(models)[:NOTED_TEACHERS],
-            confidence=[round(a, 4) for a in found.confidence[:NOTED_TEACHERS].tolist()],
-            agrees=[round(a, 4) for a in found.agrees[:NOTED_TEACHERS].tolist()],
-            dissenting=round(found.dissenting, 4),
-            unanimous=round(found.unanimous, 4),
-            samples=len(some),
-        )
+# ---- what cannot work ------------------------------------------------------------------------------
 
 
 def check_logits(name: str, server: Server) -> None:
     """Refuse architectures that do not answer to a public sample with one logit for each class."""
-    for P in server.architectures:
-        shape = tuple(logits_of(server.model(P, server.init(P)), server.public[torch.tensor([0])]).shape)
+    for A in server.architectures:
+        shape = tuple(logits_of(server.model(A, server.init(A)), server.public[torch.tensor([0])]).shape)
         if shape != (1, server.num_classes):
-            raise ConfigError(f"{name}: {P!r} gives logits {shape} for one sample, not (1, {server.num_classes})")
+            raise ConfigError(f"{name}: {A!r} gives logits {shape} for one sample, not (1, {server.num_classes})")
+
+
+def check_top(name: str, top: int | None, server: Server) -> None:
+    """Refuse a `low_entropy_top` that `surest` cannot give."""
+    if top is None:
+        return
+    most = len(server.public) if server.per_round is None else server.per_round
+    if not 1 <= top <= most:
+        raise ConfigError(f"{name}: low_entropy_top = {top}: a round has {most} public samples; keep 1 to {most}")
+    if server.public.fresh:
+        raise ConfigError(
+            f"{name}: low_entropy_top chooses samples by what the teachers say of them, but these change with every "
+            "draw: use public.augment = 'off' or 'once', or a cached generator"
+        )

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...federation import Federation, QuorumNotMet, Replies
 from ...parts.local import Local
 from ...server import Server
-from ...tensors import is_finite
+from ...tensors import Weights, is_finite
 from ..common.fusion import finite_models
 from ..common.training import Update
 from .ensemble_trainers import Upload
@@ -118,18 +118,15 @@ class Cohort:
             means[g] = mean_reply([replies[k] for k in own], n, self.trainer.once), len(own)
         return means, [Upload(S[k], x[k], examples[k], copies[k]) for k in fine]
 
-    def aggregate(self, means: Means, w: Models, memory: Models) -> tuple[Models, Models]:
-        """w^g_t of every group whose new model is made of finite numbers, and what the trainer keeps from now on.
+    def aggregate(self, g: Group, mean: Any, count: int, sent: Weights, memory: Models) -> Weights | None:
+        """w^g_{t,k} of a group: what `mean`, of so many clients' replies, makes of the model that was sent.
 
-        A group without clients has the model it had; one whose aggregate is not finite is left out.
+        The trainer's memory of the group is brought up to date. None if the aggregate is not made of finite numbers.
         """
-        new, memory = dict(w), dict(memory)
-        for g, (mean, count) in means.items():
-            owner, N = self.trainer.owner(g), len(members_of(self.fed, g[0]))
-            found, kept = self.trainer.update(w[g], memory[owner], mean, count / N)
-            if is_finite(found):
-                new[g], memory[owner] = found, kept
-            else:
-                del new[g]
-                self.server.event("aggregate_rejected", architecture=g[0], group=g[1], reason="not finite")
-        return new, memory
+        owner, N = self.trainer.owner(g), len(members_of(self.fed, g[0]))
+        found, kept = self.trainer.update(sent, memory[owner], mean, count / N)
+        if not is_finite(found):
+            self.server.event("aggregate_rejected", architecture=g[0], group=g[1], reason="not finite")
+            return None
+        memory[owner] = kept
+        return found

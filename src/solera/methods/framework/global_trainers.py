@@ -9,20 +9,19 @@
 Teachers are copies made before any student moves, and all students see the same mini-batches.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...parts.distill import Distill, Distilled, Memo, Validate, cached, distill, visits
+from ...parts.distill import Distill
 from ...parts.teachers import frozen
 from ...server import Server
-from ...tensors import Weights, weights_of
-from ..common.fusion import accuracy_on, answers_finitely, check_logits
+from ..common.fusion import Asked, answers_finitely, asked, check_logits, fuse, public_indices
 from .cohort import Clock
 from .ensemble_trainers import EnsembleTrainer, Member
 from .local_trainers import Group, Models, Seeds
@@ -85,18 +84,17 @@ class GlobalTrainer:
 
         several = len(students) > 1 and not self.exclude_self  # students of one teacher
 
-        def ask(own: list[Member]) -> Any:
+        def ask(own: list[Member]) -> Asked | None:
             if not own:
                 return None
             teacher = ensemble.teacher(own, fusion.temperature, server)
-            return clock.timed("ask", _asked, teacher, several, d, fusion, seeds, server)
+            return clock.timed("ask", asked, teacher, several, d, fusion, seeds, server)
 
         if self.exclude_self:
             teachers = {g: ask([m for m in fine if (m.architecture, m.group) != g]) for g in students}
         else:
             teachers = dict.fromkeys(students, ask(fine))
-        validate = accuracy_on(server.validation) if self.early_stop else None
-        return Lesson(teachers, d, fusion, seeds, server, clock, validate)
+        return Lesson(teachers, d, fusion, seeds, server, clock, self.early_stop)
 
     def check(self, fusion: Distill, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""
@@ -114,56 +112,34 @@ class Lesson:
 
     def __init__(
         self,
-        teachers: dict[Group, Any],
+        teachers: dict[Group, Asked | None],
         d: Tensor,
         fusion: Distill,
         seeds: Seeds,
         server: Server,
         clock: Clock,
-        validate: Validate | None = None,
+        validate: bool = True,
     ):
-        self.teachers, self.d, self.fusion, self.seeds = teachers, d, fusion, seeds
-        self.server, self.clock, self.validate = server, clock, validate
+        self.teachers = {g: teacher for g, teacher in teachers.items() if teacher is not None}
+        self.place = {g: i for i, g in enumerate(teachers)}  # a student's random numbers do not depend on company
+        self.d, self.fusion, self.seeds, self.server = d, fusion, seeds, server
+        self.clock, self.validate = clock, validate
 
     def teach(self, students: Models) -> Models:
         """The students' weights after distillation; those without a teacher as they are."""
-        taught = [g for g in students if self.teachers.get(g) is not None]
+        taught = {g: weights for g, weights in students.items() if g in self.teachers}
         if not taught:
             return students
-        place = {g: i for i, g in enumerate(self.teachers)}  # a student's random numbers do not depend on company
-        jobs = [partial(self._student, g, students[g]) for g in taught]
-        seeds = [self.seeds("job", place[g]) for g in taught]
-        results = self.clock.timed("distil", self.server.parallel, jobs, seeds)
-        for (P, k), (_, done) in zip(taught, results, strict=True):
-            kind = "distill_diverged" if done.diverged else "distilled"
-            facts = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss, "accuracy": done.accuracy}
-            self.server.event(kind, architecture=P, group=k, of_round=self.seeds.t, **facts)
-        return students | {g: weights for g, (weights, _) in zip(taught, results, strict=True)}
-
-    def _student(self, g: Group, weights: Weights) -> tuple[Weights, Distilled]:
-        model, seed = self.server.model(g[0], weights), self.seeds("fusion")
-        public, teacher = self.server.public, self.teachers[g]
-        done = distill(model, public, teacher, self.fusion, seed, indices=self.d, validate=self.validate)
-        return weights_of(model), done
-
-
-def public_indices(fusion: Distill, seeds: Seeds, server: Server) -> Tensor:
-    """The public samples of a round."""
-    if fusion.steps == 0 or server.public is None:
-        return torch.empty(0, dtype=torch.int64)
-    return server.public.round_indices(server.per_round, seeds("public"))
-
-
-def _asked(teacher: Callable[..., Any], several: bool, d: Tensor, fusion: Distill, seeds: Seeds, server: Server) -> Any:
-    """The teacher's answers to all samples that will be visited; the teacher itself, where samples change.
-
-    Then `several` students share what it says to each mini-batch.
-    """
-    if server.public.fresh:
-        return Memo(teacher, d, fusion, seeds("fusion")) if several else teacher
-    seen = d[visits(len(d), fusion.steps, fusion.batch, seeds("fusion"))].unique()
-
-    def run(jobs: list[Callable[[], Any]]) -> list[Any]:
-        return server.parallel(jobs, [seeds("job", i) for i in range(len(jobs))])
-
-    return cached(teacher, server.public, seen, fusion, run)
+        work = partial(
+            fuse,
+            taught,
+            self.teachers,
+            self.d,
+            self.fusion,
+            self.seeds,
+            self.server,
+            validate=self.validate,
+            jobs=[self.place[g] for g in taught],
+            of_round=self.seeds.t,
+        )
+        return students | self.clock.timed("distil", work)

@@ -4,27 +4,34 @@ Ensemble of Aggregated Models"), Algorithm 1: K global models; a local, an ensem
 Each slot is filled by name in a configuration, or with an object of your own in Python. FedEED, FedBE, FedDistill,
 Fed-ensemble, codistillation and FedDF are settings of it. Clients of different architectures form K groups in each.
 
-Overlap (pipeline = "strict" or "eager", with designated distillation): clients of the other groups train while the
-server distils. For that the loop is turned by half a round: round t begins with the distillation of round t - 1 and
-ends when the aggregates of t are there. So nothing is under way at a checkpoint, and `finish` distils the last one.
-All updates are those of "off", to the bit; what a round reports as the designated model is that of the round before,
-except in the last round, where it is the same.
+With `pipeline`, clients train while the server distils: overlap.py turns this loop by half a round.
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from ...federation import Federation
 from ...method import Info, Model, register
 from ...parts.norms import parameter_names
 from ...server import Server
 from ...tensors import Weights
+from ..common.fusion import public_indices
 from .cohort import Clock, Cohort
 from .ensemble_trainers import Member
-from .global_trainers import Lesson, public_indices
+from .global_trainers import Lesson
 from .groups import check_groups, drop_small, split
-from .local_trainers import Models, Seeds, flat, nest
+from .local_trainers import Group, Models, Seeds, flat, nest
+from .overlap import last_lesson, overlapped
 from .slots import Slots
+
+
+class Aggregated(NamedTuple):
+    """What the clients of a round have made of the global models."""
+
+    w: Models  # w^g_{t,k}; a group without clients has the model it had, one that diverged is left out
+    trained: set[Group]
+    memory: Models
+    history: list[list[Member]]
 
 
 @register("framework")
@@ -56,55 +63,65 @@ class Framework(Slots):
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)
         check_groups(self.shares, self.secure, self.global_trainer.designated, fed, server)
-        w = {(P, k): server.init(P, k) for P in server.architectures for k in range(self.K)}  # w^g*_{-1,k}
+        w = {(A, k): server.init(A, k) for A in server.architectures for k in range(self.K)}  # w^g*_{-1,k}
         memory = {g: self.local_trainer.memory(g, w[g], parameter_names(server.template(g[0]))) for g in w}
         return self.State(-1, nest(w), {}, nest(memory), [])
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
-        t, seeds, clock = fed.round, Seeds(fed.run_seed, fed.round), Clock(server)
-        S = split(self.shares, self.schedule, fed, server)  # S_{t,0}, ..., S_{t,K-1}
-        S = drop_small(S, server) if self.secure else S
-        d = public_indices(self.fusion, seeds, server)
-        cohort = Cohort(S, self.local_trainer, bool(self.curious), fed, server, clock)
-        w = self.train(cohort, state, fed, server, clock)  # w^g*_{t-1,k}: what was sent
-        means, uploads = cohort.collect(w, d[: self.fusion.batch], self.secure)  # w^l*_{t,k}
-        w_g, memory = cohort.aggregate(means, w, flat(state.memory))  # w^g_{t,k}
-        members = self.ensemble_trainer.members(w_g, uploads, w, d, seeds, server)
-        history = [*state.history, members][-self.ensemble_trainer.R :]  # w^e*_t
-        self.report(history, server)
-        x = w | w_g
-        students = {g: x[g] for g in self.global_trainer.students(t, list(x), set(means))}
-        for P in [P for P, k in students if k == 0 and self.report_ensemble]:
-            server.report_average(P, students[P, 0])
         if self.pipeline != "off":
-            later = {P: student for (P, _), student in students.items()}
-            return self.State(t, nest(x | {g: w[g] for g in students}), later, nest(memory), history)
-        x |= self.lesson(students, t, history, fed, server, clock).teach(students)  # w^g*_{t,k}
-        return self.State(t, nest(x), {}, nest(memory), history if self.keeps_ensemble else [])
+            return overlapped(self, state, fed, server)
+        w, clock = flat(state.models), Clock(server)  # w^g*_{t-1,k}
+        cohort = self.cohort(fed, server, clock)  # S_{t,0}, ..., S_{t,K-1}
+        for groups in self.exchanges(server):
+            cohort.start(groups, w, flat(state.memory), self.local)
+        new = self.aggregate(cohort, w, state, fed, server)  # w^g_{t,k}, w^e*_t
+        x = w | new.w
+        students = self.students(x, new, fed, server)
+        x |= self.lesson(students, fed.round, new.history, fed, server, clock).teach(students)  # w^g*_{t,k}
+        return self.State(fed.round, nest(x), {}, nest(new.memory), new.history if self.keeps_ensemble else [])
 
-    def train(self, cohort: Cohort, state: State, fed: Federation, server: Server, clock: Clock) -> Models:
-        """Start every group as soon as its model is there, giving the distillation that was put off; the models sent.
+    def aggregate(self, cohort: Cohort, w: Models, state: State, fed: Federation, server: Server) -> Aggregated:
+        """K groups of clients train one global model each; the ensemble is what came of that in the last R rounds."""
+        seeds, R = Seeds(fed.run_seed, fed.round), self.ensemble_trainer.R
+        d = public_indices(self.fusion, seeds, server)
+        means, uploads = cohort.collect(w, d[: self.fusion.batch], self.secure)  # w^l*_{t,k}
+        w_g, memory = dict(w), flat(state.memory)
+        for g, (mean, count) in means.items():  # g = (architecture, k): the K groups
+            found = cohort.aggregate(g, mean, count, w[g], memory)  # w^g_{t,k}
+            if found is None:
+                del w_g[g]
+            else:
+                w_g[g] = found
+        members = self.ensemble_trainer.members(w_g, uploads, w, d, seeds, server)
+        history = [*state.history, members][-R:]  # w^e*_t: the checkpoints of R rounds
+        self.report(history, server)
+        return Aggregated(w_g, set(means), memory, history)
 
-        Designated groups are exchanges of their own even where nothing overlaps, because a client's random numbers
-        depend on the number of its exchange.
+    def cohort(self, fed: Federation, server: Server, clock: Clock) -> Cohort:
+        """The clients of this round in their groups."""
+        S = split(self.shares, self.schedule, fed, server)
+        S = drop_small(S, server) if self.secure else S
+        return Cohort(S, self.local_trainer, bool(self.curious), fed, server, clock)
+
+    def exchanges(self, server: Server) -> list[list[Group]]:
+        """Which groups are sent their models together: the designated ones each alone, after all the others.
+
+        They are exchanges of their own even where nothing overlaps, because a client's random numbers depend on the
+        number of its exchange.
         """
-        w, memory = flat(state.models), flat(state.memory)
-        first = [(P, 0) for P in server.architectures if self.global_trainer.designated]
-        cohort.start([g for g in w if g not in first], w, memory, self.local)
-        students = {(P, 0): student for P, student in state.pending.items()}
-        lesson = self.lesson(students, state.t, state.history, fed, server, clock)
-        for batch in [[g] for g in first] if self.pipeline == "eager" else [first]:
-            w |= lesson.teach({g: students[g] for g in batch if g in students})
-            for g in batch:
-                cohort.start([g], w, memory, self.local)
-        return w
+        everyone = [(A, k) for A in server.architectures for k in range(self.K)]
+        designated = [g for g in everyone if g[1] == 0 and self.global_trainer.designated]
+        return [[g for g in everyone if g not in designated], *([g] for g in designated)]
+
+    def students(self, x: Models, new: Aggregated, fed: Federation, server: Server) -> Models:
+        """Who is distilled in this round, as it is before that."""
+        students = {g: x[g] for g in self.global_trainer.students(fed.round, list(x), new.trained)}
+        for A in [A for A, k in students if k == 0 and self.report_ensemble]:
+            server.report_average(A, students[A, 0])
+        return students
 
     def finish(self, state: State, fed: Federation, server: Server) -> State:
-        """The distillation of the last round, where it was put off."""
-        students = {(P, 0): student for P, student in state.pending.items()}
-        lesson = self.lesson(students, state.t, state.history, fed, server, Clock(server))
-        x = flat(state.models) | lesson.teach(students)
-        return replace(state, models=nest(x), pending={}, history=state.history if self.keeps_ensemble else [])
+        return last_lesson(self, state, fed, server)
 
     def lesson(
         self, students: Models, t: int, history: list[list[Member]], fed: Federation, server: Server, clock: Clock
@@ -127,8 +144,8 @@ class Framework(Slots):
     def models(self, state: State) -> dict[str, Model]:
         """The first model of each architecture under its name; the others as name.1, name.2, ... if not designated."""
         shown = 1 if self.global_trainer.designated else self.K
-        first = {P: Model(P, own[0]) for P, own in state.models.items()}
-        return first | {f"{P}.{k}": Model(P, state.models[P][k]) for P in first for k in range(1, shown)}
+        first = {A: Model(A, own[0]) for A, own in state.models.items()}
+        return first | {f"{A}.{k}": Model(A, state.models[A][k]) for A in first for k in range(1, shown)}
 
     @property
     def ensemble_rule(self) -> str:

@@ -6,8 +6,23 @@ from typing import Any, ClassVar
 
 from ...federation import Federation
 from ...method import Info, Model
+from ...parts.distill import Distill
 from ...server import Server
 from .loop import Framework
+
+
+def section_6() -> Distill:
+    """The server's training in FedEED's section 6.1, but for the steps (5,000 in the paper). T^2 is our reading."""
+    return Distill(
+        batch=256,
+        optimiser="sgd",
+        lr=0.1,
+        schedule="constant",
+        temperature=4.0,
+        t_squared=True,
+        clip=None,
+        patience=None,
+    )
 
 
 class Setting(ABC):

@@ -1,4 +1,4 @@
-"""The client's half of low-bit FedDF (Lin et al., NeurIPS 2020, Table 4): train rounded weights, send them packed.
+"""Low-bit FedDF (Lin et al., NeurIPS 2020, Table 4): clients train rounded weights and send them packed.
 
 What goes up is bits = q n_w + 32 (n_scale + n_rest): q for each of the n_w rounded weights, a float for each filter
 of theirs, and all else (biases, normalisation layers, buffers) as it is. The way down is full precision.
@@ -7,14 +7,14 @@ of theirs, and all else (biases, normalisation layers, buffers) as it is. The wa
 from dataclasses import dataclass
 from functools import partial
 
-from ..federation import Federation, Replies
-from ..parts.local import Local
-from ..parts.lowbit import LowBit, Packing, coarse_names, fit_coarse, pack, unpack
-from ..parts.objectives import proximal
-from ..server import Server
-from ..task import Client, task
-from ..tensors import Weights, weights_of
-from .common.training import Update
+from ...federation import Federation, Replies, per_client
+from ...parts.local import Local
+from ...parts.lowbit import LowBit, Packing, coarse_names, fit_coarse, pack, unpack
+from ...parts.objectives import proximal
+from ...server import Server
+from ...task import Client, task
+from ...tensors import Weights, weights_of
+from .training import Update
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,15 @@ def lowbit_update(client: Client, weights: Weights, local: Local, mu: float, qua
     return PackedUpdate(*pack(weights_of(model), coarse_names(model, quantise), quantise.bits))
 
 
+def map_lowbit(
+    S: list[str], M: dict[str, Weights], local: Local, mu: float, quantise: LowBit, fed: Federation, server: Server
+) -> Replies:
+    """Clients S train the model of their architecture with weights of a few bits: what they send, as numbers."""
+    sent = per_client(lambda k: M[fed.architecture(k)])
+    bits = fed.map(lowbit_update, S, weights=sent, local=local, mu=mu, quantise=quantise)
+    return unpacked(bits, M, quantise, fed, server)
+
+
 def unpacked(replies: Replies, M: dict[str, Weights], quantise: LowBit, fed: Federation, server: Server) -> Replies:
     """The uploads with numbers in place of bits; whoever sent something else loses its seat, as with any reply.
 
@@ -42,11 +51,11 @@ def unpacked(replies: Replies, M: dict[str, Weights], quantise: LowBit, fed: Fed
     """
     x = {}
     for k, reply in list(replies.items()):
-        P = fed.architecture(k)
-        names = coarse_names(server.template(P), quantise)
+        A = fed.architecture(k)
+        names = coarse_names(server.template(A), quantise)
         try:
             packing = Packing(reply.codes, reply.scales, reply.rest)
-            x[k] = Update(unpack(packing, M[P], names, quantise.bits))
+            x[k] = Update(unpack(packing, M[A], names, quantise.bits))
         except ValueError as e:
             fed.reject(replies, k, str(e))
     return replies.read_as(x)

@@ -1,0 +1,70 @@
+"""Defences against single clients of methods that see every upload: long updates, and models that only guess."""
+
+from functools import partial
+from typing import Protocol
+
+from ...errors import ConfigError
+from ...federation import Federation, Replies
+from ...parts.local import evaluate
+from ...parts.norms import parameter_names
+from ...parts.robust import clip_updates
+from ...parts.teachers import Frozen, drop_worst
+from ...server import Server
+from ...tensors import Weights
+from .fusion import side_by_side
+from .training import Update
+
+
+class Defended(Protocol):
+    """The settings of a method with these defences."""
+
+    @property
+    def drop_worst(self) -> bool: ...
+    @property
+    def drop_threshold(self) -> float: ...
+    @property
+    def drop_outliers(self) -> bool: ...
+    @property
+    def update_clip(self) -> float | None: ...
+
+
+def clipped(x: Replies, M: dict[str, Weights], factor: float | None, fed: Federation, server: Server) -> Replies:
+    """The uploads, none further from what was sent than `factor` times the median of its architecture's clients."""
+    if factor is None:
+        return x
+    for A in server.architectures:
+        own = [k for k in x if fed.architecture(k) == A]
+        names = parameter_names(server.template(A))
+        for k, weights in zip(own, clip_updates([x[k].weights for k in own], M[A], factor, names), strict=True):
+            if weights is not x[k].weights:
+                server.event("update_clipped", client=k)
+                x[k] = Update(weights)
+    return x
+
+
+def without_worst(
+    models: dict[str, Frozen], x: Replies, cfg: Defended, fed: Federation, server: Server
+) -> dict[str, Frozen]:
+    """The models that do not guess on the server's validation set; the clients of the others are rejected."""
+    held_out = server.validation
+    if not cfg.drop_worst or held_out is None:
+        return models
+    jobs = [partial(evaluate, model, held_out.inputs, held_out.labels) for model in models.values()]
+    scores = [score.accuracy for score in side_by_side(fed.seed, server, jobs)]
+    kept = drop_worst(scores, server.num_classes, cfg.drop_threshold, cfg.drop_outliers)
+    for i, k in enumerate(models):
+        if i not in kept:
+            fed.reject(x, k, f"drop_worst: an accuracy of {scores[i]:.4f} on the validation samples")
+    return {k: model for i, (k, model) in enumerate(models.items()) if i in kept}
+
+
+def check_defences(name: str, cfg: Defended, server: Server) -> None:
+    """Refuse settings that would fail, or do nothing, in the middle of a run."""
+    if not 0 <= cfg.drop_threshold <= server.num_classes:
+        raise ConfigError(f"{name}: drop_threshold = {cfg.drop_threshold} must be in [0, {server.num_classes}]")
+    if cfg.drop_outliers and not cfg.drop_worst:
+        raise ConfigError(f"{name}: drop_outliers = true has no effect without drop_worst = true")
+    if cfg.drop_worst and server.validation is None:
+        raise ConfigError(f"{name}: drop_worst needs a validation set on the server: set data.validation")
+    if cfg.update_clip is not None and not 0 < cfg.update_clip < float("inf"):
+        raise ConfigError(f"{name}: update_clip = {cfg.update_clip} must be positive: multiples of the median update")

@@ -1,0 +1,46 @@
+"""What a method of fusion tells about its teachers: their joint prediction, and how far they agree."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ...federation import Federation, Replies
+from ...parts.consensus import agreement
+from ...parts.local import logits_of
+from ...parts.teachers import Rule
+from ...server import Server
+from .fusion import side_by_side
+
+NOTED_SAMPLES = 128  # public samples on which the teachers are compared, for the report
+NOTED_TEACHERS = 200
+
+
+def report_teachers(
+    models: Mapping[str, nn.Module], x: Replies, rule: Rule, d: Tensor, fed: Federation, server: Server
+) -> None:
+    """Have the teachers' joint prediction measured, and note how far they agree on the public samples d."""
+    members = [(fed.architecture(k), x[k].weights) for k in models]
+    copies = [float(fed.copies.get(k, 1)) for k in models]
+    server.report_ensemble("teachers", members, rule, copies, names=list(models))
+    note_teachers(models, d, fed, server)
+
+
+def note_teachers(models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> None:
+    """Write into the round's metrics how sure each teacher is and how often it dissents, on some of the samples d."""
+    some = d[:: max(1, len(d) // NOTED_SAMPLES)][:NOTED_SAMPLES]
+    if len(some):
+        inputs = server.public[some]
+        logits = side_by_side(fed.seed, server, [partial(logits_of, model, inputs) for model in models.values()])
+        copies = torch.tensor([fed.copies.get(k, 1) for k in models])
+        found = agreement(torch.stack(logits).double().softmax(-1), copies)
+        server.event(
+            "teachers",
+            clients=list(models)[:NOTED_TEACHERS],
+            confidence=[round(a, 4) for a in found.confidence[:NOTED_TEACHERS].tolist()],
+            agrees=[round(a, 4) for a in found.agrees[:NOTED_TEACHERS].tolist()],
+            dissenting=round(found.dissenting, 4),
+            unanimous=round(found.unanimous, 4),
+            samples=len(some),
+        )

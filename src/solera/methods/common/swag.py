@@ -1,0 +1,67 @@
+"""Teachers drawn around the clients' models (FedDF's Table 7, FedDistill): SWAG's normal distribution."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError
+from ...federation import Federation
+from ...parts.norms import parameter_names
+from ...parts.posterior import swag
+from ...parts.teachers import Frozen, frozen
+from ...server import Server
+from .fusion import with_statistics
+
+NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm statistics
+
+
+@dataclass(frozen=True)
+class Swag:
+    """Teachers drawn from a normal distribution around the clients' models (FedDF's Table 7, FedDistill)."""
+
+    samples: int = 0  # how many are drawn each round; 0: none
+    scale: float = 0.5  # of the covariance; 0.5 gives SWAG's own factors
+    include_clients: bool = True  # the clients' models teach as well
+
+    def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise ValueError(f"samples = {self.samples}: at least 0 is needed (0: no teachers are drawn)")
+        if not 0 <= self.scale < float("inf"):
+            raise ValueError(f"scale = {self.scale}: must not be negative")
+        if self.samples == 0 and (self.scale, self.include_clients) != (0.5, True):
+            raise ValueError("samples = 0 draws no teacher: set it, or leave out the other settings")
+
+
+def drawn_around(
+    teachers: dict[str, Frozen], cfg: Swag, d: Tensor, fed: Federation, server: Server, report: str | None
+) -> dict[str, Frozen]:
+    """The teachers, all of one architecture, with models drawn around them beside them or in their place.
+
+    Nobody has trained these, so their BatchNorm statistics are taken anew from public samples. `report` is the rule by
+    which all of them are measured together.
+    """
+    if cfg.samples == 0:
+        return teachers
+    (A,) = server.architectures
+    order = torch.randperm(len(d), generator=torch.Generator().manual_seed(fed.seed("norm")))
+    inputs = server.public[d[order[:NORM_SAMPLES]]]
+    uploads, names = [m.weights for m in teachers.values()], parameter_names(server.template(A))
+    drawn = swag(uploads, names, cfg.samples, fed.seed("swag"), cfg.scale)
+    if len(inputs) > 1:
+        drawn = [with_statistics(A, weights, inputs, server) for weights in drawn]
+    joined = {k: m.weights for k, m in teachers.items()} if cfg.include_clients else {}
+    joined |= {f"swag-{i}": weights for i, weights in enumerate(drawn)}
+    members = [(A, weights) for weights in joined.values()]
+    if report:
+        server.report_ensemble("swag", members, report)
+    return dict(zip(joined, frozen(members, server.model), strict=True))
+
+
+def check_swag(name: str, cfg: Swag, server: Server) -> None:
+    """Refuse models of different shapes, between which nothing can be drawn."""
+    if cfg.samples and len(server.architectures) > 1:
+        raise ConfigError(
+            f"{name}: swag.samples = {cfg.samples} draws around models of one architecture, but the clients have "
+            f"{', '.join(server.architectures)}: leave it out, or name one architecture in models.clients"
+        )

@@ -1,0 +1,46 @@
+"""Clients train while the server distils (FedEED, appendix A.7): pipeline = "strict" or "eager".
+
+Only the designated models wait for a distillation; the other groups can go on. So the loop is turned by half a round:
+round t begins with the distillation of round t - 1 and ends when the aggregates of t are there. Nothing is under way at
+a checkpoint, and the last distillation comes at the end of the run. All updates are those of "off", to the bit; what a
+round reports as the designated model is that of the round before, except in the last round, where it is the same.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...federation import Federation
+from ...server import Server
+from .cohort import Clock
+from .local_trainers import flat, nest
+
+if TYPE_CHECKING:
+    from .loop import Framework
+
+
+def overlapped(framework: "Framework", state: "Framework.State", fed: Federation, server: Server) -> "Framework.State":
+    """A round of the framework, with the distillation of the round before inside and its own still to come."""
+    w, memory, clock = flat(state.models), flat(state.memory), Clock(server)
+    cohort = framework.cohort(fed, server, clock)
+    others, *designated = framework.exchanges(server)
+    cohort.start(others, w, memory, framework.local)
+    students = {(A, 0): student for A, student in state.pending.items()}
+    lesson = framework.lesson(students, state.t, state.history, fed, server, clock)
+    together = [designated] if framework.pipeline == "strict" else [[groups] for groups in designated]
+    for batch in together:  # strict: all are distilled before the first goes on; eager: each goes on when it is ready
+        w |= lesson.teach({g: students[g] for (g,) in batch if g in students})
+        for groups in batch:
+            cohort.start(groups, w, memory, framework.local)
+    new = framework.aggregate(cohort, w, state, fed, server)
+    x = w | new.w
+    later = framework.students(x, new, fed, server)
+    models = nest(x | {g: w[g] for g in later})
+    return framework.State(fed.round, models, {A: m for (A, _), m in later.items()}, nest(new.memory), new.history)
+
+
+def last_lesson(framework: "Framework", state: "Framework.State", fed: Federation, server: Server) -> "Framework.State":
+    """The distillation of the last round, where it was put off."""
+    students = {(A, 0): student for A, student in state.pending.items()}
+    lesson = framework.lesson(students, state.t, state.history, fed, server, Clock(server))
+    x, history = flat(state.models) | lesson.teach(students), state.history if framework.keeps_ensemble else []
+    return replace(state, models=nest(x), pending={}, history=history)

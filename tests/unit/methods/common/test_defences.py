@@ -1,0 +1,99 @@
+"""Defences against single clients: long updates are cut, models that guess are left out."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from solera.errors import ConfigError
+from solera.methods.common.defences import check_defences, clipped, without_worst
+from solera.methods.common.training import Update
+from solera.methods.feddf import FedDF
+from solera.task import Data
+from toys import Constant, Quadratic, World, quadratic_data, replies_of
+
+OFF = SimpleNamespace(drop_worst=False, drop_threshold=1.2, drop_outliers=False, update_clip=None)
+
+
+def settings(**changed):
+    return SimpleNamespace(**{**vars(OFF), **changed})
+
+
+def number(x: float) -> dict[str, torch.Tensor]:
+    return {"x": torch.tensor([x], dtype=torch.float64)}
+
+
+def test_an_update_is_cut_to_a_multiple_of_the_median_of_its_architecture(tmp_path):
+    """From 1: updates of 1, 2 and 30, median 2. At 1.5 times the median only the last is cut, to 3."""
+    parties = [(A, Data(*quadratic_data(1, 1))) for A in "qqqr"]
+    world = World(tmp_path, {"q": Quadratic, "r": Quadratic}, parties, classes=2)
+    x = replies_of({k: Update(number(u)) for k, u in zip(world.fed.clients, (2.0, -1.0, 31.0, 500.0), strict=True)})
+    M = {"q": number(1.0), "r": number(0.0)}
+    found = {k: u.weights["x"].item() for k, u in clipped(x, M, 1.5, world.fed, world.server).items()}
+    assert found == {"c0": 2.0, "c1": -1.0, "c2": pytest.approx(4.0), "c3": 500.0}
+    assert [e["client"] for e in world.events("update_clipped")] == ["c2"]
+
+
+def test_without_a_factor_uploads_stay(tmp_path):
+    world = World(tmp_path, {"q": Quadratic}, [("q", Data(*quadratic_data(1, 1)))], classes=2)
+    x = replies_of({"c0": Update(number(1e9))})
+    assert clipped(x, {"q": number(0.0)}, None, world.fed, world.server) is x
+    assert world.server.events == []
+
+
+@pytest.fixture
+def guessing(tmp_path) -> World:
+    """Two clients say 0, one says 1; of ten validation samples eight are of class 0."""
+    held_out = Data(torch.zeros(10, 1, dtype=torch.float64), torch.tensor([0] * 8 + [1] * 2))
+    parties = [("a", Data(*quadratic_data(1, 1)))] * 3
+    return World(tmp_path, {"a": lambda: Constant(0.0, 0.0)}, parties, classes=2, validation=held_out)
+
+
+def models_of(world: World):
+    said = {"c0": (1.0, 0.0), "c1": (0.0, 1.0), "c2": (2.0, 0.0)}
+    models = {k: Constant(*z) for k, z in said.items()}
+    return models, replies_of({k: Update(m.state_dict()) for k, m in models.items()})
+
+
+@pytest.mark.parametrize(
+    ("threshold", "kept"),
+    [(0.4, ["c0", "c1", "c2"]), (1.2, ["c0", "c2"])],  # accuracies 0.8, 0.2, 0.8; chance is 0.5
+)
+def test_models_that_guess_are_left_out(guessing, threshold, kept):
+    models, x = models_of(guessing)
+    cfg = settings(drop_worst=True, drop_threshold=threshold)
+    assert list(without_worst(models, x, cfg, guessing.fed, guessing.server)) == kept
+    assert list(x) == kept
+    why = "drop_worst: an accuracy of 0.2000 on the validation samples"
+    assert x.failures == ({} if "c1" in kept else {"c1": why})
+
+
+def test_they_stay_unless_asked_for(guessing):
+    models, x = models_of(guessing)
+    assert without_worst(models, x, OFF, guessing.fed, guessing.server) is models
+    assert list(x) == ["c0", "c1", "c2"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"drop_threshold": 2.1}, r"drop_threshold = 2.1 must be in \[0, 2\]"),
+        ({"drop_outliers": True}, "drop_outliers = true has no effect"),
+        ({"update_clip": 0.0}, "update_clip = 0.0 must be positive"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(guessing, changed, message):
+    check_defences("it", settings(drop_worst=True, update_clip=1.0), guessing.server)
+    with pytest.raises(ConfigError, match=f"it: {message}"):
+        check_defences("it", settings(**changed), guessing.server)
+
+
+def test_guessing_is_measured_on_a_validation_set(guessing):
+    guessing.server.validation = None
+    with pytest.raises(ConfigError, match="it: drop_worst needs a validation set"):
+        check_defences("it", settings(drop_worst=True), guessing.server)
+
+
+def test_feddf_has_these_settings():
+    assert {f.name for f in dataclasses.fields(FedDF)} >= set(vars(OFF))
