@@ -1,16 +1,4 @@
-"""Numbers of a run as people read them, and a round's accuracies by the names people know them by."""
-
-from collections.abc import Mapping
-from typing import Any
-
-
-def accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Accuracy by name in one round's metrics; empty if the round was not evaluated."""
-    found = {name: s["accuracy"] for name, s in metrics.get("models", {}).items()}
-    found |= {f"ensemble {name}": s["accuracy"] for name, s in metrics.get("ensembles", {}).items()}
-    if "mean" in metrics.get("personal", {}):
-        found["own models"] = metrics["personal"]["mean"]
-    return found
+"""Numbers as people read them."""
 
 
 def percent(share: float) -> str:
