@@ -63,7 +63,7 @@ def test_the_walker_sees_it(line):
 
 @pytest.mark.parametrize(
     "path",
-    sorted([*(SRC / "methods").rglob("*.py"), SRC / "runner/measure.py", SRC / "testing.py"]),
+    sorted([*(SRC / "methods").rglob("*.py"), SRC / "runner/measure.py", SRC / "testing/contracts.py"]),
     ids=lambda p: p.stem,
 )
 def test_nobody_writes_into_the_round_state(path):
