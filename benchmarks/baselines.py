@@ -32,6 +32,8 @@ from torch import Tensor
 
 from grid import Tables, cpu_seconds, merged, put, run_grid, spread
 from solera.data import load
+from solera.runs.read import read_run
+from solera.runs.record import RoundRecord
 
 SEEDS = (0, 1, 2)
 TRIAL_SEED = 100
@@ -164,10 +166,10 @@ def reached(name: str, home: pathlib.Path) -> float:
     """What a trial is judged by; 0 of one that ended early."""
     if not (home / "summary.json").is_file():
         return 0.0
-    lines = lines_of(home)
+    rounds = last_rounds(home)
     if name in PERSONAL:
-        return statistics.fmean(m["personal"]["mean"] for m in lines)
-    return of_models(lines, ROWS[name][1].get("models", {}).get("server")) or 0.0
+        return statistics.fmean(r.own["mean"] for r in rounds)
+    return of_models(rounds, ROWS[name][1])[1] or 0.0
 
 
 def tuned(names: list[str], half: Tables, more: Tables, out: pathlib.Path, workers: int) -> dict[str, float]:
@@ -195,8 +197,8 @@ def tuned(names: list[str], half: Tables, more: Tables, out: pathlib.Path, worke
 # ---- tables -----------------------------------------------------------------------------------------
 
 
-def lines_of(home: pathlib.Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()][-3:]
+def last_rounds(home: pathlib.Path) -> list[RoundRecord]:
+    return read_run(home).rounds[-3:]
 
 
 def models_of(tables: Tables) -> str:
@@ -204,28 +206,28 @@ def models_of(tables: Tables) -> str:
     return ", ".join(chosen["clients"]) + (f"; server {chosen['server']}" if "server" in chosen else "")
 
 
-def of_models(lines: list[dict[str, Any]], tables: Tables) -> tuple[str, float | None]:
+def of_models(rounds: list[RoundRecord], tables: Tables) -> tuple[str, float | None]:
     """What is in the column, and its accuracy: the server's own model, or the mean over the clients' architectures (of
     HeteroFL's the whole ones); of a method with several models of an architecture, such as Fed-ensemble, their mean.
     """
     chosen = merged(BASE, tables)["models"]
     names = [chosen["server"]] if "server" in chosen else list(dict.fromkeys(chosen["clients"]))
     word = f"server's {names[0]}" if "server" in chosen else names[0] if len(names) == 1 else f"mean of {len(names)}"
-    if members := [n for n in lines[-1]["models"] if n.rpartition(".")[0] in names]:
+    if members := [n for n in rounds[-1].of("model") if n.rpartition(".")[0] in names]:
         names += members
         word = f"mean of {len(names)}, each alone"
-    seen = [[m["models"][n]["accuracy"] for n in names if n in m["models"]] for m in lines]
+    seen = [[found[n]["accuracy"] for n in names if n in found] for found in (r.of("model") for r in rounds)]
     return word, statistics.fmean(statistics.fmean(s) for s in seen) if all(seen) else None
 
 
-def of_ensemble(lines: list[dict[str, Any]]) -> float | None:
-    seen = [next(iter(m["ensembles"].values()))["accuracy"] for m in lines if m.get("ensembles")]
+def of_ensemble(rounds: list[RoundRecord]) -> float | None:
+    seen = [next(iter(found.values()))["accuracy"] for r in rounds if (found := r.of("ensemble"))]
     return statistics.fmean(seen) if seen else None
 
 
-def of_clients(lines: list[dict[str, Any]], key: str) -> float | None:
+def of_clients(rounds: list[RoundRecord], key: str) -> float | None:
     """A figure of clients' own models; runs of older versions have no weighted mean."""
-    return statistics.fmean(m["personal"][key] for m in lines) if all(key in m["personal"] for m in lines) else None
+    return statistics.fmean(r.own[key] for r in rounds) if all(key in r.own for r in rounds) else None
 
 
 def cell(values: list[float | None]) -> str:
@@ -248,7 +250,7 @@ def tables(found: dict[str, dict[str, Any]], rates: dict[str, float], out: pathl
             if any(r not in found for r in runs):
                 lines.append(f"| {title} | {models_of(settings)} | | not run | | | | | |")
                 continue
-            rounds = [lines_of(out / r) for r in runs]
+            rounds = [last_rounds(out / r) for r in runs]
             if group is GLOBAL:
                 words, accuracies = zip(*(of_models(m, settings) for m in rounds), strict=True)
                 results = [words[0], cell(list(accuracies)), cell([of_ensemble(m) for m in rounds])]

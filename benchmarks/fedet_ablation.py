@@ -15,12 +15,12 @@ written to <out>/ablation.md. The main rows take about half an hour on two cores
 """
 
 import argparse
-import json
 import os
 import pathlib
 import statistics
 
 from grid import Tables, last_accuracy, merged, run_grid, spread
+from solera.runs.read import read_run
 
 LARGE, SMALL = "mcmahan-cnn", ("mlp", "lenet5", "tiny-cnn")
 
@@ -91,8 +91,7 @@ def report(homes: dict[str, list[pathlib.Path]]) -> str:
 
 def ensemble_accuracy(home: pathlib.Path, rounds: int = 3) -> float:
     """As `last_accuracy`, of the teachers' joint prediction."""
-    rows = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
-    seen = [m["ensembles"]["teachers"]["accuracy"] for m in rows if m.get("ensembles")]
+    seen = [found["teachers"]["accuracy"] for r in read_run(home).rounds if (found := r.of("ensemble"))]
     return statistics.fmean(seen[-rounds:])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from solera.config import load_config
 from solera.experiments.sweep import Progress, run_all
+from solera.runs.read import read_run
 
 Tables = dict[str, Any]
 
@@ -43,13 +44,12 @@ def _tell(state: Progress) -> None:
 
 def cpu_seconds(home: pathlib.Path) -> float:
     """What a run cost one core; unlike the time on the clock it hardly feels other programs."""
-    return sum(json.loads(line)["cpu_s"] for line in (home / "metrics.jsonl").read_text().splitlines())
+    return sum(r.cpu_s or 0.0 for r in read_run(home).rounds)
 
 
 def last_accuracy(home: pathlib.Path, model: str, rounds: int = 3) -> float:
     """Mean accuracy of `model` over the last rounds: single rounds swing with who takes part."""
-    lines = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
-    seen = [m["models"][model]["accuracy"] for m in lines if model in m.get("models", {})]
+    seen = [found[model]["accuracy"] for r in read_run(home).rounds if model in (found := r.of("model"))]
     return statistics.fmean(seen[-rounds:])
 
 

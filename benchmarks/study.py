@@ -18,6 +18,7 @@ import statistics
 from typing import Any
 
 from grid import Tables, last_accuracy, merged, put, run_grid, spread
+from solera.runs.read import read_run
 
 SEEDS, ALPHAS = (0, 1, 2), (0.1, 1.0)
 LOCAL: Tables = {"epochs": 4, "batch": 32, "lr": 0.05}
@@ -214,9 +215,8 @@ def _objective_table(homes: list[pathlib.Path]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     noted = [
-        [next(e for e in json.loads(line)["events"] if e["kind"] == "objective") for line in (first, last)]
-        for home in homes
-        for first, *_, last in [(home / "metrics.jsonl").read_text().splitlines()]
+        [next(e for e in r.events if e["kind"] == "objective") for r in (rounds[0], rounds[-1])]
+        for rounds in (read_run(home).rounds for home in homes)
     ]
     for name, words in MATRICES.items():
         row = [

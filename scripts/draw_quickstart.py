@@ -4,9 +4,10 @@ solera quickstart --out runs/quickstart
 python scripts/draw_quickstart.py runs/quickstart docs/img/quickstart.svg
 """
 
-import json
 import pathlib
 import sys
+
+from solera.runs.read import read_run
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 300, 210, 44, 34, 36, 16
 COLOURS = {"averaging alone": "#b0552c", "FedDF": "#1f6f8b", "ensemble of the clients": "#777777"}
@@ -14,18 +15,15 @@ COLOURS = {"averaging alone": "#b0552c", "FedDF": "#1f6f8b", "ensemble of the cl
 
 def curves(home: pathlib.Path) -> tuple[dict[str, dict[str, list[float]]], list[float]]:
     """Accuracy by round: {architecture: {"averaging alone": [...], "FedDF": [...]}}, and the ensemble's."""
-    read = {
-        name: [json.loads(line) for line in (home / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("fedavg", "large")
-    }
+    read = {name: read_run(home / name).rounds for name in ("fedavg", "large")}
     models = {
         m: {
-            label: [r["models"][m]["accuracy"] for r in read[name] if m in r["models"]]
+            label: [found[m]["accuracy"] for r in read[name] if m in (found := r.of("model"))]
             for label, name in (("averaging alone", "fedavg"), ("FedDF", "large"))
         }
-        for m in read["large"][-1]["models"]
+        for m in read["large"][-1].of("model")
     }
-    return models, [r["ensembles"]["teachers"]["accuracy"] for r in read["large"] if r["ensembles"]]
+    return models, [found["teachers"]["accuracy"] for r in read["large"] if (found := r.of("ensemble"))]
 
 
 def polyline(values: list[float], x0: float, colour: str, dashed: bool = False) -> str:

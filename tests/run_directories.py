@@ -9,6 +9,11 @@ from typing import Any
 import tomli_w
 
 
+def lines_of(home: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl as anybody reads them, without Solera."""
+    return [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+
+
 def write_run(
     path: pathlib.Path,
     method: str = "feddf",

@@ -33,6 +33,7 @@ from solera.parts.local import Local, evaluate
 from solera.parts.teachers import Ensemble
 from solera.randomness import one_thread
 from solera.runner.loop import simulate
+from solera.runs.record import RoundRecord
 from solera.scenario import Architecture, Scenario
 from solera.tensors import Weights, weights_of
 from solera.track.display import Watcher
@@ -120,8 +121,8 @@ class _Paced(Watcher):
         self.pace.ready()
         self.pace.go()
 
-    def round_done(self, metrics: Mapping[str, Any]) -> None:
-        self.pace.lap(less=metrics["seconds"]["evaluate"])
+    def round_done(self, record: RoundRecord) -> None:
+        self.pace.lap(less=record.seconds["evaluate"])
         self.left -= 1
         if self.left and not self.pace.go():
             raise KeyboardInterrupt

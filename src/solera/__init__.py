@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .federation import Federation, FederationConfig, per_client
     from .method import Info, Model, register
     from .runner.loop import Result, resume_run, simulate
+    from .runs.frame import frame
     from .scenario import Scenario
     from .server import Server
     from .task import Client, Data
@@ -45,6 +46,7 @@ _HOME = {
     "Federation": "federation", "FederationConfig": "federation", "per_client": "federation",
     "Info": "method", "Model": "method", "register": "method",
     "Result": "runner.loop", "resume_run": "runner.loop", "simulate": "runner.loop",
+    "frame": "runs.frame",
     "Scenario": "scenario", "Server": "server",
     "Client": "task", "Data": "task",
     "TrackConfig": "track.export",
@@ -92,6 +94,7 @@ __all__ = [
     "TrackConfig",
     "Weights",
     "__version__",
+    "frame",
     "from_folder",
     "from_hf",
     "from_tensors",

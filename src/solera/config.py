@@ -32,7 +32,7 @@ from .errors import ConfigError
 from .federation import FederationConfig
 from .method import METHODS, find_method, load_plugins, name_of
 from .models import model_info
-from .runs.read import flat
+from .runs.keys import flat
 from .scenario import DataConfig, ModelsConfig
 from .supply import supplied
 from .track.export import TrackConfig

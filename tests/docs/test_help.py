@@ -67,7 +67,7 @@ def in_seconds(config: Any, *args: Any, **options: Any) -> dict[str, Any]:
 class Stop(Watcher):
     """Interrupts a run after its first round."""
 
-    def round_done(self, metrics: Any) -> None:
+    def round_done(self, record: Any) -> None:
         raise KeyboardInterrupt
 
 

@@ -15,13 +15,15 @@ import pytest
 import torch
 
 import solera
+from run_directories import lines_of
 from solera.config import EngineConfig, RunConfig
 from solera.engines import ClientStates
 from solera.errors import ConfigError, RunError
 from solera.federation import FederationConfig
 from solera.method import find_method
 from solera.runner.loop import simulate
-from solera.runs.directory import RunDirectory, read_metrics
+from solera.runs.directory import RunDirectory
+from solera.runs.record import read_records
 from solera.testing import run_toy, small, toy_for
 
 STATEFUL = "scaffold"
@@ -88,7 +90,7 @@ def test_death_at_every_file_operation(name, run, rounds, least, tmp_path, monke
                 points += 1
             seen = -(10**9)
             assert go(out).digest == expected, f"died at rename {point}"
-            assert [m["round"] for m in read_metrics(out)] == list(range(rounds)), f"died at rename {point}"
+            assert [m["round"] for m in lines_of(out)] == list(range(rounds)), f"died at rename {point}"
     assert points >= least
 
 
@@ -370,7 +372,7 @@ def test_a_full_disk_for_client_state_stops_the_run_and_blames_no_client(engine,
         m.setattr(pathlib.Path, "write_bytes", full)
         with pytest.raises(RunError, match=r"round 3: the state of c\d+ cannot be stored in .*No space left.*resume"):
             run_toy(method, tmp_path / "full", engine, rounds=4)
-    assert [m["failures"] for m in read_metrics(tmp_path / "full")] == [[], [], []]
+    assert [m["failures"] for m in lines_of(tmp_path / "full")] == [[], [], []]
     assert not list((tmp_path / "full" / "clients").rglob("*.draft"))
     assert run_toy(method, tmp_path / "full", engine, rounds=4).digest == expected
 
@@ -482,7 +484,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
 def test_sigterm_ends_soon_and_can_be_resumed(tmp_path):
     expected = start("scaffold", tmp_path / "whole", "processes", 30).communicate()[0].strip()
     process = start("scaffold", tmp_path / "cut", "processes", 30)
-    while len(list(read_metrics(tmp_path / "cut"))) < 2:
+    while len(read_records(tmp_path / "cut", [])) < 2:
         time.sleep(0.01)
     began = time.monotonic()
     process.terminate()
@@ -510,7 +512,7 @@ def test_a_run_without_clients_stops_with_a_name_and_can_be_resumed(tmp_path, mo
     lines = [json.loads(line) for line in (tmp_path / "gone" / "metrics.jsonl").read_text().splitlines()]
     assert [e["kind"] for m in lines for e in m["events"]] == ["round_empty", "round_empty"]
     result = run_toy(method, tmp_path / "gone", rounds=5)  # the clients are back
-    assert [m["round"] for m in read_metrics(tmp_path / "gone")] == [0, 1, 2, 3, 4]
+    assert [m["round"] for m in lines_of(tmp_path / "gone")] == [0, 1, 2, 3, 4]
     assert result.summary["finished"]
 
 
@@ -542,12 +544,12 @@ def test_being_refused_does_not_take_the_lock_from_the_run_that_has_it(tmp_path)
     home.close()
 
 
-def test_metrics_with_bytes_that_are_no_text_end_there(tmp_path):
+def test_bytes_that_are_no_text_are_dropped_from_the_metrics(tmp_path):
     run_toy(make("fedavg"), tmp_path, rounds=1)
     with open(tmp_path / "metrics.jsonl", "ab") as f:
         f.write(b"\xff\xfe\x00\n")
     run_toy(make("fedavg"), tmp_path, rounds=2)
-    assert [m["round"] for m in read_metrics(tmp_path)] == [0, 1]
+    assert [m["round"] for m in lines_of(tmp_path)] == [0, 1]
 
 
 @pytest.mark.parametrize("clients", [0, 3])
@@ -557,7 +559,7 @@ def test_measuring_personal_models_needs_no_quorum(tmp_path, clients):
         toy_for(method), method, tmp_path, RunConfig(rounds=1, eval_clients=clients),
         FederationConfig(min_replies=5), EngineConfig(name="inprocess"),
     )  # fmt: skip
-    (metrics,) = read_metrics(tmp_path)
+    (metrics,) = lines_of(tmp_path)
     assert metrics["personal"]["clients"] == clients
 
 
@@ -580,7 +582,7 @@ def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), round_one_lacks_one))
     result = simulate(toy_for(method), method, tmp_path, RunConfig(rounds=2), config, EngineConfig(name="inprocess"))
-    assert [e["kind"] for m in read_metrics(tmp_path) for e in m["events"]] == ["round_empty"]
+    assert [e["kind"] for m in lines_of(tmp_path) for e in m["events"]] == ["round_empty"]
     states = ClientStates(tmp_path / "clients")
     home = RunDirectory(tmp_path, solera.__version__, resume=True)
     ledger = home.latest(method.State)[2]
@@ -605,7 +607,7 @@ def test_a_round_that_is_void_half_way_leaves_every_client_as_it_was(tmp_path, m
 
     monkeypatch.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), nobody_in_the_second))
     void = run_toy(method, tmp_path / "two", rounds=2)
-    assert [e["kind"] for m in read_metrics(tmp_path / "two") for e in m["events"]].count("round_empty") == 1
+    assert [e["kind"] for m in lines_of(tmp_path / "two") for e in m["events"]].count("round_empty") == 1
     assert void.digest == expected
 
 
@@ -617,10 +619,10 @@ def test_client_state_of_both_checkpoints_stays_while_rounds_go_on_without_one(n
         config = RunConfig(rounds=9, checkpoint_every=3)
         return simulate(toy_for(method), method, out, config, FederationConfig(fraction=0.75), resume=True)
 
-    def dying(self, metrics):
-        if metrics["round"] == 7:
+    def dying(self, record):
+        if record.round == 7:
             raise Death
-        append(self, metrics)
+        append(self, record)
 
     expected = go(tmp_path / "whole").digest
     with monkeypatch.context() as m:

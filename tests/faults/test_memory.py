@@ -18,7 +18,7 @@ from solera.runner.loop import simulate
 logging.disable(logging.CRITICAL)
 
 class Meter(Watcher):
-    def round_done(self, metrics):
+    def round_done(self, record):
         pages = int(open("/proc/self/statm").read().split()[1])
         print(pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), flush=True)
 

@@ -96,7 +96,7 @@ class Halt(Watcher):
     def __init__(self):
         self.reached, self.go_on = threading.Event(), threading.Event()
 
-    def round_done(self, metrics):
+    def round_done(self, record):
         self.reached.set()
         assert self.go_on.wait(60)
 
@@ -122,7 +122,7 @@ def test_a_child_forked_during_a_run_may_have_a_run_of_its_own(tmp_path):
     class Forking(Watcher):
         code = None
 
-        def round_done(self, metrics):
+        def round_done(self, record):
             if self.code is None:
                 pid = os.fork()
                 if pid == 0:

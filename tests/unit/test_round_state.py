@@ -8,9 +8,9 @@ import pytest
 
 import solera
 import solera.methods
+from run_directories import lines_of
 from solera.federation import Federation, FederationConfig, QuorumNotMet
 from solera.method import METHODS, MeanScore, find_method, info_of, personal_task
-from solera.runs.directory import read_metrics
 from solera.testing import run_toy, small
 from toys import World
 
@@ -63,7 +63,7 @@ def test_the_walker_sees_it(line):
 
 @pytest.mark.parametrize(
     "path",
-    sorted([*(SRC / "methods").rglob("*.py"), SRC / "runner/measure.py", SRC / "testing.py"]),
+    sorted([*(SRC / "methods").rglob("*.py"), SRC / "runner/measure.py", SRC / "testing/contracts.py"]),
     ids=lambda p: p.stem,
 )
 def test_nobody_writes_into_the_round_state(path):
@@ -128,7 +128,7 @@ def test_single_scores_leave_only_where_single_replies_do(name, tmp_path, monkey
 
     monkeypatch.setattr(Federation, "submit", noted)
     result = run_toy(method, tmp_path, rounds=1)
-    (metrics,) = read_metrics(tmp_path)
+    (metrics,) = lines_of(tmp_path)
     assert metrics["personal"]["clients"] in (metrics["cohort"], 8)  # some score only who has a model of its own
     assert (scoring.name in used) == alone, "scores came one by one"
     assert not {n for n in used if n.startswith("score") and not alone}
@@ -147,7 +147,7 @@ def test_means_of_scores_are_those_of_the_single_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(type(method), "info", info)
     assert personal_task(method).returns is not MeanScore
     single = run_toy(method, tmp_path / "b", rounds=1).summary["personal"]
-    each = next(read_metrics(tmp_path / "b"))["personal_accuracies"].values()
+    each = lines_of(tmp_path / "b")[0]["personal_accuracies"].values()
     assert means["mean"] == pytest.approx(sum(each) / len(each), abs=1e-4)
     assert means["mean"] == pytest.approx(single["mean"], abs=1e-12)
     assert means["std"] == pytest.approx(single["std"], abs=1e-9)

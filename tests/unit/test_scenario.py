@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import solera
+from run_directories import lines_of
 from solera.config import EngineConfig, RunConfig, load_config, to_toml
 from solera.data import PartitionConfig, PublicConfig, from_folder, from_tensors, load
 from solera.data.partition import Partition
@@ -25,7 +26,6 @@ from solera.parts.local import Local
 from solera.report.figures import report_data
 from solera.report.read import read_all
 from solera.runner.loop import simulate
-from solera.runs.directory import read_metrics
 from solera.scenario import Scenario
 from solera.task import Data
 from solera.testing import small, toy
@@ -105,7 +105,7 @@ def assert_disjoint(found):
 
 
 def last(run):
-    return list(read_metrics(run))[-1]
+    return lines_of(run)[-1]
 
 
 def own_partition(draw, total):

@@ -10,7 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..runs.compare import Printed, as_csv, as_json, as_latex, printed, rows_in
-from ..runs.read import Run, between_methods, cautions, companions, distinguishing, group_runs, read_runs, show
+from ..runs.groups import between_methods, cautions, companions, distinguishing, group_runs
+from ..runs.keys import show
+from ..runs.read import Run, read_runs
 from ..runs.results import Comparison, compared_results, unlike
 from .errors import Debug, Json, reported
 from .output import console, print_json

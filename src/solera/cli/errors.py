@@ -8,13 +8,13 @@ import functools
 import logging
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
+from ..errors import SoleraError
 from ..track.display import Watcher
 from .output import Unwritable
 
@@ -55,8 +55,7 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
 
 def is_ours(error: BaseException) -> bool:
     """Whether an error is one the library explains by itself."""
-    wire = sys.modules.get("solera.wire")  # not imported yet: then nothing of ours can have raised it
-    return wire is not None and isinstance(error, wire.SoleraError)
+    return isinstance(error, SoleraError)
 
 
 def fail(message: str, code: int) -> NoReturn:

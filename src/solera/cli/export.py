@@ -9,7 +9,7 @@ from .errors import Debug, Json, reported
 from .output import print_json
 
 if TYPE_CHECKING:
-    from ..inference.trained import Format
+    from ..inference.export import Format
 
 Form = Literal["safetensors", "torchscript", "torch-export", "onnx", "tensorboard", "mlflow"]
 
@@ -49,7 +49,7 @@ def export(
         return
     if uri is not None:
         raise ConfigError(f"--uri is for --format mlflow, not {form}")
-    from ..inference.trained import export as write
+    from ..inference.export import export as write
     from ..inference.trained import open_run
 
     if model and ensemble:

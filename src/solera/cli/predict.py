@@ -13,7 +13,7 @@ from .errors import Debug, Json, reported
 from .output import print_json
 
 if TYPE_CHECKING:
-    from ..inference.trained import Predictions
+    from ..inference.predict import Predictions
 
 
 @reported
@@ -43,8 +43,8 @@ def predict(
     Example: [bold]solera predict runs/toy-feddf-s0 --model lenet5 -o predictions.csv[/bold]
     """
     from ..errors import ConfigError, RunError
+    from ..inference.predict import predict as classify
     from ..inference.trained import open_run
-    from ..inference.trained import predict as classify
 
     if out is not None and out.suffix not in (".csv", ".json"):
         raise ConfigError(f"--out {out}: a .csv or .json file is wanted")

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..files import read_file
+from ..runs.record import WAYS, RoundRecord, read_records
 from ..runs.words import human_bytes, human_time, percent
 from .errors import Debug, Json, reported, resume_command
 from .output import console, print_json
@@ -45,17 +46,16 @@ def look(directory: Path) -> dict[str, Any]:
     """The facts about a run directory, whether its run is finished, under way or was stopped."""
     from ..errors import RunError
     from ..report.read import in_use
-    from ..runs.read import read_rounds
 
     if not (directory / "run.json").is_file():
         raise RunError(f"{directory} is no run directory: it has no run.json")
     settings = _settings(directory)
     missing: list[str] = []
-    rounds = {m["round"]: m for m in read_rounds(directory / "metrics.jsonl", missing)}
+    rounds = read_records(directory, missing)
     wanted = settings.get("run", {}).get("rounds")
     finished = (directory / "summary.json").is_file() and (wanted is None or len(rounds) >= wanted)
     status = "finished" if finished else "running" if in_use(directory) else "stopped"
-    failures = Counter(f["client"] for m in rounds.values() for f in m["failures"])
+    failures = Counter(f["client"] for r in rounds for f in r.failures)
     found: dict[str, Any] = {
         "out": str(directory),
         "status": status,
@@ -63,11 +63,11 @@ def look(directory: Path) -> dict[str, Any]:
         "rounds_done": len(rounds),
         "rounds": wanted,
         "settings": settings,
-        "models": _scores(rounds, "models"),
-        "ensembles": _scores(rounds, "ensembles"),
-        "personal": next((m["personal"] for _, m in sorted(rounds.items(), reverse=True) if m["personal"]), None),
-        "bytes": {w: sum(sum(m["bytes"][w].values()) for m in rounds.values()) for w in ("down", "up")},
-        "seconds": round(sum(m["seconds"].get("total", 0.0) for m in rounds.values()), 3),
+        "models": _scores(rounds, "model"),
+        "ensembles": _scores(rounds, "ensemble"),
+        "personal": next((r.own for r in reversed(rounds) if r.own), None),
+        "bytes": {way: sum(r.traffic.sent(way) for r in rounds) for way in WAYS},
+        "seconds": round(sum(r.seconds.get("total", 0.0) for r in rounds), 3),
         "failures": dict(failures.most_common()),
         "missing": missing,
         "digest": None,
@@ -105,15 +105,15 @@ def _why(e: OSError | ValueError) -> str:
     return str(e.strerror) if isinstance(e, OSError) else str(e)
 
 
-def _scores(rounds: dict[int, Any], group: str) -> dict[str, Any]:
+def _scores(rounds: list[RoundRecord], kind: str) -> dict[str, Any]:
     """The last and the best accuracy of each model."""
     found: dict[str, Any] = {}
-    for t, metrics in sorted(rounds.items()):
-        for name, score in metrics.get(group, {}).items():
-            best = found.get(name, {"best_accuracy": -1.0, "best_round": t})
+    for r in rounds:
+        for name, score in r.of(kind).items():
+            best = found.get(name, {"best_accuracy": -1.0, "best_round": r.round})
             if score["accuracy"] > best["best_accuracy"]:
-                best = {"best_accuracy": score["accuracy"], "best_round": t}
-            found[name] = {**score, "round": t} | {k: best[k] for k in ("best_accuracy", "best_round")}
+                best = {"best_accuracy": score["accuracy"], "best_round": r.round}
+            found[name] = {**score, "round": r.round} | {k: best[k] for k in ("best_accuracy", "best_round")}
     return found
 
 

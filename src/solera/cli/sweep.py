@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..runs.compare import as_json, printed, rows_in
-from ..runs.read import companions, group_runs, read_runs
+from ..runs.groups import companions, group_runs
+from ..runs.read import read_runs
 from ..runs.results import compared_results
 from ..runs.words import human_time
 from .compare import main_result, print_comparison, warnings_of

@@ -33,7 +33,8 @@ from ..errors import ConfigError, RunError, SoleraError
 from ..files import read_file
 from ..method import name_of
 from ..runner.loop import Interrupted, check_start, execute
-from ..runs.read import compared, flat, show
+from ..runs.groups import compared
+from ..runs.keys import flat, show
 from ..scenario import build_scenario
 from ..track.display import QuietWatcher
 from ..version import __version__

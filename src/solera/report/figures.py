@@ -11,9 +11,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..runs.groups import Group, cautions, companions, group_runs
+from ..runs.keys import show
 from ..runs.notice import KINDS
-from ..runs.read import PHASES, Group, Point, Run, cautions, companions, group_runs, show
+from ..runs.profile import PHASES
+from ..runs.read import Run
 from ..runs.results import Comparison, Lines, Result, compared_results, unlike
+from ..runs.series import Point
 from .order import similar_order
 from .profile import profiles
 from .read import Matrix, Record
@@ -136,10 +140,10 @@ def _with_averages(run: Run, lines: Lines) -> Lines:
     """What was measured of a run, and the averages of the clients' models before they were distilled."""
     found = dict(lines)
     sent = {p.round: p.bytes_so_far for points in lines.values() for p in points}
-    for m in run.rounds:
-        for name, score in m["averages"].items():
-            if m["round"] in sent:
-                point = Point(m["round"], sent[m["round"]], score["accuracy"])
+    for r in run.rounds:
+        for name, score in r.of("average").items():
+            if r.round in sent:
+                point = Point(r.round, sent[r.round], score["accuracy"])
                 found.setdefault(Result("average", name), []).append(point)
     return found
 
@@ -276,16 +280,15 @@ def partition(record: Record) -> dict[str, Any] | None:
 def personal(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Accuracy of clients' own models: both means and the worst tenth by round, and every client after the last
     evaluation. What a run does not tell is NaN."""
-    by_round: dict[int, list[dict[str, Any]]] = {}
+    by_round: dict[int, list[dict[str, float]]] = {}
     latest: list[list[Any]] = []
     for run in runs:
-        scored = [m for m in run.rounds if "mean" in m["personal"]]
-        for m in scored:
-            by_round.setdefault(m["round"], []).append(m["personal"])
-        each = scored[-1].get("personal_accuracies") if scored else None
-        if isinstance(each, dict):
-            seed = f" (seed {show(run.seed)})" if len(runs) > 1 else ""
-            latest += [[f"{k}{seed}", float(a)] for k, a in each.items() if isinstance(a, int | float)]
+        scored = [r for r in run.rounds if "mean" in r.own]
+        for r in scored:
+            by_round.setdefault(r.round, []).append(r.own)
+        seed = f" (seed {show(run.seed)})" if len(runs) > 1 else ""
+        each = scored[-1].of("client") if scored else {}
+        latest += [[f"{k}{seed}", float(s["accuracy"])] for k, s in each.items()]
     if not by_round:
         return None
     rounds = thinned(sorted(by_round), POINTS)
@@ -349,27 +352,25 @@ def timeline(run: Run) -> list[list[Any]] | None:
     """[round, what, start, end] of every piece of work that was timed, in seconds since the run began."""
     spans: list[list[Any]] = []
     began = 0.0
-    for m in run.rounds:
-        for e in m["events"]:
+    for r in run.rounds:
+        for e in r.events:
             start, end = e.get("start"), e.get("end")
             if e.get("kind") == "timeline" and isinstance(start, int | float) and isinstance(end, int | float):
                 groups = e.get("groups")
                 where = f" {', '.join(map(str, groups))}" if isinstance(groups, list) else ""
-                spans.append(
-                    [m["round"] + 1, f"{e.get('what')}{where}", round(began + start, 3), round(began + end, 3)]
-                )
-        began += m["seconds"].get("total", 0.0)
+                spans.append([r.round + 1, f"{e.get('what')}{where}", round(began + start, 3), round(began + end, 3)])
+        began += r.seconds.get("total", 0.0)
     return spans[-SPANS:] or None
 
 
 def teachers(run: Run) -> dict[str, Any] | None:
     """How far a round's teachers agree, and how much each of them counts by its confidence."""
     found: list[tuple[int, dict[str, Any], float | None]] = []
-    for m in run.rounds:
-        event = next((e for e in m["events"] if e.get("kind") == "teachers"), None)
+    for r in run.rounds:
+        event = next((e for e in r.events if e.get("kind") == "teachers"), None)
         if event is not None and _is_numbers(event.get("confidence")) and isinstance(event.get("clients"), list):
-            dissent = next((e.get("dissent") for e in m["events"] if e.get("kind") == "distilled"), None)
-            found.append((m["round"], event, dissent if isinstance(dissent, int | float) else None))
+            dissent = next((e.get("dissent") for e in r.events if e.get("kind") == "distilled"), None)
+            found.append((r.round, event, dissent if isinstance(dissent, int | float) else None))
     if not found:
         return None
     found = thinned(found, POINTS)
@@ -430,7 +431,7 @@ def seconds(runs: Sequence[Run]) -> dict[str, float] | None:
     if not any(run.rounds for run in runs):
         return None
     return {
-        p: round(statistics.fmean(sum(m["seconds"].get(p, 0.0) for m in run.rounds) for run in runs), 3) for p in PHASES
+        p: round(statistics.fmean(sum(r.seconds.get(p, 0.0) for r in run.rounds) for run in runs), 3) for p in PHASES
     }
 
 
@@ -440,14 +441,14 @@ def seconds(runs: Sequence[Run]) -> dict[str, float] | None:
 def _run(r: Record, group: int) -> dict[str, Any]:
     run = r.run
     failures = [
-        [m["round"] + 1, *(str(f.get(k, "")) for k in ("client", "task", "reason"))]
-        for m in run.rounds
-        for f in m["failures"]
+        [done.round + 1, *(str(f.get(k, "")) for k in ("client", "task", "reason"))]
+        for done in run.rounds
+        for f in done.failures
     ]
     events = [
-        [m["round"] + 1, str(e.get("kind", "")), _facts(e)]
-        for m in run.rounds
-        for e in m["events"]
+        [done.round + 1, str(e.get("kind", "")), _facts(e)]
+        for done in run.rounds
+        for e in done.events
         if e.get("kind") not in DRAWN | PLAIN
     ]
     events.sort(key=lambda row: row[1] not in KINDS)  # what went wrong comes first, the rest in its order

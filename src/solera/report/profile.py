@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..runs.read import Cost, Profile, ProfiledTask
+from ..runs.profile import Cost, Profile, ProfiledTask
 from .read import Record
 
 RUNS = 12  # whose profile is shown

@@ -1,4 +1,4 @@
-"""Run directories as the report needs them: what `track.runs` reads, and the files that only a report looks at.
+"""Run directories as the report needs them: what `runs.read` reads, and the files that only a report looks at.
 
 What is not there, or is damaged, is named in `notes` and left out.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_file
-from ..runs.read import Profile, Run, each_run, read_profile
+from ..runs.profile import Profile, read_profile
+from ..runs.read import Run, each_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,16 +165,16 @@ def _regions(facts: dict[str, Any]) -> dict[str, Any]:
 def _matrices(run: Run) -> list[Matrix]:
     """Take the coefficients out of the run's events, into a form that is small in memory."""
     found = []
-    for m in run.rounds:
-        for event in [e for e in m["events"] if e.get("kind") == "coefficients"]:
-            m["events"].remove(event)
+    for r in run.rounds:
+        for event in [e for e in r.events if e.get("kind") == "coefficients"]:
+            r.events.remove(event)
             try:
                 clients = [str(k) for k in event["clients"]]
                 values = array.array("f", (float(c) for row in event["matrix"] for c in row))
                 _expect(len(values) == len(clients) ** 2 > 0, "a matrix that is not square")
             except (_Damaged, ValueError, KeyError, TypeError):
                 continue
-            found.append(Matrix(m["round"], clients, values))
+            found.append(Matrix(r.round, clients, values))
     return [m for m in found if m.clients == found[-1].clients]
 
 

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from ..runs.read import PROFILE
+from ..runs.profile import PROFILE
 from ..version import __version__
 from .figures import report_data
 from .page import EMPTY, render

@@ -31,6 +31,7 @@ from ..parts.norms import has_batchnorm
 from ..randomness import seed_from, seeded
 from ..runs.directory import RunDirectory
 from ..runs.notice import Notices
+from ..runs.record import RoundRecord
 from ..scenario import Scenario, build_scenario
 from ..server import Server
 from ..task import Data
@@ -235,7 +236,7 @@ class _Loop:
         self.config, self.watcher, self.server = config, watcher, scenario.server
         self.test: Data = scenario.test
         labels = self.test.labels.bincount(minlength=self.server.num_classes)
-        self.notices = Notices(labels.tolist(), home.metrics())
+        self.notices = Notices(labels.tolist(), home.records())
         self.commit_s = 0.0
         self.cpu = time.process_time()
 
@@ -267,13 +268,13 @@ class _Loop:
                     fed.void()
                     self._void("finish_empty", e)
             self._close_round(t, state, began)
-        lines = list(self.home.metrics())
-        if why := first_if_all_void(lines):
+        records = list(self.home.records())
+        if why := first_if_all_void(records):
             raise QuorumNotMet(
                 f"none of the {rounds} rounds had enough valid replies: nothing was learned; the first: {why}"
             )
         result = self._finish(state)
-        if why := why_unusable(lines):
+        if why := why_unusable(records):
             raise NothingLearned(f"{self.home.path}: nothing was learned: {why}")
         return result
 
@@ -285,31 +286,40 @@ class _Loop:
         fed, server = self.fed, self.server
         self.held.check()
         worked = time.monotonic()
-        metrics: dict[str, Any] = {"round": t, **traffic(fed), "cohort": len(fed.answered)}
-        clients_s = fed.waited_s
+        sent, cohort, clients_s = traffic(fed), len(fed.answered), fed.waited_s  # before own models are scored
         last = t == self.config.rounds - 1
+        scores = []
         if last or (t + 1) % self.config.eval_every == 0:
             self.watcher.phase(t, "evaluate")
-            metrics |= measure(self.method, state, fed, server, self.test, self.config.eval_clients)
-            if bad := not_finite(metrics):
-                self.watcher.warn(f"round {t}: the loss is not finite: {', '.join(bad)}")
+            scores = measure(self.method, state, fed, server, self.test, self.config.eval_clients)
         if last:
             self._look_closer(t, state)
         measured = time.monotonic()
-        metrics["seconds"] = {
-            "clients": round(clients_s, 4),
-            "server": round(worked - began - clients_s, 4),
-            "evaluate": round(measured - worked, 4),
-            "commit": round(self.commit_s, 4),  # of the round before: this one's comes after its line is written
-            "total": round(measured - began + self.commit_s, 4),
+        seconds = {
+            "clients": clients_s,
+            "server": worked - began - clients_s,
+            "evaluate": measured - worked,
+            "commit": self.commit_s,  # of the round before: this one's comes after its line is written
+            "total": measured - began + self.commit_s,
         }
         cpu = time.process_time()
-        metrics["cpu_s"], self.cpu = round(cpu - self.cpu, 4), cpu  # since the last line, of this process alone
-        metrics["failures"], metrics["events"] = fed.failures, server.events
-        noticed = self.notices.look(metrics)
-        metrics["events"] = [*server.events, *noticed]
+        record = RoundRecord(
+            round=t,
+            cohort=cohort,
+            scores=scores,
+            traffic=sent,
+            seconds={phase: round(s, 4) for phase, s in seconds.items()},
+            failures=fed.failures,
+            events=server.events,
+            cpu_s=round(cpu - self.cpu, 4),  # since the last line, of this process alone
+        )
+        self.cpu = cpu
+        if bad := not_finite(record):
+            self.watcher.warn(f"round {t}: the loss is not finite: {', '.join(bad)}")
+        noticed = self.notices.look(record)
+        record = dataclasses.replace(record, events=[*server.events, *noticed])
         self.watcher.phase(t, "commit")
-        self.home.append(metrics)
+        self.home.append(record)
         if last or (t + 1) % self.config.checkpoint_every == 0:
             saved = (self.home.ledgers() or [{}])[-1]
             self.states.flush({k: v for k, v in fed.ledger.items() if saved.get(k) != v})
@@ -319,7 +329,7 @@ class _Loop:
             self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
         for event in noticed:
             self.watcher.warn(f"round {t}: {event['reason']}")
-        self.watcher.round_done(metrics)
+        self.watcher.round_done(record)
 
     def _look_closer(self, t: int, state: Any) -> None:
         """What the last round leaves for the report, in files of their own."""

@@ -5,7 +5,7 @@ import math
 import platform
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -19,7 +19,9 @@ from ..federation import Federation
 from ..method import MeanScore, Model, name_of, personal_task
 from ..parts.local import Score, evaluate, logits_of
 from ..parts.teachers import Ensemble, frozen
-from ..runs.directory import FORMAT, RunDirectory
+from ..runs import record as rows
+from ..runs.directory import RunDirectory
+from ..runs.record import FORMAT, OWN, WAYS, RoundRecord, Traffic
 from ..server import EnsembleReport, Server
 from ..task import Data, Task
 from ..version import __version__
@@ -27,66 +29,67 @@ from ..version import __version__
 NOTED_CLIENTS = 1000  # of whom a round's line says how good their own models are
 
 
-def traffic(fed: Federation) -> dict[str, Any]:
+def traffic(fed: Federation) -> Traffic:
     """What travelled in this round: bytes by direction and task, and how many numbers that were."""
     ways = {"down": fed.down, "up": fed.up}
-    return {
-        "bytes": {way: {task: t.bytes for task, t in sent.items()} for way, sent in ways.items()},
-        "floats": {way: sum(t.floats for t in sent.values()) for way, sent in ways.items()},
-        "integers": {way: sum(t.integers for t in sent.values()) for way, sent in ways.items()},
-    }
+    return Traffic(
+        bytes={way: {task: t.bytes for task, t in sent.items()} for way, sent in ways.items()},
+        floats={way: sum(t.floats for t in sent.values()) for way, sent in ways.items()},
+        integers={way: sum(t.integers for t in sent.values()) for way, sent in ways.items()},
+    )
 
 
-def measure(method: Any, state: Any, fed: Federation, server: Server, test: Data, eval_clients: int) -> dict[str, Any]:
+def measure(
+    method: Any, state: Any, fed: Federation, server: Server, test: Data, eval_clients: int
+) -> list[rows.Score]:
     """Accuracy and loss of every reported model and ensemble, and of personal models where there are any."""
     models = method.models(state)
-    jobs = [functools.partial(_evaluate, server, m, test) for m in models.values()]
-    jobs += [functools.partial(_evaluate_ensemble, server, e, test) for e in server.ensembles]
-    jobs += [functools.partial(_evaluate, server, Model(P, w), test) for P, w in server.averages.items()]
-    scores = [{"accuracy": s.accuracy, "loss": s.loss} for s in server.parallel(jobs, range(len(jobs)))]
-    found: dict[str, Any] = {
-        "models": dict(zip(models, scores, strict=False)),
-        "ensembles": {e.name: s for e, s in zip(server.ensembles, scores[len(models) :], strict=False)},
-    }
-    if server.averages:
-        found["averages"] = dict(zip(server.averages, scores[len(models) + len(server.ensembles) :], strict=True))
+    named: list[tuple[str, str, Callable[[], Score]]] = [
+        *(("model", name, functools.partial(_evaluate, server, m, test)) for name, m in models.items()),
+        *(("ensemble", e.name, functools.partial(_evaluate_ensemble, server, e, test)) for e in server.ensembles),
+        *(("average", P, functools.partial(_evaluate, server, Model(P, w), test)) for P, w in server.averages.items()),
+    ]
+    found: list[rows.Score] = []
+    judged = server.parallel([job for _, _, job in named], range(len(named)))
+    for (kind, name, _), s in zip(named, judged, strict=True):
+        found += rows.scores(kind, name, {"accuracy": s.accuracy, "loss": s.loss})
     if task := personal_task(method):
         payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
         if task.returns is MeanScore:
-            return found | {"personal": _measure_mean(task, payload, fed, eval_clients)}
+            return [*found, *rows.scores("own", OWN, _measure_mean(task, payload, fed, eval_clients))]
         own = _measure_personal(task, payload, fed, eval_clients)
-        found["personal"] = _spread(list(own.values()))
-        if server.stages:
-            found["personal_stages"] = {
-                name: found["personal"] if scores is None else _spread([s for s in scores.values() if s.total])
-                for name, scores in server.stages.items()
-            }
-        found["personal_accuracies"] = {k: round(s.accuracy, 4) for k, s in list(own.items())[:NOTED_CLIENTS]}
+        spread = _spread(list(own.values()))
+        found += rows.scores("own", OWN, spread)
+        for stage, scored in server.stages.items():
+            then = spread if scored is None else _spread([s for s in scored.values() if s.total])
+            found += rows.scores("stage", stage, then)
+        for k, s in list(own.items())[:NOTED_CLIENTS]:
+            found += rows.scores("client", k, {"accuracy": round(s.accuracy, 4)})
     return found
 
 
-def not_finite(metrics: Mapping[str, Any]) -> list[str]:
+def not_finite(record: RoundRecord) -> list[str]:
     """The models and ensembles of a round whose loss is infinite or not a number."""
-    return [name for name, loss in _losses(metrics).items() if not math.isfinite(loss)]
+    return [name for name, loss in _losses(record).items() if not math.isfinite(loss)]
 
 
-def _losses(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: score["loss"] for group in ("models", "ensembles") for name, score in metrics.get(group, {}).items()}
+def _losses(record: RoundRecord) -> dict[str, float]:
+    return {name: score["loss"] for kind in ("model", "ensemble") for name, score in record.of(kind).items()}
 
 
-def first_if_all_void(rounds: Sequence[Mapping[str, Any]]) -> str | None:
+def first_if_all_void(rounds: Sequence[RoundRecord]) -> str | None:
     """What was said of the first round, if all were void; None if one was not."""
-    void = [e["reason"] for m in rounds for e in m["events"] if e["kind"] == "round_empty"]
+    void = [e["reason"] for r in rounds for e in r.events if e["kind"] == "round_empty"]
     return void[0] if void and len(void) == len(rounds) else None
 
 
-def why_unusable(rounds: Sequence[Mapping[str, Any]]) -> str | None:
+def why_unusable(rounds: Sequence[RoundRecord]) -> str | None:
     """Why nobody can use what a run leaves, with the first reason that a client gave on the way; None if one can."""
-    last: Mapping[str, Any] = next((m for m in reversed(rounds) if "models" in m), {})
-    bad = not_finite(last)
-    if not bad or len(bad) < len(_losses(last)):
+    last = next((r for r in reversed(rounds) if r.scores), None)
+    bad = not_finite(last) if last else []
+    if last is None or not bad or len(bad) < len(_losses(last)):
         return None
-    first = next((f for m in rounds for f in m["failures"]), None)
+    first = next((f for r in rounds for f in r.failures), None)
     why = f"; the first client to fail was {first['client']}: {first['reason']}" if first else ""
     return f"at the end the loss of {', '.join(bad)} is not finite{why}"
 
@@ -160,16 +163,18 @@ def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Ten
 
 def summarise(home: RunDirectory, method: Any, state: Any, fed: Federation, config: RunConfig) -> dict[str, Any]:
     """The outcome of a run, from what it recorded."""
-    rounds = list(home.metrics())
-    failures = Counter(f["client"] for m in rounds for f in m["failures"])
-    evaluated = [m for m in rounds if "models" in m]
+    rounds = list(home.records())
+    failures = Counter(f["client"] for r in rounds for f in r.failures)
+    evaluated = [r for r in rounds if r.scores]
+    last = evaluated[-1] if evaluated else None
+    personal = {"personal": last.own, "personal_stages": last.of("stage")} if last else {}
 
-    def best(group: str) -> dict[str, Any]:
+    def best(kind: str) -> dict[str, Any]:
         out = {}
-        for name in evaluated[-1][group] if evaluated else ():
-            seen = [(m[group][name]["accuracy"], -m["round"]) for m in evaluated if name in m[group]]
+        for name, score in last.of(kind).items() if last else ():
+            seen = [(r.of(kind)[name]["accuracy"], -r.round) for r in evaluated if name in r.of(kind)]
             accuracy, negative = max(seen)
-            out[name] = {**evaluated[-1][group][name], "best_accuracy": accuracy, "best_round": -negative}
+            out[name] = {**score, "best_accuracy": accuracy, "best_round": -negative}
         return out
 
     return {
@@ -180,11 +185,11 @@ def summarise(home: RunDirectory, method: Any, state: Any, fed: Federation, conf
         "rounds": len(rounds),
         "finished": True,
         "digest": fed.digest(state),
-        "models": best("models"),
-        "ensembles": best("ensembles"),
-        **({p: evaluated[-1][p] for p in ("personal", "personal_stages") if p in evaluated[-1]} if evaluated else {}),
-        "bytes": {way: sum(sum(m["bytes"][way].values()) for m in rounds) for way in ("down", "up")},
-        "seconds": round(sum(m["seconds"]["total"] for m in rounds), 3),
+        "models": best("model"),
+        "ensembles": best("ensemble"),
+        **{key: found for key, found in personal.items() if found},
+        "bytes": {way: sum(r.traffic.sent(way) for r in rounds) for way in WAYS},
+        "seconds": round(sum(r.seconds["total"] for r in rounds), 3),
         "failures": dict(sorted(failures.items())),
         "environment": {
             "python": platform.python_version(),

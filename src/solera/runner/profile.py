@@ -21,6 +21,7 @@ from torch.profiler import profile as traced
 from ..engines import Call, ClientStates, Engine, Reply, Site, Version, serve
 from ..randomness import Parallel, one_thread
 from ..runs.directory import RunDirectory
+from ..runs.record import RoundRecord
 from ..tensors import Weights
 from ..track.display import Watcher
 
@@ -88,20 +89,20 @@ class Profile(Watcher):
     def warn(self, text: str) -> None:
         self.inner.warn(text)
 
-    def round_done(self, metrics: Mapping[str, Any]) -> None:
+    def round_done(self, record: RoundRecord) -> None:
         if self._on:
             self._server.disable()
             self._on, self.parallel.alone = False, self._alone
-            self._write(metrics)
-        self._before = metrics["seconds"]
-        self.inner.round_done(metrics)
+            self._write(record)
+        self._before = record.seconds
+        self.inner.round_done(record)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self.inner.end(summary)
 
     # -- what is written --
 
-    def _write(self, metrics: Mapping[str, Any]) -> None:
+    def _write(self, record: RoundRecord) -> None:
         folder = self.home.path / FOLDER
         folder.mkdir(exist_ok=True)
         threads = torch.get_num_threads()
@@ -111,8 +112,8 @@ class Profile(Watcher):
         finally:
             torch.set_num_threads(threads)
         facts = {
-            "round": metrics["round"],
-            "seconds": metrics["seconds"],
+            "round": record.round,
+            "seconds": record.seconds,
             "seconds_before": self._before,
             "server": {"functions": functions_of(self._server)},
             "tasks": tasks,

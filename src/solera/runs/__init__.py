@@ -1,1 +1,1 @@
-"""A run directory: writing it, reading it, comparing several."""
+"""Run directories: what is in one, how it is written, read and compared."""

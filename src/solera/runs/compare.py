@@ -1,5 +1,5 @@
-"""Groups of runs as rows of numbers, and those rows as CSV and LaTeX. Reading and grouping is in `runs`, what was
-measured in `results`. A table holds one kind of result only."""
+"""Groups of runs as rows of numbers, and those rows as CSV and LaTeX. Runs are grouped in `groups`, what was
+measured is told apart in `results`. A table holds one kind of result only."""
 
 import csv
 import dataclasses
@@ -8,8 +8,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .read import Group, Point, Run, Target, short, show
+from .groups import Group
+from .keys import short, show
+from .read import Run
 from .results import Comparison, Lines, Result, compared_results
+from .series import reached
 from .words import human_bytes, human_time
 
 
@@ -85,7 +88,7 @@ def _rows(group: Group, lines: Sequence[Lines], results: Sequence[Result], targe
     for result in shown or [Result("", "")]:
         points = [found[result] for found in lines if found.get(result)]
         own = result.kind == "own"
-        hits = [_hit(p, target) for p in points] if target is not None else []
+        hits = [reached(p, target) for p in points] if target is not None else []
         there = [hit for hit in hits if hit is not None]
         rows.append(
             Row(
@@ -108,10 +111,6 @@ def _rows(group: Group, lines: Sequence[Lines], results: Sequence[Result], targe
     return rows
 
 
-def _hit(points: Sequence[Point], target: float) -> Target | None:
-    return next((Target(p.round + 1, p.bytes_so_far) for p in points if p.accuracy >= target), None)
-
-
 def _of_all(values: Sequence[float | None]) -> Spread | None:
     """None if one is missing: older runs have no weighted mean, and part of the seeds is another thing than all."""
     return None if None in values else Spread.of(values)
@@ -119,7 +118,7 @@ def _of_all(values: Sequence[float | None]) -> Spread | None:
 
 def _personal(run: Run, key: str) -> float | None:
     """A figure of the clients' own models, of the last round that has it."""
-    return next((m["personal"][key] for m in reversed(run.rounds) if key in m["personal"]), None)
+    return next((r.own[key] for r in reversed(run.rounds) if key in r.own), None)
 
 
 # ---- as text ----------------------------------------------------------------------------------------

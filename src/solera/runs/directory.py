@@ -34,11 +34,12 @@ from torch import Tensor
 
 from ..engines.base import Version
 from ..errors import RunError
-from ..files import open_file, read_file
+from ..files import read_file
 from ..tensors import Weights
 from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
+from .keys import flat
+from .record import FILE, FORMAT, RoundRecord, each_line, write_records
 
-FORMAT = 2  # 1: checkpoints did not say which client state belongs to them
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
 KEEP = 2  # checkpoints: if the newest is damaged, the one before it serves
@@ -129,6 +130,8 @@ class RunDirectory:
         try:
             facts = json.loads(read_file(self.path / "run.json"))
             found, by, before = facts["format"], facts["solera"], facts.get("experiment")
+            if not isinstance(before, dict | None):
+                raise TypeError("experiment is no table")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise RunError(f"{self.path}/run.json is damaged ({e}); the run cannot be continued") from None
         if (found, by) != (FORMAT, self.version):
@@ -137,7 +140,7 @@ class RunDirectory:
                 f"{FORMAT}: continue it with that version (pip install solera=={by})"
             )
         if before is not None and experiment is not None:
-            then, now = _flat(before), _flat(json.loads(json.dumps(experiment)))
+            then, now = flat(before), flat(json.loads(json.dumps(experiment)))
             for key in [*now, *(k for k in then if k not in now)]:  # in the order that says most
                 if then.get(key) != now.get(key):
                     raise RunError(
@@ -334,26 +337,31 @@ class RunDirectory:
 
     def rewind(self, round: int) -> None:
         """Forget what was written in `round` and later: those rounds are about to be run again."""
-        lines = [json.dumps(m) + "\n" for m in self.metrics() if m["round"] < round]
-        self._write("metrics.jsonl", "".join(lines).encode())
+        before = {r.round: r for r in self.records() if r.round < round}  # a line that was cut short is dropped
+        self._write(FILE, write_records(before.values()))
         for path in self._checkpoints():
             if int(path.name[:6]) >= round:
                 path.unlink()
         self._tidy()
 
-    def append(self, metrics: dict[str, Any]) -> None:
+    def append(self, record: RoundRecord) -> None:
         """Add a round's line to metrics.jsonl."""
         try:
-            with open(self.path / "metrics.jsonl", "a") as f:
-                f.write(json.dumps(metrics) + "\n")
+            with open(self.path / FILE, "ab") as f:
+                f.write(write_records([record]))
                 f.flush()
                 os.fsync(f.fileno())
         except OSError as e:
-            raise RunError(f"{self.path}/metrics.jsonl cannot be written: {e.strerror}") from None
+            raise RunError(f"{self.path / FILE} cannot be written: {e.strerror}") from None
 
-    def metrics(self) -> Iterator[dict[str, Any]]:
-        """The rounds recorded so far; a line cut short by a crash ends the list."""
-        return read_metrics(self.path)
+    def records(self) -> Iterator[RoundRecord]:
+        """The rounds recorded so far, one by one: a long run's are not all kept in memory."""
+        try:
+            yield from (record for record in each_line(self.path, None) if record is not None)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise RunError(f"{self.path / FILE} cannot be read: {e.strerror}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -437,25 +445,3 @@ def _verified(path: pathlib.Path) -> bytes:
     if hashlib.sha256(content).hexdigest() != path.name[7:71]:
         raise ValueError("its content does not match the sha256 in its name")
     return content
-
-
-def _flat(tree: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings by their dotted path."""
-    if not isinstance(tree, dict):
-        return {path: tree}
-    return {k: v for name, sub in tree.items() for k, v in _flat(sub, f"{path}.{name}" if path else name).items()}
-
-
-def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a run directory's metrics.jsonl, up to the first that is not whole."""
-    try:
-        with open_file(pathlib.Path(path) / "metrics.jsonl", None) as f:
-            for line in f:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    return
-    except FileNotFoundError:
-        return
-    except OSError as e:
-        raise RunError(f"{path}/metrics.jsonl cannot be read: {e.strerror}") from None

@@ -5,8 +5,10 @@ What is said of a round follows from its metrics and those before: a resumed run
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from .record import OWN, RoundRecord
 
 LEARNED = 0.2  # of the way from guessing to no mistake: who never came so far cannot collapse
 GROWTH = 10.0  # a loss, or a variate, so many times the smallest so far grows without bound
@@ -20,7 +22,7 @@ Finding = tuple[str, str, bool, dict[str, Any]]  # kind, name of the model, whet
 class Notices:
     """Looks at one round after the other. `labels` are counts of the test samples of each class."""
 
-    def __init__(self, labels: Iterable[int], before: Iterable[Mapping[str, Any]] = ()):
+    def __init__(self, labels: Iterable[int], before: Iterable[RoundRecord] = ()):
         counts = [n for n in labels if n]
         total = max(sum(counts), 1)
         self.chance = max(counts, default=0) / total  # what the most frequent class alone brings
@@ -29,20 +31,20 @@ class Notices:
         self.best: dict[str, float] = {}
         self.least: dict[tuple[str, str], float] = {}
         self.said: set[tuple[str, str]] = set()  # what is the case now, to say it once
-        for metrics in before:
-            self.look(metrics)
+        for record in before:
+            self.look(record)
 
-    def look(self, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def look(self, record: RoundRecord) -> list[dict[str, Any]]:
         """What is to be said of the next round, as events; each mishap when it begins, not as long as it lasts."""
         found = []
-        for kind, name, is_so, facts in self._findings(metrics):
+        for kind, name, is_so, facts in self._findings(record):
             if is_so and (kind, name) not in self.said:
                 found.append({"kind": kind, "name": name, **facts})
             (self.said.add if is_so else self.said.discard)((kind, name))
         return found
 
-    def _findings(self, metrics: Mapping[str, Any]) -> Iterator[Finding]:
-        for name, accuracy, loss in _scores(metrics):
+    def _findings(self, record: RoundRecord) -> Iterator[Finding]:
+        for name, accuracy, loss in _scores(record):
             best = self.best[name] = max(accuracy, self.best.get(name, 0.0))
             had_learned = best - self.chance >= LEARNED * (1 - self.chance)
             fell = had_learned and accuracy <= self.chance + self.noise
@@ -50,7 +52,7 @@ class Notices:
             yield "collapsed", name, fell, {"accuracy": accuracy, "best": best, "reason": f"{name} {said}"}
             if loss is not None:
                 yield self._growth("loss_grows", name, f"the loss of {name}", loss, self.guessing + ABOVE_GUESSING)
-        for event in metrics["events"]:
+        for event in record.events:
             if event["kind"] == "variates":
                 P = event["architecture"]
                 yield self._growth("variates_grow", P, f"the control variate of {P}", event["norm"], 0.0)
@@ -66,11 +68,10 @@ class Notices:
         return kind, name, grows, {**facts, "reason": f"{what} has grown{start} to {value:.3g}: {ADVICE}"}
 
 
-def _scores(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float, float | None]]:
+def _scores(record: RoundRecord) -> Iterator[tuple[str, float, float | None]]:
     """Name, accuracy and loss of every model that was measured in a round; of personal models their mean."""
-    for name, s in metrics.get("models", {}).items():
-        yield name, s["accuracy"], math.nan if s["loss"] is None else s["loss"]
-    for name, s in metrics.get("ensembles", {}).items():
-        yield f"ensemble {name}", s["accuracy"], math.nan if s["loss"] is None else s["loss"]
-    if "mean" in metrics.get("personal", {}):
-        yield "own models", metrics["personal"]["mean"], None
+    for kind, word in (("model", ""), ("ensemble", "ensemble ")):
+        for name, s in record.of(kind).items():
+            yield f"{word}{name}", s["accuracy"], s["loss"]
+    if "mean" in record.own:
+        yield OWN, record.own["mean"], None

@@ -19,10 +19,13 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from .read import Group, Point, Run, show
+from .groups import Group
+from .keys import show
+from .read import Run
+from .record import OWN
+from .series import Point
 from .words import human_bytes
 
-OWN = "own models"
 WEIGHTED = "own models, weighted by samples"
 MAIN = ("server", "own", "mean", "model", "ensemble")  # the first of these that there is stands for a case
 EVERYBODY = ("model", "mean", "server", "part", "ensemble")  # judged on the whole test set
@@ -68,19 +71,20 @@ class Comparison:
 
 def lines_of(run: Run) -> Lines:
     """Every accuracy of a run by what was measured, round by round."""
-    names = {name for m in run.rounds for name in m["models"]}
+    names = {name for r in run.rounds for name in r.of("model")}
     kind = _kinds(names, run.settings)
     found: Lines = {}
     sent = 0
-    for m in run.rounds:
-        sent += sum(sum(m["bytes"][way].values()) for way in ("down", "up"))
-        scores = {Result(kind(n), n): s["accuracy"] for n, s in m["models"].items()}
-        scores |= {Result("ensemble", n): s["accuracy"] for n, s in m["ensembles"].items()}
-        for key, result in (("mean", Result("own", OWN)), ("weighted_mean", Result("weighted", WEIGHTED))):
-            if key in m["personal"]:
-                scores[result] = m["personal"][key]
+    for r in run.rounds:
+        sent += r.traffic.sent()
+        scores = {Result(kind(n), n): s["accuracy"] for n, s in r.of("model").items()}
+        scores |= {Result("ensemble", n): s["accuracy"] for n, s in r.of("ensemble").items()}
+        own = r.own
+        for metric, result in (("mean", Result("own", OWN)), ("weighted_mean", Result("weighted", WEIGHTED))):
+            if metric in own:
+                scores[result] = own[metric]
         for result, accuracy in scores.items():
-            found.setdefault(result, []).append(Point(m["round"], sent, accuracy))
+            found.setdefault(result, []).append(Point(r.round, sent, accuracy))
     return found
 
 

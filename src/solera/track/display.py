@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..runs.notice import KINDS
-from ..runs.words import accuracies, human_bytes, human_time, percent
+from ..runs.record import RoundRecord
+from ..runs.words import human_bytes, human_time, percent
 
 WARNINGS_A_ROUND = 5  # more are counted, not shown: all of them are in metrics.jsonl
 MODELS_SHOWN = 12
@@ -38,8 +39,8 @@ class Watcher:
     def progress(self, what: str, done: int, of: int) -> None:
         """So many clients have answered in the current exchange."""
 
-    def round_done(self, metrics: Mapping[str, Any]) -> None:
-        """A round is over; `metrics` is its line in metrics.jsonl."""
+    def round_done(self, record: RoundRecord) -> None:
+        """A round is over; `record` is what metrics.jsonl says of it."""
 
     def warn(self, text: str) -> None:
         """Something went wrong that does not stop the run."""
@@ -89,7 +90,7 @@ class QuietWatcher(Watcher):
         if self.warnings.is_new(text):
             print(f"warning: {text}", file=self.file, flush=True)
 
-    def round_done(self, metrics: Mapping[str, Any]) -> None:
+    def round_done(self, record: RoundRecord) -> None:
         if more := self.warnings.round_done():
             print(f"warning: and {more} more", file=self.file, flush=True)
 
@@ -106,17 +107,17 @@ class PlainWatcher(QuietWatcher):
         if self.every_round:
             self._say(headline(facts))
 
-    def round_done(self, metrics: Mapping[str, Any]) -> None:
-        super().round_done(metrics)
+    def round_done(self, record: RoundRecord) -> None:
+        super().round_done(record)
         if not self.every_round:
             return
         width = len(str(self.rounds))
-        parts = [f"[{metrics['round'] + 1:{width}}/{self.rounds}]", *scores(metrics)]
-        parts.append(f"{human_bytes(_sum(metrics, 'down'))} down, {human_bytes(_sum(metrics, 'up'))} up")
-        parts.append(human_time(metrics["seconds"]["total"]))
-        if metrics["failures"]:
-            parts.append(f"{len(metrics['failures'])} dropped")
-        parts += [f"{e['kind']}: {e['name']}" for e in metrics["events"] if e["kind"] in KINDS]
+        parts = [f"[{record.round + 1:{width}}/{self.rounds}]", *scores(record)]
+        parts.append(f"{human_bytes(record.traffic.sent('down'))} down, {human_bytes(record.traffic.sent('up'))} up")
+        parts.append(human_time(record.seconds["total"]))
+        if record.failures:
+            parts.append(f"{len(record.failures)} dropped")
+        parts += [f"{e['kind']}: {e['name']}" for e in record.events if e["kind"] in KINDS]
         self._say("  ".join(parts))
 
     def end(self, summary: Mapping[str, Any]) -> None:
@@ -158,13 +159,13 @@ class LiveWatcher(Watcher):
     def progress(self, what: str, done: int, of: int) -> None:
         self.answered = (done, of)
 
-    def round_done(self, metrics: Mapping[str, Any]) -> None:
-        self.done = metrics["round"] + 1
-        self.seconds.append(metrics["seconds"]["total"])
-        self.dropped += len(metrics["failures"])
+    def round_done(self, record: RoundRecord) -> None:
+        self.done = record.round + 1
+        self.seconds.append(record.seconds["total"])
+        self.dropped += len(record.failures)
         for way in self.traffic:
-            self.traffic[way] += _sum(metrics, way)
-        for name, accuracy in accuracies(metrics).items():
+            self.traffic[way] += record.traffic.sent(way)
+        for name, accuracy in record.accuracies().items():
             self.last[name] = accuracy
             self.best[name] = max(accuracy, self.best.get(name, 0.0))
         self.now = ""
@@ -284,12 +285,8 @@ def outcome(summary: Mapping[str, Any]) -> list[str]:
     return [*lines, f"run directory: {summary['out']}"]
 
 
-def scores(metrics: Mapping[str, Any]) -> list[str]:
+def scores(record: RoundRecord) -> list[str]:
     """One round's accuracies as short texts."""
-    found = accuracies(metrics)
+    found = record.accuracies()
     shown = [f"{name} {percent(a)}" for name, a in list(found.items())[:MODELS_SHOWN]]
     return shown + ([f"... {len(found) - MODELS_SHOWN} more"] if len(found) > MODELS_SHOWN else [])
-
-
-def _sum(metrics: Mapping[str, Any], way: str) -> int:
-    return sum(metrics["bytes"][way].values())

@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 
 from ..errors import ConfigError
 from ..files import read_file
-from ..runs.read import Run, flat, read_run, show
+from ..runs.keys import flat, show
+from ..runs.read import Run, read_run
+from ..runs.record import OWN, WAYS, RoundRecord
 from ..version import __version__
 from .display import Watcher
 
@@ -80,20 +82,15 @@ def _need(package: str, extra: str, what: str) -> None:
 # ---- what is written --------------------------------------------------------------------------------
 
 
-def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+def scalars(record: RoundRecord) -> dict[str, float]:
     """One round's numbers under the names they have in TensorBoard and MLflow."""
-    found: dict[str, float] = {}
-    for group, word in (("models", ""), ("ensembles", "ensemble "), ("averages", "average ")):
-        for name, score in (metrics.get(group) or {}).items():
-            found[f"accuracy/{word}{name}"] = score["accuracy"]
-            found[f"loss/{word}{name}"] = score["loss"]
-    personal = metrics.get("personal") or {}
-    found |= {f"own models/{k}": personal[k] for k in ("mean", "weighted_mean", "std", "worst_decile") if k in personal}
-    for way, sent in metrics["bytes"].items():
-        found[f"bytes/{way}"] = sum(sent.values())
-    found |= {f"seconds/{k}": s for k, s in metrics["seconds"].items()}
-    found["clients/answered"] = metrics.get("cohort", 0)
-    found["clients/lost replies"] = len(metrics["failures"])
+    words = {"model": "", "ensemble": "ensemble ", "average": "average "}
+    found = {f"{s.metric}/{words[s.kind]}{s.name}": s.value for s in record.scores if s.kind in words}
+    found |= {f"{OWN}/{metric}": value for metric, value in record.own.items() if metric != "clients"}
+    found |= {f"bytes/{way}": record.traffic.sent(way) for way in WAYS}
+    found |= {f"seconds/{phase}": s for phase, s in record.seconds.items()}
+    found["clients/answered"] = record.cohort
+    found["clients/lost replies"] = len(record.failures)
     return {re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII): float(value) for name, value in found.items()}
 
 
@@ -105,7 +102,7 @@ class Tracker(Protocol):
     def begin(self, run: Run) -> None:
         """The run begins or goes on; `run` is what its directory holds so far."""
 
-    def round(self, metrics: Mapping[str, Any], when: float) -> None:
+    def round(self, record: RoundRecord, when: float) -> None:
         """A round was over at the time `when`."""
 
     def end(self, finished: bool) -> None:
@@ -130,11 +127,11 @@ class TensorBoard:
         self._file = open(self.folder / name, "wb")  # noqa: SIM115 (closed by end)
         self._write(time.time(), file_version="brain.Event:2")
 
-    def round(self, metrics: Mapping[str, Any], when: float) -> None:
+    def round(self, record: RoundRecord, when: float) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=tag, simple_value=v) for tag, v in scalars(metrics).items()]
-        self._write(when, step=metrics["round"], summary=Summary(value=values))
+        values = [Summary.Value(tag=tag, simple_value=v) for tag, v in scalars(record).items()]
+        self._write(when, step=record.round, summary=Summary(value=values))
         self._file.flush()
 
     def end(self, finished: bool) -> None:
@@ -165,16 +162,16 @@ class Mlflow:
         self._client.update_run(self._id, status="RUNNING")
         self._known = {m.step for m in self._client.get_metric_history(self._id, "seconds/total")}
 
-    def round(self, metrics: Mapping[str, Any], when: float) -> None:
-        if metrics["round"] in self._known:
+    def round(self, record: RoundRecord, when: float) -> None:
+        if record.round in self._known:
             return
         from mlflow.entities import Metric
 
         stamp = int(1000 * when)
-        values = [Metric(name, value, stamp, metrics["round"]) for name, value in scalars(metrics).items()]
+        values = [Metric(name, value, stamp, record.round) for name, value in scalars(record).items()]
         for i in range(0, len(values), BATCH):  # "seconds/total", by which a round is known, comes with the others
             self._client.log_batch(self._id, metrics=values[i : i + BATCH])
-        self._known.add(metrics["round"])
+        self._known.add(record.round)
 
     def end(self, finished: bool) -> None:
         if self._id:
@@ -246,8 +243,8 @@ class Tracking(Watcher):
         run = read_run(home)
         self._clock = time.time() - run.seconds
         self._each("begin", run)
-        for metrics in run.rounds:
-            self._round(metrics)
+        for record in run.rounds:
+            self._round(record)
 
     def phase(self, round: int, name: str) -> None:
         self.watcher.phase(round, name)
@@ -258,9 +255,9 @@ class Tracking(Watcher):
     def warn(self, text: str) -> None:
         self.watcher.warn(text)
 
-    def round_done(self, metrics: Mapping[str, Any]) -> None:
-        self.watcher.round_done(metrics)
-        self._round(metrics)
+    def round_done(self, record: RoundRecord) -> None:
+        self.watcher.round_done(record)
+        self._round(record)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self._close(finished=True)
@@ -273,9 +270,9 @@ class Tracking(Watcher):
         self._each("end", finished)
         self._trackers.clear()
 
-    def _round(self, metrics: Mapping[str, Any]) -> None:
-        self._clock += metrics["seconds"].get("total", 0.0)
-        self._each("round", metrics, self._clock)
+    def _round(self, record: RoundRecord) -> None:
+        self._clock += record.seconds.get("total", 0.0)
+        self._each("round", record, self._clock)
 
     def _each(self, what: str, *args: Any) -> None:
         for tracker in list(self._trackers):
@@ -294,9 +291,9 @@ def export_to(tracker: Tracker, run: Run) -> None:
     """Tell a tracker all rounds of a run; here what goes wrong is an error."""
     clock = _ended(run) - run.seconds
     tracker.begin(run)
-    for metrics in run.rounds:
-        clock += metrics["seconds"].get("total", 0.0)
-        tracker.round(metrics, clock)
+    for record in run.rounds:
+        clock += record.seconds.get("total", 0.0)
+        tracker.round(record, clock)
     tracker.end(run.finished)
 
 

@@ -18,7 +18,8 @@ from made_runs import line, make_run
 from solera.cli.compare import table_of
 from solera.cli.main import app
 from solera.runs.compare import printed, rows_of
-from solera.runs.read import group_runs, read_run
+from solera.runs.groups import group_runs
+from solera.runs.read import read_run
 
 
 def solera(*args: Any) -> Result:

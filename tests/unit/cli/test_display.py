@@ -1,11 +1,13 @@
 """What a run shows: live, in plain lines, or nothing."""
 
 import io
+import json
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from solera.runs.record import RoundRecord
 from solera.track import display
 from solera.track.display import LiveWatcher, PlainWatcher, QuietWatcher, Watcher, choose_watcher
 
@@ -15,8 +17,8 @@ FACTS = {
 }  # fmt: skip
 
 
-def metrics(t: int, **more: Any) -> dict[str, Any]:
-    return {
+def record(t: int, **more: Any) -> RoundRecord:
+    line = {
         "round": t,
         "models": {"lenet5": {"accuracy": 0.5 + t / 10, "loss": 1.0}, "mlp": {"accuracy": 0.25, "loss": 2.0}},
         "ensembles": {"teachers": {"accuracy": 0.75, "loss": 0.5}},
@@ -26,6 +28,7 @@ def metrics(t: int, **more: Any) -> dict[str, Any]:
         "failures": [],
         **more,
     }
+    return RoundRecord.from_line(json.dumps(line))
 
 
 SUMMARY = {
@@ -42,7 +45,7 @@ def drive(watcher: Watcher, rounds: int = 3, **more: Any) -> None:
             for name in ("clients", "server", "evaluate", "commit"):
                 watcher.phase(t, name)
                 watcher.progress("local_update", 2, 4)
-            watcher.round_done(metrics(t, **more))
+            watcher.round_done(record(t, **more))
         watcher.end(SUMMARY)
 
 
@@ -86,7 +89,7 @@ def test_warnings_are_said_once_and_not_endlessly():
     for i in range(20):
         watcher.warn(f"c{i:02d} dropped")
         watcher.warn(f"c{i:02d} dropped")
-    watcher.round_done(metrics(0))
+    watcher.round_done(record(0))
     lines = file.getvalue().splitlines()
     assert len(lines) == display.WARNINGS_A_ROUND + 1
     assert lines[-1] == f"warning: and {20 - display.WARNINGS_A_ROUND} more"
@@ -111,7 +114,7 @@ def test_the_live_display_shows_what_is_going_on():
     with LiveWatcher(console) as watcher:
         watcher.begin(FACTS)
         watcher.phase(0, "clients")
-        watcher.round_done(metrics(0, failures=[{"client": "c01", "task": "t", "reason": "died"}]))
+        watcher.round_done(record(0, failures=[{"client": "c01", "task": "t", "reason": "died"}]))
         watcher.phase(1, "clients")
         watcher.progress("local_update", 2, 4)
         plain = Console(file=io.StringIO(), width=100, color_system=None)

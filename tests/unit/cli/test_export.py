@@ -19,7 +19,8 @@ from made_runs import make_run
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
 from solera.config import load_config
-from solera.inference.trained import open_run, predict
+from solera.inference.predict import predict
+from solera.inference.trained import open_run
 from solera.models import build
 from solera.runner.loop import execute
 

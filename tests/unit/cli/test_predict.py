@@ -23,7 +23,8 @@ from solera.config import load_config
 from solera.data import load
 from solera.data.unlabelled import read_samples
 from solera.errors import DataError, RunError
-from solera.inference.trained import Input, open_run, predict
+from solera.inference.predict import predict
+from solera.inference.trained import Input, open_run
 from solera.models import build
 from solera.runner.loop import execute, simulate
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import by_hand
+from run_directories import lines_of
 from solera.config import EngineConfig, RunConfig, load_config
 from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet
@@ -31,7 +32,6 @@ from solera.parts.local import Local
 from solera.parts.teachers import Ensemble
 from solera.randomness import seed_from
 from solera.runner.loop import simulate
-from solera.runs.directory import read_metrics
 from solera.task import Data
 from solera.testing import check_method, deep, run_toy, toy, wide
 from solera.wire import digest
@@ -498,13 +498,13 @@ def test_overlap_changes_no_bit(tmp_path, trainer):
 def test_overlapping_rounds_report_the_designated_model_of_the_round_before_but_the_last(tmp_path):
     def reported(pipeline, group):
         overlapping(tmp_path / pipeline, pipeline)
-        return [m[group] for m in read_metrics(tmp_path / pipeline)]
+        return [m[group] for m in lines_of(tmp_path / pipeline)]
 
     off, strict, eager = (reported(p, "models") for p in ("off", "strict", "eager"))
     assert strict == eager
     assert strict[1:-1] == off[:-2]
     assert strict[-1] == off[-1]
-    off, strict = ([m["ensembles"] for m in read_metrics(tmp_path / p)] for p in ("off", "strict"))
+    off, strict = ([m["ensembles"] for m in lines_of(tmp_path / p)] for p in ("off", "strict"))
     assert strict == off
 
 
@@ -517,7 +517,7 @@ def test_an_overlapping_run_goes_on_after_its_end_as_if_there_had_been_none(tmp_
 def test_nothing_is_distilled_twice(tmp_path):
     for pipeline in ("off", "strict", "eager"):
         overlapping(tmp_path / pipeline, pipeline)
-        events = [e for m in read_metrics(tmp_path / pipeline) for e in m["events"] if e["kind"] == "distilled"]
+        events = [e for m in lines_of(tmp_path / pipeline) for e in m["events"] if e["kind"] == "distilled"]
         assert Counter((e["architecture"], e["of_round"]) for e in events) == {
             (P, t): 1 for P in ("deep", "wide") for t in range(4)
         }
@@ -526,7 +526,7 @@ def test_nothing_is_distilled_twice(tmp_path):
 def test_the_timeline_shows_what_overlaps(tmp_path):
     def spans(pipeline):
         overlapping(tmp_path / pipeline, pipeline, "processes", rounds=2)
-        last = list(read_metrics(tmp_path / pipeline))[-1]
+        last = lines_of(tmp_path / pipeline)[-1]
         events = [e for e in last["events"] if e["kind"] == "timeline"]
         others = next(e for e in events if e["what"] == "train" and "deep.1" in e["groups"])
         return (

@@ -21,7 +21,8 @@ from solera.parts.local import Local
 from solera.parts.similarity import Coefficients
 from solera.runner.loop import simulate
 from solera.task import Data
-from solera.testing import _federation, small, toy_for
+from solera.testing import small, toy_for
+from solera.testing.contracts import _federation
 from toys import World, images, mlp
 
 SIZES = (5, 12, 9, 20, 7)

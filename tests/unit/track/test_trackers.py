@@ -16,6 +16,7 @@ from solera.config import load_config, to_toml
 from solera.errors import ConfigError
 from solera.runner.loop import execute, resume_run
 from solera.runs.read import read_run
+from solera.runs.record import RoundRecord
 from solera.track import export
 from solera.track.display import Watcher
 from solera.track.export import TrackConfig, Tracking, scalars
@@ -37,7 +38,7 @@ class Listening(Watcher):
     def warn(self, text: str) -> None:
         self.warnings.append(text)
 
-    def round_done(self, metrics: Any) -> None:
+    def round_done(self, record: Any) -> None:
         self.seen += 1
         if self.seen == self.stop_after:
             raise KeyboardInterrupt
@@ -74,7 +75,7 @@ def in_mlflow(uri: str, experiment: str = "solera") -> list[dict[str, Any]]:
 
 
 def accuracies(home: Path) -> dict[int, float]:
-    return {m["round"]: m["models"]["mlp"]["accuracy"] for m in read_run(home).rounds}
+    return {r.round: r.accuracies()["mlp"] for r in read_run(home).rounds}
 
 
 # ---- names ------------------------------------------------------------------------------------------
@@ -83,7 +84,8 @@ def accuracies(home: Path) -> dict[int, float]:
 def test_the_numbers_of_a_round():
     personal = {"mean": 0.7, "std": 0.1, "worst_decile": 0.2, "clients": 4}
     ensembles = {"the <teachers>": {"accuracy": 0.6, "loss": 2.0}}
-    found = scalars(line(0, {"mlp": 0.5}, personal=personal, ensembles=ensembles, failures=[{}]))
+    text = json.dumps(line(0, {"mlp": 0.5}, personal=personal, ensembles=ensembles, failures=[{}]))
+    found = scalars(RoundRecord.from_line(text))
     assert found == {
         "accuracy/mlp": 0.5, "loss/mlp": 1.0, "accuracy/ensemble the _teachers_": 0.6,
         "loss/ensemble the _teachers_": 2.0, "own models/mean": 0.7, "own models/std": 0.1,
@@ -149,7 +151,7 @@ class Broken:
     def begin(self, run: Any) -> None:
         self._perhaps("begin")
 
-    def round(self, metrics: Any, when: float) -> None:
+    def round(self, record: Any, when: float) -> None:
         self._perhaps("round")
 
     def end(self, finished: bool) -> None:
@@ -192,7 +194,7 @@ def test_the_watcher_is_told_everything_and_not_closed():
         tracking.begin({"out": "x"})
         tracking.phase(0, "clients")
         tracking.progress("x", 1, 2)
-        tracking.round_done(line(0, {}))
+        tracking.round_done(RoundRecord.from_line(json.dumps(line(0, {}))))
         tracking.warn("x")
         tracking.end({})
     assert told == ["begin", "phase", "progress", "round_done", "warn", "end"]

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from run_directories import lines_of
 from solera.config import load_config
 from solera.data import PublicConfig, from_tensors, load
 from solera.data.partition import Partition
@@ -12,7 +13,6 @@ from solera.report.figures import report_data
 from solera.report.read import read_all
 from solera.runner import facts as detail
 from solera.runner.loop import execute
-from solera.runs.directory import read_metrics
 from solera.scenario import Scenario
 
 SMALL = ["run.rounds=1", "engine.name=inprocess", "data.train_size=400", "data.test_size=60", "public.size=60"]
@@ -54,7 +54,7 @@ def test_the_partition_adds_up(feddf):
 
 
 def test_the_confusion_agrees_with_the_accuracy(feddf):
-    (metrics,) = read_metrics(feddf)
+    (metrics,) = lines_of(feddf)
     facts = read(feddf / "confusion.json")
     assert facts["total"] == [6] * 10
     for group in ("models", "ensembles"):
@@ -66,17 +66,17 @@ def test_the_confusion_agrees_with_the_accuracy(feddf):
 
 
 def test_the_average_before_distillation_is_measured(feddf, tmp_path):
-    (metrics,) = read_metrics(feddf)
+    (metrics,) = lines_of(feddf)
     assert metrics["averages"].keys() == {"mlp", "lenet5"}
     settings = [*SMALL[:-1], "method.name=fedavg"]
     execute(load_config("toy", settings), tmp_path / "run")
-    (averaged,) = read_metrics(tmp_path / "run")
+    (averaged,) = lines_of(tmp_path / "run")
     assert metrics["averages"] == averaged["models"]  # the first round of FedAvg is exactly that
     assert "averages" not in averaged
 
 
 def test_teachers_are_compared(feddf):
-    (metrics,) = read_metrics(feddf)
+    (metrics,) = lines_of(feddf)
     (event,) = [e for e in metrics["events"] if e["kind"] == "teachers"]
     assert len(event["clients"]) == len(event["confidence"]) == len(event["agrees"]) == 4
     assert sum(event["confidence"]) == pytest.approx(1, abs=1e-3)
@@ -85,9 +85,15 @@ def test_teachers_are_compared(feddf):
 
 
 def test_personal_accuracies_give_the_mean(tmp_path):
-    settings = ["method.name=local", "data.client_test=0.2", *SMALL[:5], "method.local.epochs=1"]
+    settings = [
+        "method.name=mnfl",
+        "data.client_test=0.2",
+        *SMALL[:5],
+        "method.local.epochs=1",
+        "federation.fraction=1.0",
+    ]
     execute(load_config("toy", settings), tmp_path / "run")
-    (metrics,) = read_metrics(tmp_path / "run")
+    (metrics,) = lines_of(tmp_path / "run")
     each = metrics["personal_accuracies"]
     assert len(each) == metrics["personal"]["clients"] == 8
     assert sum(each.values()) / 8 == pytest.approx(metrics["personal"]["mean"], abs=1e-4)
@@ -124,7 +130,7 @@ def test_regions_of_clients_average_ensemble_and_student(plane):
 
 def test_the_recipe_shows_what_it_says(plane):
     """Averaging blurs, the ensemble does not, and the student keeps what the ensemble knows."""
-    (metrics,) = read_metrics(plane)
+    (metrics,) = lines_of(plane)
     average, student = metrics["averages"]["mlp"]["accuracy"], metrics["models"]["mlp"]["accuracy"]
     assert average < 0.9 < student
     assert metrics["ensembles"]["teachers"]["accuracy"] > student - 0.02

@@ -9,7 +9,8 @@ from made_runs import line, make_run
 from solera.methods.heterofl import HeteroFL
 from solera.methods.ifca import IFCA
 from solera.runs.compare import rows_of
-from solera.runs.read import group_runs, read_run, read_runs
+from solera.runs.groups import group_runs
+from solera.runs.read import read_run, read_runs
 from solera.runs.results import Comparison, Result, compared_results, lines_of, unlike
 
 THREE = {"lenet5": 0.4, "mlp": 0.5, "tiny-cnn": 0.6}

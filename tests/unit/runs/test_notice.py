@@ -13,6 +13,7 @@ from solera.parts.local import Local
 from solera.report.figures import report_data
 from solera.report.read import read_all
 from solera.runs.notice import Notices
+from solera.runs.record import RoundRecord
 from solera.testing import toy, wide
 from solera.track.display import PlainWatcher
 
@@ -22,7 +23,7 @@ BALANCED = [100] * 10
 def a_round(accuracy=None, loss=1.0, norm=None, **more):
     models = {} if accuracy is None else {"models": {"net": {"accuracy": accuracy, "loss": loss}}}
     events = [] if norm is None else [{"kind": "variates", "architecture": "net", "norm": norm}]
-    return {**models, "events": events, **more}
+    return RoundRecord.from_line(json.dumps({"round": 0, **models, "events": events, **more}))
 
 
 def kinds(rounds, labels=BALANCED):

@@ -1,0 +1,85 @@
+"""New samples classified by a trained model or by a saved ensemble."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data import load
+from ..data.unlabelled import read_samples
+from ..devices import numerics
+from ..errors import ConfigError
+from ..parts.local import logits_of
+from .trained import Trained
+
+CHUNK = 512  # samples prepared and asked about at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """What a model says of some samples."""
+
+    by: str  # the model, or "ensemble"
+    names: list[str]
+    probabilities: Tensor  # [samples, classes]
+    labels: Tensor | None  # the truth, where it is known
+    class_names: tuple[str, ...] = ()  # where they are known
+
+    @property
+    def classes(self) -> Tensor:
+        """The likeliest class of every sample; ties go to the lowest."""
+        return self.probabilities.argmax(-1)
+
+    @property
+    def accuracy(self) -> float | None:
+        if self.labels is None:
+            return None
+        return float((self.classes == self.labels).double().mean())
+
+    def rows(self, every: bool = False) -> Iterator[dict[str, Any]]:
+        """One row a sample: its name, its class (with its name, if it has one) and the probability of that; with
+        `every`, those of all classes."""
+        for i, (name, k) in enumerate(zip(self.names, self.classes.tolist(), strict=True)):
+            row: dict[str, Any] = {"input": name, "class": k}
+            row |= {"name": self.class_names[k]} if self.class_names else {}
+            row["probability"] = round(float(self.probabilities[i, k]), 6)
+            if self.labels is not None:
+                row["label"] = int(self.labels[i])
+            if every:
+                row |= {f"p{c}": round(p, 6) for c, p in enumerate(self.probabilities[i].tolist())}
+            yield row
+
+
+@numerics()
+def predict(trained: Trained, source: Path | None, model: str | None = None, ensemble: bool = False) -> Predictions:
+    """Classify the samples in `source`; without one, the run's own test set."""
+    if ensemble and model is not None:
+        raise ConfigError("--model and --ensemble exclude each other")
+    if ensemble:
+        joined = trained.ensemble()
+        by, ask = "ensemble", lambda x: joined(x)[0]
+    else:
+        by = trained.choose(model)
+        module = trained.model(by)
+        ask = lambda x: logits_of(module, x).softmax(-1)  # noqa: E731
+    labels = None
+    if source is None:
+        names, samples, labels = _own_test_set(trained)
+    else:
+        names, samples = read_samples(source, trained.input.shape, bool(trained.input.vocabulary))
+    what = str(source or "the test set")
+    with torch.no_grad():
+        said = [ask(trained.input.prepare(part, trained.classes, what)) for part in samples.split(CHUNK)]
+    return Predictions(by, names, torch.cat(said), labels, trained.class_names)
+
+
+def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
+    data, settings = trained.run.config.get("data", {}), trained.run.settings
+    known = load(
+        data.get("name", ""), data.get("path"), data.get("train_size"), data.get("test_size"),
+        int(settings.get("run.seed", 0)), image_size=data.get("image_size"),
+    )  # fmt: skip
+    return [str(i) for i in range(len(known.test))], known.test.inputs, known.test.labels

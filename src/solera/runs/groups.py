@@ -1,0 +1,146 @@
+"""Runs grouped over seeds, and the settings that tell the groups apart."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .keys import short, show
+from .read import SEED, Run
+
+# Settings that change no result, or only name it: two runs that differ in nothing else but the seed are one case.
+NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every", "engine.name", "engine.workers"}
+NOT_COMPARED_TABLES = ("track.",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs of one case that differ in their seed (or in whatever the caller did not group by)."""
+
+    method: str
+    settings: dict[str, Any]  # the keys that tell this group from others, and their values (None: not set)
+    runs: list[Run]
+
+    @property
+    def label(self) -> str:
+        """The group in one line: the method and what is special about it."""
+        told = [f"{short(k)}={show(v)}" for k, v in self.settings.items() if v is not None and k != "method.name"]
+        return " ".join([self.method, *told])
+
+
+def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Group]:
+    """Runs that differ in nothing but their seed, together; in the order in which they were given.
+
+    With `by`, dotted keys such as "method.name" or "partition.alpha": the runs that agree in these.
+    """
+    columns = list(by) if by is not None else distinguishing(runs)
+    cases: dict[str, list[Run]] = {}
+    for run in runs:
+        told = run.settings
+        key = {k: told.get(k) for k in by} if by is not None else {k: v for k, v in told.items() if compared(k)}
+        cases.setdefault(json.dumps([run.method if by is None else "", key], sort_keys=True, default=str), []).append(
+            run
+        )
+    groups = []
+    for members in cases.values():
+        told = members[0].settings
+        methods = list(dict.fromkeys(r.method for r in members))
+        groups.append(Group(", ".join(methods), {k: told.get(k) for k in columns}, members))
+    return groups
+
+
+def distinguishing(runs: Sequence[Run]) -> list[str]:
+    """The settings that tell rows of a comparison apart, besides the method and the seed.
+
+    A method's setting is among them if it differs between runs of that method; what differs only because two methods
+    have different defaults is told by `between_methods`.
+    """
+    everything = _keys(runs)
+    methods = {r.method for r in runs}
+
+    def differs(key: str) -> bool:
+        if not key.startswith("method."):
+            return len(_values(runs, key)) > 1
+        return any(len(_values([r for r in runs if r.method == name], key)) > 1 for name in methods)
+
+    return [k for k in everything if k != "method.name" and differs(k)]
+
+
+def companions(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The settings of the groups, each with the later ones that change only together with it and so tell nothing more:
+    a data set's name with its path. What names a group, the case of a sweep, comes first."""
+    found: dict[str, list[str]] = {}
+    leads: dict[tuple[int, ...], str] = {}
+    for key in groups[0].settings if groups else ():
+        values = [_canonical(g.settings.get(key)) for g in groups]
+        pattern = tuple(values.index(v) for v in values)
+        if any(pattern) and pattern in leads:
+            found[leads[pattern]].append(key)
+        else:
+            leads[pattern] = key
+            found[key] = []
+    return found
+
+
+def between_methods(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Settings that several methods have, with values that differ only between methods: key -> method -> value."""
+    apart, found = set(distinguishing(runs)), {}
+    for key in _keys(runs):
+        if not key.startswith("method.") or key == "method.name" or key in apart:
+            continue
+        values = {r.method: r.settings[key] for r in runs if key in r.settings}
+        if len({_canonical(v) for v in values.values()}) > 1:
+            found[key] = values
+    return found
+
+
+def compared(key: str) -> bool:
+    """Whether a setting counts when runs are told apart."""
+    return key not in NOT_COMPARED and not key.startswith(NOT_COMPARED_TABLES)
+
+
+def cautions(groups: Sequence[Group]) -> list[str]:
+    """Why the runs may not be comparable, each in one line."""
+    every = [r for g in groups for r in g.runs]
+    runs = [r for r in every if r.config]  # without its settings nothing is known of a run; `missing` says so
+    found = []
+    for key, words in (("data.name", "data sets"), ("data.test_size", "test sets (data.test_size)")):
+        if len(seen := _counted(runs, key)) > 1:
+            found.append(f"different {words}: {_listed(seen)}; their accuracies are not comparable")
+    for key in (k for k in _keys(runs) if k.startswith("partition.") or k == "data.train_size"):
+        if len(seen := _counted(runs, key)) > 1:
+            found.append(f"different {key}: {_listed(seen)}; compare rows that agree in it")
+    if len(seen := _counted(runs, "run.rounds")) > 1:
+        found.append(f"different run.rounds: {_listed(seen)}; bytes, seconds and last accuracies depend on it")
+    if unfinished := [r for r in every if not r.finished]:
+        named = ", ".join(f"{r.path} ({len(r.rounds)} of {r.rounds_wanted or '?'})" for r in unfinished[:3])
+        more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
+        found.append(f"not finished, counted as far as they are: {named}{more}")
+    for g in groups:
+        twice = [s for s, n in Counter(r.seed for r in g.runs).items() if n > 1]
+        if twice:
+            found.append(f"{g.label}: several runs of seed {show(twice[0])}; the spread is not one over seeds alone")
+        if pooled := [k for k in distinguishing(g.runs) if k not in g.settings]:
+            found.append(f"{g.label}: pooled over runs that differ in {', '.join(pooled[:4])}")
+    return found
+
+
+def _keys(runs: Sequence[Run]) -> list[str]:
+    return [k for k in dict.fromkeys(k for r in runs for k in r.settings) if compared(k)]
+
+
+def _values(runs: Iterable[Run], key: str) -> set[str]:
+    return {_canonical(r.settings.get(key)) for r in runs}
+
+
+def _counted(runs: Iterable[Run], key: str) -> Counter[str]:
+    return Counter(show(r.settings.get(key)) for r in runs)
+
+
+def _listed(seen: Counter[str]) -> str:
+    return ", ".join(f"{value} ({n} run{'s' if n > 1 else ''})" for value, n in seen.items())
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

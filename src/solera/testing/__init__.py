@@ -1,0 +1,30 @@
+"""Contracts that every method and every engine must keep, usable by other packages.
+
+    from solera.testing import check_method, check_engine
+    check_method(MyMethod(), tmp_path)          # raises AssertionError with what is broken
+
+`contracts` has the checks, `toys` the federation they are made on.
+"""
+
+from ..engines.faulty import Faulty
+from .contracts import ENGINES_TO_COMPARE, Echo, check_engine, check_method
+from .toys import deep, deep_group, large, run_toy, small, split_deep, split_wide, stacked, toy, toy_for, wide
+
+__all__ = [
+    "ENGINES_TO_COMPARE",
+    "Echo",
+    "Faulty",
+    "check_engine",
+    "check_method",
+    "deep",
+    "deep_group",
+    "large",
+    "run_toy",
+    "small",
+    "split_deep",
+    "split_wide",
+    "stacked",
+    "toy",
+    "toy_for",
+    "wide",
+]

@@ -1,0 +1,121 @@
+"""The federation that methods and engines are tried on: eight clients, two architectures, one of them with BatchNorm
+and dropout. A round takes milliseconds."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..config import EngineConfig, RunConfig
+from ..data import PartitionConfig, PublicConfig, from_tensors
+from ..federation import FederationConfig
+from ..method import needs_of
+from ..models import wrap
+from ..runner.loop import Result, simulate
+from ..scenario import Scenario
+
+
+def wide() -> nn.Module:
+    """A plain architecture of the toy federation."""
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def deep() -> nn.Module:
+    """The other one, with all that makes bits hard to keep: BatchNorm statistics and dropout."""
+    return nn.Sequential(
+        nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
+
+
+def deep_group() -> nn.Module:
+    """`deep` with GroupNorm, for methods that refuse running statistics."""
+    return nn.Sequential(
+        nn.Linear(8, 12), nn.GroupNorm(3, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
+
+
+def stacked() -> nn.Module:
+    """A plain chain, as `wide` is, with one layer more: for methods that match or cut neurons."""
+    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def split_wide() -> nn.Module:
+    """`wide` in three pieces, for methods that need them; its head has the shape of every other head here."""
+    return wrap(wide(), classifier="2", head="shared", representation=8, head_hidden=8)
+
+
+def split_deep() -> nn.Module:
+    """`deep` in three pieces."""
+    return wrap(deep(), classifier="6", head="shared", representation=8, head_hidden=8)
+
+
+def large() -> nn.Module:
+    """A model of the server's own, in three pieces and larger than any client's."""
+    whole = nn.Sequential(
+        nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)
+    )
+    return wrap(whole, classifier="6", head="shared", representation=8, head_hidden=8)
+
+
+def toy(
+    models: dict[str, Any] | None = None, clients: int = 8, seed: int = 0, samples: int = 400, **options: Any
+) -> Scenario:
+    """A federation that trains in a fraction of a second: three classes of points in eight dimensions."""
+    g = torch.Generator().manual_seed(7)
+    centres = torch.randn(3, 8, generator=g) * 2
+
+    def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.arange(n) % 3
+        return centres[y] + torch.randn(n, 8, generator=g), y
+
+    data = from_tensors(draw(samples), draw(150), classes=3, name="toy")
+    options = {"client_test": 0.25, "validation": 0.1, "public": PublicConfig(size=60), **options}
+    split = options.pop("partition", PartitionConfig(clients=clients, alpha=1.0, variant="class", min_size=4))
+    return Scenario(data, models or {"wide": wide, "deep": deep}, split, seed=seed, **options)
+
+
+def small(method: Any) -> Any:
+    """The same method with so little local training and distillation that a round takes milliseconds."""
+    changes: dict[str, Any] = {}
+    for f in dataclasses.fields(method):
+        value = getattr(method, f.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            less = {"epochs": 1, "steps": 6, "batch": 16, "every": 2, "patience": 4}
+            known = {g.name for g in dataclasses.fields(value)}
+            less.pop("steps" if getattr(value, "steps", None) is None else "epochs")  # local training is by one of them
+            changes[f.name] = dataclasses.replace(value, **{k: v for k, v in less.items() if k in known})
+    return dataclasses.replace(method, **changes)
+
+
+def toy_for(method: Any, **options: Any) -> Scenario:
+    """The toy federation a method accepts: one architecture where it can handle only one, and what it `needs`."""
+    needs = needs_of(method)
+    models: dict[str, Any] = {"wide": wide, "deep": deep}
+    if needs & {"split", "shared head"}:
+        models = {"wide": split_wide, "deep": split_deep}
+    if "no BatchNorm" in needs:
+        models["deep"] = deep_group
+    if "chain" in needs:
+        models = {"wide": wide, "deep": stacked}
+    if type(method).info.models == "one architecture":
+        del models["wide"]
+    if "labels" in needs:
+        options.setdefault("public", PublicConfig(size=60, labels=True))
+    if "large" in needs:
+        options.setdefault("server", ("large", large))
+    return toy(**{"models": models, **options})
+
+
+def run_toy(method: Any, out: pathlib.Path, engine: str = "inprocess", rounds: int = 3, **options: Any) -> Result:
+    """A toy run of a method."""
+    return simulate(
+        toy_for(method, **options),
+        method,
+        out,
+        RunConfig(rounds=rounds),
+        FederationConfig(fraction=0.75),
+        EngineConfig(name=engine, workers=2),  # type: ignore[arg-type]
+        resume=True,
+    )
