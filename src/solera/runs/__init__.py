@@ -1,1 +1,1 @@
-"""Run directories: what is in one, how it is written, read and compared."""
+"""A run directory: writing it, reading it, comparing several."""

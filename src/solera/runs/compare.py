@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .words import human_bytes, human_time
-from .results import Comparison, Lines, Result, compared_results
 from .read import Group, Point, Run, Target, short, show
+from .results import Comparison, Lines, Result, compared_results
+from .words import human_bytes, human_time
 
 
 @dataclasses.dataclass(frozen=True)

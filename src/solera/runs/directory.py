@@ -32,11 +32,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..files import open_file, read_file
 from ..engines.base import Version
-from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
 from ..errors import RunError
+from ..files import open_file, read_file
 from ..tensors import Weights
+from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
 
 FORMAT = 2  # 1: checkpoints did not say which client state belongs to them
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind

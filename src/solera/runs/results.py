@@ -19,8 +19,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from .words import human_bytes
 from .read import Group, Point, Run, show
+from .words import human_bytes
 
 OWN = "own models"
 WEIGHTED = "own models, weighted by samples"

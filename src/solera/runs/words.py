@@ -1,16 +1,7 @@
-"""Numbers of a run as people read them, and a round's accuracies by the names people know them by."""
+"""Numbers of a run in words: shares, bytes, seconds."""
 
 from collections.abc import Mapping
 from typing import Any
-
-
-def accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Accuracy by name in one round's metrics; empty if the round was not evaluated."""
-    found = {name: s["accuracy"] for name, s in metrics.get("models", {}).items()}
-    found |= {f"ensemble {name}": s["accuracy"] for name, s in metrics.get("ensembles", {}).items()}
-    if "mean" in metrics.get("personal", {}):
-        found["own models"] = metrics["personal"]["mean"]
-    return found
 
 
 def percent(share: float) -> str:
@@ -37,3 +28,12 @@ def human_time(seconds: float) -> str:
     if total < 3600:
         return f"{total // 60} min {total % 60} s"
     return f"{total // 3600} h {total % 3600 // 60} min"
+
+
+def accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Accuracy by name in one round's metrics; empty if the round was not evaluated."""
+    found = {name: s["accuracy"] for name, s in metrics.get("models", {}).items()}
+    found |= {f"ensemble {name}": s["accuracy"] for name, s in metrics.get("ensembles", {}).items()}
+    if "mean" in metrics.get("personal", {}):
+        found["own models"] = metrics["personal"]["mean"]
+    return found
