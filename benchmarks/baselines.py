@@ -52,7 +52,7 @@ LARGE: Tables = {"models": {"server": "fedet-cnn"}}
 
 LOCAL: Tables = {"epochs": 2, "batch": 32}
 STEPS: Tables = {"steps": 8, "batch": 32}  # as many as two epochs have for a client of mean size
-ADAM: Tables = {"steps": 50, "batch": 64, "optimiser": "adam", "lr": 0.001}
+ADAM: Tables = {"steps": 50, "batch": 64, "optimizer": "adam", "lr": 0.001}
 TOWARDS: Tables = {"epochs": 1, "batch": 64, "lr": 0.05}
 REVISIT: Tables = {"epochs": 2, "batch": 32}
 TAUGHT: Tables = {"distil": TOWARDS, "temperature": 1.0}

@@ -36,7 +36,7 @@ def method(name: str, local: Tables | None = LOCAL, **settings: Any) -> Tables:
 
 
 def fedeed(R: int) -> Tables:
-    return method("fedeed", K=4, R=R, fusion={"steps": 100, "batch": 64, "optimiser": "adam", "lr": 0.001})
+    return method("fedeed", K=4, R=R, fusion={"steps": 100, "batch": 64, "optimizer": "adam", "lr": 0.001})
 
 
 # One model for all: every client trains lenet5. Fed-ET's clients differ and its server model is its own.

@@ -7,16 +7,17 @@ model of the server's own, which never travels. Clients keep their models, of an
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Gt, Lt
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.labels import reduce_entropy
 from ..parts.local import Diverged, Fitted, Local, fit
 from ..server import Server
+from ..settings import Hint
 from ..task import Task
 from ..tensors import Weights, weights_of
 from .common.fusion import check_logits, outcome_of, side_by_side
@@ -33,6 +34,8 @@ from .common.predictions import (
     train_and_score,
 )
 
+Sharpening = Annotated[float, Gt(0), Lt(1), Hint("or set aggregation = 'sa'")]
+
 
 @register("dsfl")
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class DSFL:
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on private samples
     distil: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on open samples, server too
     aggregation: Literal["era", "sa"] = "era"  # of the clients' predictions: sharpened, or the simple mean
-    temperature: float = 0.1  # T of ERA: the lower, the sharper
+    temperature: Sharpening = 0.1  # T of ERA: the lower, the sharper
     era_input: Literal["probabilities", "logits"] = "probabilities"  # what clients send, and what is averaged
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
     judge_clients: bool = True  # score the clients' own models too, which needs data.client_test
@@ -64,10 +67,6 @@ class DSFL:
     @property
     def personal(self) -> Task | None:
         return score_own if self.judge_clients else None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < 1:
-            raise ConfigError(f"dsfl: temperature = {self.temperature} must be above 0 and below 1 (or set 'sa')")
 
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)

@@ -1,6 +1,5 @@
 """What FedDF can do beside its algorithm: teachers drawn around the clients' models, and uploads held in check."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from ..parts.posterior import swag
 from ..parts.robust import clip_updates
 from ..parts.teachers import Frozen, frozen
 from ..server import Server
+from ..settings import settings
 from ..tensors import Weights
 from .common.fusion import check_logits, with_statistics
 from .common.training import Update
@@ -20,7 +20,7 @@ from .common.training import Update
 NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm statistics
 
 
-@dataclass(frozen=True)
+@settings
 class Swag:
     """Teachers drawn from a normal distribution around the clients' models (FedDF's Table 7, FedDistill)."""
 

@@ -23,6 +23,7 @@ from ..parts.selective import fused_logits, reliable_weights, selective_loss
 from ..parts.teachers import soft_targets
 from ..randomness import seed_from
 from ..server import Server
+from ..settings import Share
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from .common.fusion import outcome_of, side_by_side
@@ -61,8 +62,8 @@ class FedGEMS:
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=0.05))  # clients, on private data
     distil: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # clients, on public samples
-    server: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=1e-3, optimiser="adam"))  # the server
-    epsilon: float = 0.75  # weight of the labels; the rest is for logits
+    server: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=1e-3, optimizer="adam"))  # the server
+    epsilon: Share = 0.75  # weight of the labels; the rest is for logits
     selective: bool = True  # false: FedGEM, all samples and the plain mean of all clients
 
     info: ClassVar[Info] = Info(
@@ -82,10 +83,6 @@ class FedGEMS:
         large: Model
         pool: Tensor  # [public samples, classes]: logits of the large model when it was last right about the sample
         pooled: Tensor  # [public samples]: whether it ever was
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.epsilon <= 1:
-            raise ConfigError(f"fedgems: epsilon = {self.epsilon} is a share, from 0 to 1")
 
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""

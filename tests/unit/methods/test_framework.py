@@ -67,7 +67,7 @@ def taught(world: World, t: int, student, teachers) -> dict:
     world.fed.begin(t)
     hands = by_hand.batches(40, FUSION.steps, FUSION.batch, world.fed.seed("fusion"))
     loss = by_hand.kl_towards(by_hand.mean_logits(teachers, x))
-    by_hand.teach(student, x, loss, hands, optimiser="adam", lr=1e-3, cosine=True, clip=5.0)
+    by_hand.teach(student, x, loss, hands, optimizer="adam", lr=1e-3, cosine=True, clip=5.0)
     return student.state_dict()
 
 

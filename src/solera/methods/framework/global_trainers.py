@@ -10,7 +10,6 @@ Teachers are copies made before any student moves, and all students see the same
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +20,7 @@ from ...errors import ConfigError
 from ...parts.distill import Distill, Distilled, Memo, Validate, cached, distill, visits
 from ...parts.teachers import frozen
 from ...server import Server
+from ...settings import settings
 from ...tensors import Weights, weights_of
 from ..common.fusion import accuracy_on, answers_finitely, check_logits
 from .cohort import Clock
@@ -28,7 +28,7 @@ from .ensemble_trainers import EnsembleTrainer, Member
 from .local_trainers import Group, Models, Seeds
 
 
-@dataclass(frozen=True)
+@settings
 class GlobalTrainer:
     """The schemes there are by name. An object of your own with the same methods can take this one's place."""
 
