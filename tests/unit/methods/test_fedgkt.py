@@ -388,7 +388,7 @@ def test_defaults_are_those_of_the_paper():
         ({"server_hidden": 0}, "server_hidden = 0"),
         ({"server_layers": -1}, "server_layers"),
         ({"server_rounds": [5]}, "one for each"),
-        ({"server_rounds": [5, 3], "server_epochs": [2, 1]}, r"server_rounds = \[5, 3\] must rise"),
+        ({"server_rounds": [5, 3], "server_epochs": [2, 1]}, r"server_rounds = \[5, 3\]: they must rise"),
         ({"server_rounds": [5], "server_epochs": [-2]}, "server_epochs"),
         ({"server": Local(steps=4)}, r"server_rounds = \[\]"),
     ],

@@ -783,7 +783,7 @@ def test_settings_that_cannot_be_are_refused_in_one_line(make, words):
 
 
 def test_temperatures_below_zero_are_refused():
-    with pytest.raises(ConfigError, match=r"method.fusion.temperature must be positive"):
+    with pytest.raises(ConfigError, match=r"method.fusion.temperature = 0.0: a number above 0 is wanted"):
         load_config({"method": {"name": "fedeed", "fusion": {"temperature": 0.0}}})
 
 
