@@ -73,7 +73,7 @@ DISTIL: Tables = {"epochs": 1, "batch": 64, "lr": 0.05}
 
 
 def personal(name: str, **settings: Any) -> Tables:
-    taught = {"distil": DISTIL, "public_size": 500, "temperature": 1.0} if name != "local" else {}
+    taught = {"distill": DISTIL, "public_size": 500, "temperature": 1.0} if name != "local" else {}
     return {
         "run": {"rounds": 8},
         "data": {"client_test": 0.25},

@@ -165,7 +165,7 @@ DEFAULTS = [
         MNFL(),  # section 5.1: E = 20, R = 1, batches of 128 and 256, eta 0.01; rho and T of the authors' code
         {
             "local": {"epochs": 20, "steps": None, "batch": 128, "lr": 0.01, **NO_DECAY},
-            "distil": {"epochs": 1, "steps": None, "batch": 256, "lr": 0.01, **NO_DECAY},
+            "distill": {"epochs": 1, "steps": None, "batch": 256, "lr": 0.01, **NO_DECAY},
             "coefficients": C,
             "temperature": 10.0,
             "public_size": None,

@@ -43,13 +43,14 @@ class DSFL:
     """Semi-supervised collaboration: clients and a server model learn from sharpened mean predictions."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on private samples
-    distil: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on open samples, server too
+    distill: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on open samples, server too
     aggregation: Literal["era", "sa"] = "era"  # of the clients' predictions: sharpened, or the simple mean
     temperature: Sharpening = 0.1  # T of ERA: the lower, the sharper
     era_input: Literal["probabilities", "logits"] = "probabilities"  # what clients send, and what is averaged
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
     judge_clients: bool = True  # score the clients' own models too, which needs data.client_test
 
+    RENAMED: ClassVar = {"distil": "distill"}
     info: ClassVar[Info] = Info(
         title="DS-FL",
         paper="Itahara et al., IEEE TMC 2021",
@@ -78,7 +79,7 @@ class DSFL:
         task = train_and_answer if self.era_input == "probabilities" else train_and_score
         mean = fed.mean(task, S, uniform=True, local=self.local, **question(x, server))  # update, predict, upload
         y = self.aggregate(mean)
-        how: dict[str, Any] = {"distil": self.distil, "temperature": 1.0, "student_norm": self.student_norm}
+        how: dict[str, Any] = {"distil": self.distill, "temperature": 1.0, "student_norm": self.student_norm}
         clients = fed.submit_mean(distil_locally, answered(S, fed), uniform=True, targets=y, **how)  # broadcast
         taught = self.taught(state.server, x, y, fed, server)  # while the clients do the same
         clients()
@@ -96,7 +97,7 @@ class DSFL:
 
         def train() -> tuple[Fitted | Diverged, Weights]:  # all in the job: it may be repeated
             model = server.model(own.architecture, own.weights)
-            job = partial(fit, model, server.public[x], y, self.distil, fed.seed("distil"), objective)
+            job = partial(fit, model, server.public[x], y, self.distill, fed.seed("distil"), objective)
             return outcome_of(job), weights_of(model)
 
         ((done, weights),) = side_by_side(fed, server, [train])

@@ -61,11 +61,12 @@ class FedGEMS:
     """A large server model that learns from those clients that are right where it is wrong."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=0.05))  # clients, on private data
-    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # clients, on public samples
+    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # clients, on public samples
     server: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=1e-3, optimizer="adam"))  # the server
     epsilon: Share = 0.75  # weight of the labels; the rest is for logits
     selective: bool = True  # false: FedGEM, all samples and the plain mean of all clients
 
+    RENAMED: ClassVar = {"distil": "distill"}
     info: ClassVar[Info] = Info(
         title="FedGEMS",
         paper="Cheng et al., 2021",
@@ -117,7 +118,7 @@ class FedGEMS:
 
         logits = logits_of(server.model(large.architecture, large.weights), x)
         drawn = Drawn(d.int(), server.public.digest)
-        how: dict[str, Any] = {"epsilon": self.epsilon, "distil": self.distil, "local": self.local}
+        how: dict[str, Any] = {"epsilon": self.epsilon, "distil": self.distill, "local": self.local}
         fed.map(learn_from_server, S, drawn=drawn, logits=logits, **how)
         return self.State(large, pool, pooled)
 

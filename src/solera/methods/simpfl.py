@@ -54,7 +54,7 @@ def similar_round(method: Any, c: Tensor, fed: Federation, server: Server) -> Te
         distil_locally,
         S,
         targets=per_client(lambda k: targets[k]["probs"]),
-        distil=method.distil,
+        distil=method.distill,
         temperature=method.temperature,
         student_norm=method.student_norm,
     )
@@ -69,12 +69,13 @@ class SimPFL:
     """Each client learns from the others in proportion to how similarly they predict."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
-    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
+    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
     temperature: Positive = 10.0  # T, of predictions and of distillation
     public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
     scale: Literal["minmax", "l1"] = "minmax"  # cosine less the column's least (the authors' code), or as it is
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
+    RENAMED: ClassVar = {"distil": "distill"}
     info: ClassVar[Info] = info("Sim-pFL")
     personal: ClassVar = score_own
 
@@ -105,12 +106,13 @@ class TopKPFL:
     """Each client learns from the K clients that predict most like it, itself among them."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
-    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
+    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
     temperature: Positive = 10.0  # T, of predictions and of distillation
     public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
     k: PositiveInt = 5  # how many teach a client, itself included
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
+    RENAMED: ClassVar = {"distil": "distill"}
     info: ClassVar[Info] = info("TopK-pFL")
     personal: ClassVar = score_own
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ..files import check_file, read_file
 from .words import accuracies
 
+OLD_SPELLINGS = {"optimiser": "optimizer", "distil": "distill"}  # settings of version 0.1
 SEED = "run.seed"
 # Settings that change no result, or only name it: two runs that differ in nothing else but the seed are one case.
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every", "engine.name", "engine.workers"}
@@ -192,7 +193,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     missing: list[str] = []
     facts = _read_json(home / "run.json", missing) or {}
     summary = _read_json(home / "summary.json", [])  # absent until the run is finished: said below
-    config = _read_config(home, facts, summary, missing)
+    config = respelled(_read_config(home, facts, summary, missing))
     rounds = read_rounds(home / "metrics.jsonl", missing)
     wanted = _dig(config, "run", "rounds")
     finished = summary is not None and (not isinstance(wanted, int) or len(rounds) >= wanted)
@@ -570,6 +571,14 @@ def flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         key = f"{path}.{name}" if path else str(name)
         out |= flat(value, key) if isinstance(value, dict) else {key: value}
     return out
+
+
+def respelled(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a configuration with the settings of version 0.1 under the names that they have now."""
+    return {
+        OLD_SPELLINGS.get(name, name): respelled(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+    }
 
 
 def short(key: str) -> str:

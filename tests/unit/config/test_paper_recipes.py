@@ -150,8 +150,8 @@ MIXTURE = PERSONAL | {
     "method.name": "mnfl",
     "method.temperature": 10.0,  # code
     "method.c_pred": "reuse",  # code
-    "method.distil.epochs": 1,  # R
-    "method.distil.batch": 256,
+    "method.distill.epochs": 1,  # R
+    "method.distill.batch": 256,
     "method.coefficients.steps": 1,
 }
 
@@ -216,7 +216,7 @@ PAPERS = {
         "method.c_loss": "kl",
         "method.order": "paper",
         "method.local.lr": 0.01,  # eta_1 = eta_2 = eta_3
-        "method.distil.lr": 0.01,
+        "method.distill.lr": 0.01,
         "method.coefficients.lr": 0.01,
         "method.coefficients.lam": 1.0,  # not stated; ours
         "method.coefficients.constraint": "simplex",  # ours
@@ -232,7 +232,7 @@ PAPERS = {
         "method.local.epochs": 10,
         "method.local.batch": 16,
         "method.local.lr": 0.02,
-        "method.distil.lr": 0.002,  # 0.02 on a loss that is a mean over ten classes too
+        "method.distill.lr": 0.002,  # 0.02 on a loss that is a mean over ten classes too
         "method.coefficients.auto_lr": True,
         "method.coefficients.constraint": "softmax5",
     },

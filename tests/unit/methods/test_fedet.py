@@ -390,7 +390,7 @@ def test_a_missing_or_common_server_model_is_refused(tmp_path):
     ],
 )
 def test_settings_without_a_meaning_are_refused(bad):
-    with pytest.raises(ConfigError, match="(?i)fedet"):
+    with pytest.raises(ConfigError, match=r"(?i)fedet"):
         FedET(**bad)
 
 

@@ -347,3 +347,11 @@ def test_text_for_latex_and_spreadsheets():
     assert latex_text("a_b & 50% {x} ± 1\\") == r"a\_b \& 50\% \{x\} $\pm$ 1\textbackslash{}"
     cells = ("=1+1", "@x", "-0.5", "+z", "ok", None)
     assert [plain_cell(t) for t in cells] == ["'=1+1", "'@x", "-0.5", "'+z", "ok", ""]
+
+
+def test_the_spellings_of_version_0_1_are_read_as_the_settings_they_are_now(tmp_path):
+    old = make_run(tmp_path / "old", method__local__optimiser="adam", method__distil__lr=0.1)
+    new = make_run(tmp_path / "new", method__local__optimizer="adam", method__distill__lr=0.1, run__seed=1)
+    runs = [read_run(path) for path in (old, new)]
+    assert runs[0].settings | {"run.seed": 1} == runs[1].settings
+    assert runs[0].settings["method.local.optimizer"] == "adam"
