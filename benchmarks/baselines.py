@@ -54,10 +54,10 @@ LARGE: Tables = {"models": {"server": "fedet-cnn"}}
 
 LOCAL: Tables = {"epochs": 2, "batch": 32}
 STEPS: Tables = {"steps": 8, "batch": 32}  # as many as two epochs have for a client of mean size
-ADAM: Tables = {"steps": 50, "batch": 64, "optimiser": "adam", "lr": 0.001}
+ADAM: Tables = {"steps": 50, "batch": 64, "optimizer": "adam", "lr": 0.001}
 TOWARDS: Tables = {"epochs": 1, "batch": 64, "lr": 0.05}
 REVISIT: Tables = {"epochs": 2, "batch": 32}
-TAUGHT: Tables = {"distil": TOWARDS, "temperature": 1.0}
+TAUGHT: Tables = {"distill": TOWARDS, "temperature": 1.0}
 
 
 def method(name: str, *tables: Tables, local: Tables | None = LOCAL, **settings: Any) -> Tables:
@@ -89,8 +89,8 @@ GLOBAL: dict[str, tuple[str, Tables]] = {
     "fedftg": ("FedFTG", method("fedftg", MIX, tune={"steps": 10, "batch": 50, "features": 16})),
     "fedet": ("Fed-ET", method("fedet", merged(SHARED, LARGE), local={**LOCAL, "steps": "none"})),
     "fusionlarge": ("large server model by fusion", method("fusionlarge", merged(MIX, LARGE), **adam())),
-    "dsfl": ("DS-FL", method("dsfl", merged(MIX, LARGE), distil=TOWARDS)),
-    "fedgems": ("FedGEMS", method("fedgems", merged(MIX, LARGE, LABELS), distil=TOWARDS)),
+    "dsfl": ("DS-FL", method("dsfl", merged(MIX, LARGE), distill=TOWARDS)),
+    "fedgems": ("FedGEMS", method("fedgems", merged(MIX, LARGE, LABELS), distill=TOWARDS)),
 }
 PERSONAL: dict[str, tuple[str, Tables]] = {
     "local": ("local training only", method("local", MIX)),

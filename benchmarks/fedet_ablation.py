@@ -33,7 +33,7 @@ BASE: Tables = {
     "method": {"local": {"epochs": 3, "batch": 32, "lr": 0.05}},
 }
 
-ADAM: Tables = {"optimiser": "adam", "lr": 0.001, "schedule": "cosine", "clip": 5.0, "steps": 128, "batch": 64}
+ADAM: Tables = {"optimizer": "adam", "lr": 0.001, "schedule": "cosine", "clip": 5.0, "steps": 128, "batch": 64}
 
 
 def fedet(**settings: object) -> Tables:

@@ -49,22 +49,22 @@ def usual_layout(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def as_first_written(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """A DataLoader, torch's optimiser, the usual layout."""
+    """A DataLoader, torch's optimizer, the usual layout."""
     model = usual(model)
-    optimiser = torch.optim.SGD(model.parameters(), LR)
+    optimizer = torch.optim.SGD(model.parameters(), LR)
     for xs, ys in DataLoader(TensorDataset(x, y), BATCH, shuffle=True):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(xs), ys).backward()
-        optimiser.step()
+        optimizer.step()
 
 
-def torchs_optimiser(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Ours but for the optimiser: torch's fused one."""
-    optimiser = torch.optim.SGD(model.parameters(), LR, fused=True)
+def torchs_optimizer(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Ours but for the optimizer: torch's fused one."""
+    optimizer = torch.optim.SGD(model.parameters(), LR, fused=True)
     for xs, ys in zip(x.split(BATCH), y.split(BATCH), strict=True):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(xs), ys).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def flat(model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -100,7 +100,7 @@ def together(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 WAYS: dict[str, Way] = {
     "the usual memory layout": usual_layout,
-    "torch's own optimiser, fused": torchs_optimiser,
+    "torch's own optimizer, fused": torchs_optimizer,
     "one flat buffer of parameters": flat,
     f"{TOGETHER} clients vectorised (`torch.func.vmap`)": together,
     "as first written: DataLoader, torch's SGD, usual layout": as_first_written,

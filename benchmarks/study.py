@@ -37,7 +37,7 @@ def method(name: str, local: Tables | None = LOCAL, **settings: Any) -> Tables:
 
 
 def fedeed(R: int) -> Tables:
-    return method("fedeed", K=4, R=R, fusion={"steps": 100, "batch": 64, "optimiser": "adam", "lr": 0.001})
+    return method("fedeed", K=4, R=R, fusion={"steps": 100, "batch": 64, "optimizer": "adam", "lr": 0.001})
 
 
 # One model for all: every client trains lenet5. Fed-ET's clients differ and its server model is its own.
@@ -74,7 +74,7 @@ DISTIL: Tables = {"epochs": 1, "batch": 64, "lr": 0.05}
 
 
 def personal(name: str, **settings: Any) -> Tables:
-    taught = {"distil": DISTIL, "public_size": 500, "temperature": 1.0} if name != "local" else {}
+    taught = {"distill": DISTIL, "public_size": 500, "temperature": 1.0} if name != "local" else {}
     return {
         "run": {"rounds": 8},
         "data": {"client_test": 0.25},

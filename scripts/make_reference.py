@@ -19,7 +19,6 @@ import re
 import sys
 import textwrap
 import tokenize
-import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from solera.data import SOURCES
 from solera.errors import ConfigError
 from solera.method import METHODS, Info, info_of, name_of, personal_task
 from solera.models import MODELS, build, size_of
+from solera.settings import OFF, hints, optional, strip, words
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -76,14 +76,14 @@ MEANINGS = {
     "Local.batch": "samples in a minibatch; a client with fewer uses all of them",
     "Local.lr": "learning rate, constant",
     "Local.momentum": "of SGD",
-    "Local.weight_decay": "L2 penalty inside the optimiser",
-    "Local.optimiser": "a new one for every training: no state is carried from round to round",
+    "Local.weight_decay": "L2 penalty inside the optimizer",
+    "Local.optimizer": "a new one for every training: no state is carried from round to round",
     "Distill.steps": "minibatches of public samples; 0 switches distillation off where the method allows it",
     "Distill.batch": "public samples in a minibatch",
-    "Distill.optimiser": "a new one for every distillation",
+    "Distill.optimizer": "a new one for every distillation",
     "Distill.lr": "learning rate at the first step",
     "Distill.momentum": "of SGD",
-    "Distill.weight_decay": "L2 penalty inside the optimiser",
+    "Distill.weight_decay": "L2 penalty inside the optimizer",
     "Distill.schedule": "`cosine` ends at 0 with the last step",
     "Distill.temperature": "T of the softmax on both sides",
     "Distill.patience": 'stop that many steps after the best look at the validation set; "none": never',
@@ -103,7 +103,7 @@ MEANINGS = {
     "at most one less than all",
     "fedavgm.momentum": "beta of the server's momentum",
     "scaffold.server_lr": "step size of the server, eta_g",
-    "scaffold.allow_momentum": "let option II run with an optimiser other than plain SGD, which it assumes",
+    "scaffold.allow_momentum": "let option II run with an optimizer other than plain SGD, which it assumes",
     "feddf.average": "the students' start: by number of examples, every client the same, or the median number by "
     "number; teachers always count the same",
     "feddf.student_init": "where the student of a round starts: the average of this round, or the last fused model",
@@ -164,19 +164,14 @@ def toml(value: Any) -> str:
     return f"`{value}`"
 
 
-def words(kind: Any) -> str:
-    """What a setting takes."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        (rest,) = (k for k in inner if k is not type(None))
-        return f'{words(rest)}, or "none"'
-    if origin is Literal:
-        return ", ".join(f"`{a}`" for a in inner)
-    if origin in (list, tuple):
-        return f"list of {words(inner[0])}s"
-    return {int: "integer", float: "number", bool: "true or false", str: "string"}.get(
-        kind, getattr(kind, "__name__", str(kind))
-    )
+def takes(kind: Any) -> str:
+    """What a setting takes, with its range: the words of the errors, without an article and with choices as code."""
+    inner = strip(kind)
+    if typing.get_origin(inner) is Literal:
+        text = ", ".join(f"`{a}`" for a in typing.get_args(inner))
+    else:
+        text = words(kind).removesuffix(f' (or "{OFF}")').removeprefix("an ").removeprefix("a ")
+    return f'{text}, or "{OFF}"' if optional(kind) else text
 
 
 def cell(text: str) -> str:
@@ -192,7 +187,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def settings(cls: type, where: str) -> list[tuple[str, ...]]:
     """A row for each setting: key, default, what it takes, what it means. `where` is the first part of MEANINGS."""
-    hints, said = typing.get_type_hints(cls), inherited_comments(cls)
+    kinds, said = hints(cls), inherited_comments(cls)
     rows = []
     for f in dataclasses.fields(cls):
         value = default_of(f)
@@ -200,7 +195,7 @@ def settings(cls: type, where: str) -> list[tuple[str, ...]]:
         if is_table(value):
             rows.append((f"`{f.name}`", "a table", link(type(value)), other_defaults(f.name, value)))
         else:
-            rows.append((f"`{f.name}`", toml(value), words(hints[f.name]), meaning))
+            rows.append((f"`{f.name}`", toml(value), takes(kinds[f.name]), meaning))
     return rows
 
 

@@ -55,7 +55,7 @@ def teach(
     loss: Loss,
     hands: Sequence[list[int]],
     *,
-    optimiser: str,
+    optimizer: str,
     lr: float,
     cosine: bool = False,
     clip: float | None = None,
@@ -73,7 +73,7 @@ def teach(
         rate = lr * (1 + math.cos(math.pi * (t - 1) / len(hands))) / 2 if cosine else lr
         with torch.no_grad():
             for i, (p, d) in enumerate(zip(parameters, gradients, strict=True)):
-                if optimiser == "sgd":
+                if optimizer == "sgd":
                     p -= rate * d
                     continue
                 m[i] = 0.9 * m[i] + 0.1 * d

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from solera.parts.optimisers import Sgd
+from solera.parts.optimizers import Sgd
 
 from .machine import Crew, Job
 
@@ -18,7 +18,7 @@ TRIAL_STEPS = 10
 
 
 def fedavg_round(model: nn.Module, clients: Sequence[Client], batch: int, lr: float) -> int:
-    """Federated averaging as one writes it first: one client after another, a DataLoader, torch's optimiser.
+    """Federated averaging as one writes it first: one client after another, a DataLoader, torch's optimizer.
 
     The model is replaced by the mean of what the clients make of it; the number of steps is returned.
     """
@@ -27,11 +27,11 @@ def fedavg_round(model: nn.Module, clients: Sequence[Client], batch: int, lr: fl
     for inputs, labels in clients:
         local = copy.deepcopy(model)
         local.train()
-        optimiser = torch.optim.SGD(local.parameters(), lr)
+        optimizer = torch.optim.SGD(local.parameters(), lr)
         for x, y in DataLoader(TensorDataset(inputs, labels), batch, shuffle=True):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(local(x), y).backward()
-            optimiser.step()
+            optimizer.step()
             steps += 1
         for name, t in local.state_dict().items():
             part = t * (len(labels) / total)
@@ -81,12 +81,12 @@ def _job(
     def job(limit: int | None) -> None:
         done = 0
         for batches in laid_out:
-            optimiser = Sgd(parameters, lr)
+            optimizer = Sgd(parameters, lr)
             for x, y in batches:
                 loss = F.cross_entropy(model(x), y)
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
                 done += 1
                 if done == limit:
                     return

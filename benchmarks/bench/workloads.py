@@ -393,7 +393,7 @@ def _engine(workers: int) -> EngineConfig:
 
 
 def _fedet(clients: int, samples: int, public: int, steps: int, workers: int) -> Setting:
-    method = FedET(Local(steps=steps, batch=64), Distill(steps=4 * steps, batch=64, optimiser="sgd", lr=0.005),
+    method = FedET(Local(steps=steps, batch=64), Distill(steps=4 * steps, batch=64, optimizer="sgd", lr=0.005),
                    report_ensemble=False)  # fmt: skip
     scenario = _mixed(clients, samples, public, workers, server="fedet-cnn")
     return Setting(scenario, method, engine=_engine(workers))
@@ -512,10 +512,10 @@ model = torch.nn.Sequential(
     torch.nn.Conv2d(1, 32, 5, padding=2), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
     torch.nn.Conv2d(32, 64, 5, padding=2), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
     torch.nn.Flatten(), torch.nn.Linear(3136, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
-optimiser = torch.optim.SGD(model.parameters(), 0.05)
+optimizer = torch.optim.SGD(model.parameters(), 0.05)
 loss = torch.nn.functional.cross_entropy(model(torch.rand(32, 1, 28, 28)), torch.arange(32) % 10)
 loss.backward()
-optimiser.step()
+optimizer.step()
 print("first step", flush=True)
 """,
 }

@@ -89,12 +89,12 @@ class Work:
     def train(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> int:
         """One epoch of local training, for frameworks that leave it to their user; the number of steps."""
         model.train()
-        optimiser = torch.optim.SGD(model.parameters(), self.lr)
+        optimizer = torch.optim.SGD(model.parameters(), self.lr)
         order, steps = torch.randperm(len(labels)), 0
         for x, y in zip(inputs[order].split(self.batch), labels[order].split(self.batch), strict=True):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
-            optimiser.step()
+            optimizer.step()
             steps += 1
         return steps
 

@@ -8,22 +8,17 @@ with the string "none" where leaving it out would mean its default.
 import copy
 import dataclasses
 import difflib
-import functools
 import importlib.resources
-import inspect
-import json
 import os
 import re
 import tomllib
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-import pydantic
 import tomli_w
+from annotated_types import Ge, Le
 
 from . import methods  # noqa: F401  (importing them is what registers them)
 from .data.partition import PartitionConfig
@@ -34,66 +29,68 @@ from .method import METHODS, find_method, load_plugins, name_of
 from .models import model_info
 from .runs.keys import flat
 from .scenario import DataConfig, ModelsConfig
+from .settings import (
+    OFF,
+    Hint,
+    PositiveInt,
+    Problem,
+    SettingsError,
+    checked,
+    hints,
+    optional,
+    renames,
+    settings,
+    show,
+    table_of,
+    unknown_key,
+    words,
+)
 from .supply import supplied
 from .track.export import TrackConfig
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
-OFF = "none"  # how None is written where leaving the key out would mean something else
 D = TypeVar("D", DataConfig, PublicConfig)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class RunConfig:
     """How long to run, from which seed, and how often to measure and to save."""
 
-    seed: int = 0
-    rounds: int = 10
+    seed: Annotated[int, Ge(0), Le(2**63 - 1)] = 0
+    rounds: PositiveInt = 10
     name: str = ""
-    eval_every: int = 1  # rounds between evaluations; the last round is always evaluated
-    checkpoint_every: int = 1  # rounds between checkpoints
-    eval_clients: int = 100  # how many clients' personal models are scored
+    eval_every: PositiveInt = 1  # rounds between evaluations; the last round is always evaluated
+    checkpoint_every: PositiveInt = 1  # rounds between checkpoints
+    eval_clients: Annotated[int, Ge(0), Hint("0: score none")] = 100  # how many clients' personal models are scored
 
-    def check(self) -> None:
-        """Refuse what cannot be."""
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"run.seed = {self.seed}: must be from 0 up to 2^63 - 1")
-        for key in ("rounds", "eval_every", "checkpoint_every"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"run.{key} = {getattr(self, key)}: at least 1 is needed")
-        if self.eval_clients < 0:
-            raise ConfigError(f"run.eval_clients = {self.eval_clients}: at least 0 is needed (0: score none)")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with the name."""
         if self.name and not NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"run.name = {_show(self.name)}: letters, digits, spaces, '.', '_' and '-' only, at most 64, "
+            yield (
+                f"name = {show(self.name)}: letters, digits, spaces, '.', '_' and '-' only, at most 64, "
                 "and a letter or digit first"
             )
 
 
 MOST_AT_ONCE = 4096  # workers or threads; more than that is a slip of the pen
+CORES = f"this machine has {os.cpu_count()} cores"
+Workers = Annotated[int, Ge(0), Le(MOST_AT_ONCE), Hint(f"0: one for each core; {CORES}")]
+Threads = Annotated[int, Ge(1), Le(MOST_AT_ONCE), Hint(CORES)]
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class EngineConfig:
     """Where the clients run. Of these settings only `threads` may change the bits of a result."""
 
     name: Literal["auto", "inprocess", "threads", "processes"] = "auto"
-    workers: int = 0  # clients at once; 0: one for each core
-    threads: int = 1  # torch's threads within one client's or the server's work
+    workers: Workers = 0  # clients at once; 0: one for each core
+    threads: Threads = 1  # torch's threads within one client's or the server's work
 
-    def check(self) -> None:
-        """Refuse what cannot be."""
-        if self.workers < 0:
-            raise ConfigError(f"engine.workers = {self.workers}: at least 0 is needed (0: one for each core)")
-        if self.threads < 1:
-            raise ConfigError(f"engine.threads = {self.threads}: at least 1 is needed")
-        for key in ("workers", "threads"):
-            if (wanted := getattr(self, key)) > MOST_AT_ONCE:
-                raise ConfigError(
-                    f"engine.{key} = {wanted}: at most {MOST_AT_ONCE} (this machine has {os.cpu_count()} cores)"
-                )
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
         if self.threads > 1 and self.name != "inprocess":
-            raise ConfigError(
-                f"engine.threads = {self.threads}: more than 1 only with engine.name = 'inprocess'; "
+            yield (
+                f"threads = {self.threads}: more than 1 only with engine.name = 'inprocess'; "
                 "the other engines use the cores for more clients at once"
             )
 
@@ -141,7 +138,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     )
     if needed:
         for key, value, why in needed:
-            notes.append(f"{key} = {_show(value)} is set for {name_of(config.method)}: {why}")
+            notes.append(f"{key} = {show(value)} is set for {name_of(config.method)}: {why}")
             _merge(given, _nested(key, value), "")
         config = _built(given)
     return dataclasses.replace(
@@ -174,37 +171,21 @@ def _built(given: Mapping[str, Any]) -> Config:
     method = _method_class(given.get("method"))
     for key, value in given.items():
         if key not in TABLES and key != "method":
-            raise _unknown(key, value, method)
+            raise ConfigError(_unknown(None, "", key, value, method))
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} = {_show(value)}: this is a table; write [{key}] and its settings below")
+            raise ConfigError(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
     if method is None:
         load_plugins()
         raise ConfigError(f"method.name is missing: choose one of {', '.join(sorted(METHODS))}")
     built = {name: _build(cls, given.get(name, {}), name, None, method) for name, cls in TABLES.items()}
-    settings = {k: v for k, v in given["method"].items() if k != "name"}
-    config = Config(**built, method=_build(method, settings, "method", None, method))
-    _check(config)
+    own = {k: v for k, v in given["method"].items() if k != "name"}
+    config = Config(**built, method=_build(method, own, "method", None, method))
+    _check_names(config)
     return config
 
 
-def _check(config: Config) -> None:
-    """Refuse at once what the partition, the public data or the models would refuse after the data was loaded."""
-    tables = {"partition": config.partition, "public": config.public}
-    for key in (
-        "partition.clients",
-        "partition.classes_per_client",
-        "partition.min_size",
-        "public.size",
-        "public.per_round",
-    ):
-        table, name = key.split(".")
-        value = getattr(tables[table], name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{key} = {value}: at least 1 is needed")
-    if not config.partition.alpha > 0:
-        raise ConfigError(f"partition.alpha = {config.partition.alpha}: must be above 0 (small: skewed, large: equal)")
-    if not 0 < config.public.fraction <= 1:
-        raise ConfigError(f"public.fraction = {config.public.fraction}: must be above 0 and at most 1")
+def _check_names(config: Config) -> None:
+    """Refuse at once a data set or an architecture that would be missed after the data was loaded."""
     if config.public.source == "dataset" and not config.public.name:
         raise ConfigError("public.name is missing: public.source = 'dataset' needs the name of a data set")
     named = [("models.clients", name) for name in config.models.clients]
@@ -243,7 +224,7 @@ def recipe_text(name: str) -> str:
     if name not in found:
         near = difflib.get_close_matches(name, found, 1)
         hint = f"did you mean {near[0]!r}?" if near else "recipes are: " + ", ".join(sorted(found))
-        raise ConfigError(f"{_show(name)} is neither a recipe nor a .toml file; {hint}")
+        raise ConfigError(f"{show(name)} is neither a recipe nor a .toml file; {hint}")
     return found[name].read_text("utf-8")
 
 
@@ -283,7 +264,7 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         key, equals, value = (part.strip() for part in text.partition("="))
         names = key.split(".")
         if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", n) for n in names):
-            raise ConfigError(f"{_show(text)} is not key=value, such as run.rounds=5")
+            raise ConfigError(f"{show(text)} is not key=value, such as run.rounds=5")
         _merge(wanted, _nested(key, _parse_value(value)), "")
     return wanted
 
@@ -313,7 +294,7 @@ def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:
             _merge(old, value, f"{key}.")
         else:
             inner = next(iter(value), "...")
-            raise ConfigError(f"{key}.{inner} = {_show(value.get(inner))}: {key} is a value, not a table")
+            raise ConfigError(f"{key}.{inner} = {show(value.get(inner))}: {key} is a value, not a table")
 
 
 def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[bool, list[str]]:
@@ -325,10 +306,10 @@ def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[
     before, after = _method_class(old), _method_class(new)
     if before is None or after is None or before is after:
         return False, []
-    settings = {k: v for k, v in old.items() if k != "name"}
-    first = _build(before, settings, "method", None, before)
+    theirs = {k: v for k, v in old.items() if k != "name"}
+    first = _build(before, theirs, "method", None, before)
     given["method"], notes = _local_for(after, first, {k: v for k, v in new.items() if k != "name"})
-    if dropped := [f"method.{key}" for key in flat(settings) if key.partition(".")[0] not in given["method"]]:
+    if dropped := [f"method.{key}" for key in flat(theirs) if key.partition(".")[0] not in given["method"]]:
         kept = f"method.{LOCAL} is kept; " if given["method"] else ""
         notes.insert(0, f"{new['name']} instead of {old['name']}: {kept}{', '.join(dropped)} did not carry over")
     return True, notes
@@ -340,7 +321,8 @@ BUDGET = ("epochs", "steps", "batch")  # of it: how much they train
 
 def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The [method.local] of the method `first` for another: all of it, or what that one can do with it."""
-    theirs, ours = typing.get_type_hints(after), typing.get_type_hints(type(first))
+    before: Any = type(first)
+    theirs, ours = hints(after), hints(before)
     if LOCAL not in ours or theirs.get(LOCAL) != ours[LOCAL]:
         return {}, []
     own = _default(next(f for f in dataclasses.fields(after) if f.name == LOCAL), None)
@@ -352,7 +334,7 @@ def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict
         elif "epochs" in asked and "steps" not in asked:
             whole["steps"] = OFF
     refused = ""
-    rate = () if own is dataclasses.MISSING or own.optimiser != first.local.optimiser else ("lr",)
+    rate = () if own is dataclasses.MISSING or own.optimizer != first.local.optimizer else ("lr",)
     for keys in (tuple(whole), (*BUDGET, *rate), BUDGET):
         carried = {LOCAL: {k: whole[k] for k in keys if k in whole}}
         merged_with = copy.deepcopy(carried)
@@ -374,7 +356,7 @@ def _method_class(table: Any) -> type | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise ConfigError(f"method.name = {_show(name)}: a string is wanted")
+        raise ConfigError(f"method.name = {show(name)}: a string is wanted")
     return find_method(name)
 
 
@@ -383,28 +365,42 @@ def _method_class(table: Any) -> type | None:
 
 def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: type | None) -> Any:
     """An instance of `cls` with the settings in `given`; the others are those of `base`, or the defaults."""
-    hints = typing.get_type_hints(cls)
+    wanted = hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for key, value in given.items():
         if key not in fields:
-            raise _unknown(f"{path}.{key}", value, method)
-    values = {}
+            raise ConfigError(_unknown(cls, path, key, value, method))
+    values, wrong = {}, []
     for name, f in fields.items():
-        key, default = f"{path}.{name}", _default(f, base)
+        default = _default(f, base)
         if name in given:
-            values[name] = _value(hints[name], given[name], key, default, method)
+            try:
+                values[name] = _value(wanted[name], given[name], f"{path}.{name}", default, method)
+            except SettingsError as e:
+                wrong += e.problems
         elif default is dataclasses.MISSING:
-            raise ConfigError(f"{key} is missing: {_words(hints[name])} is wanted")
+            wrong.append(f"{path}.{name} is missing: {words(wanted[name])} is wanted")
         else:
             values[name] = default
+    if wrong:
+        raise ConfigError("; ".join(wrong))
     try:
-        built = cls(**values)
-        check = getattr(built, "check", None)
-        if check is not None and not inspect.signature(check).parameters:
-            check()
-    except (ConfigError, ValueError, TypeError) as e:
+        return cls(**values)
+    except SettingsError as e:
+        raise ConfigError("; ".join(f"{path}.{problem}" for problem in e.problems)) from None
+    except (ConfigError, ValueError, TypeError) as e:  # of a class that does not check itself
         raise ConfigError(_locate(str(e), path, fields)) from None
-    return built
+
+
+def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None) -> Any:
+    if optional(wanted) and value == OFF:
+        return None
+    table = table_of(wanted)
+    if table is None:
+        return checked(wanted, value, key)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
+    return _build(table, value, key, default if isinstance(default, table) else None, method)
 
 
 def _locate(message: str, path: str, fields: Mapping[str, Any]) -> str:
@@ -422,49 +418,12 @@ def _default(f: dataclasses.Field[Any], base: Any) -> Any:
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
-def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None) -> Any:
-    if _optional(wanted) and value == OFF:
-        return None
-    table = _table_type(wanted)
-    if table is not None:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} = {_show(value)}: this is a table; write [{key}] and its settings below")
-        return _build(table, value, key, default if isinstance(default, table) else None, method)
-    try:
-        # By way of JSON because it has TOML's kinds of values: a list may become a tuple, a string no number.
-        return _adapter(wanted).validate_json(json.dumps(value), strict=True)
-    except TypeError:  # a date or a time
-        raise ConfigError(f"{key} = {_show(value)}: {_words(wanted)} is wanted") from None
-    except pydantic.ValidationError as e:
-        raise ConfigError(_explain(wanted, value, key, e)) from None
-
-
-@functools.cache
-def _adapter(wanted: Any) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(wanted, config=pydantic.ConfigDict(allow_inf_nan=False))
-
-
-def _explain(wanted: Any, value: Any, key: str, error: pydantic.ValidationError) -> str:
-    inside = error.errors(include_url=False)[0]["loc"]
-    inner = _strip(wanted)
-    if inside and isinstance(value, list) and isinstance(inside[0], int):
-        key, value, wanted = f"{key}[{inside[0]}]", value[inside[0]], typing.get_args(inner)[0]
-        inner = _strip(wanted)
-    text = f"{key} = {_show(value)}: {_words(wanted)} is wanted"
-    if typing.get_origin(inner) is Literal:
-        near = difflib.get_close_matches(str(value), [str(a) for a in typing.get_args(inner)], 1)
-        return text + (f"; did you mean {near[0]!r}?" if near else "")
-    if typing.get_origin(inner) in (list, tuple) and not isinstance(value, list | dict):
-        return f"{text}: write {key} = [{_show(value)}]"
-    if isinstance(value, str) and inner in (int, float, bool) and value.strip():
-        return f"{text}, without quotes"
-    return text
-
-
-def _unknown(key: str, value: Any, method: type | None) -> ConfigError:
-    """The error for a key that does not exist: with the one that was probably meant."""
+def _unknown(cls: type | None, table: str, leaf: str, value: Any, method: type | None) -> str:
+    """What to say of a key that does not exist: its new spelling, or the key that was probably meant, in any table."""
+    key = f"{table}.{leaf}".lstrip(".")
+    if cls is not None and leaf in renames(cls):
+        return f"{table}.{unknown_key(cls, leaf, value)}"
     known = list(_keys(method))
-    table, _, leaf = key.rpartition(".")
     siblings = [k for k in known if k.rpartition(".")[0] == table]
     near = [k for k in known if "." in k and k.rpartition(".")[2] == leaf]  # right name, wrong table
     near = near or [f"{table}.{n}".lstrip(".") for n in _close(leaf, siblings)]
@@ -475,8 +434,8 @@ def _unknown(key: str, value: Any, method: type | None) -> ConfigError:
         hint = f"[{table}] has " if table else "the tables are "
         hint += ", ".join(k.rpartition(".")[2] for k in siblings) or "no settings"
     if isinstance(value, Mapping):
-        return ConfigError(f"[{key}]: there is no such table; {hint}")
-    return ConfigError(f"{key} = {_show(value)}: there is no such setting; {hint}")
+        return f"[{key}]: there is no such table; {hint}"
+    return f"{key} = {show(value)}: there is no such setting; {hint}"
 
 
 def _close(leaf: str, keys: Sequence[str]) -> list[str]:
@@ -488,10 +447,9 @@ def _keys(method: type | None) -> Iterator[str]:
 
     def walk(cls: type, path: str) -> Iterator[str]:
         yield path
-        hints = typing.get_type_hints(cls)
-        for f in dataclasses.fields(cls):
-            table = _table_type(hints[f.name])
-            yield from walk(table, f"{path}.{f.name}") if table else [f"{path}.{f.name}"]
+        for name, wanted in hints(cls).items():
+            table = table_of(wanted)
+            yield from walk(table, f"{path}.{name}") if table else [f"{path}.{name}"]
 
     for name, cls in TABLES.items():
         yield from walk(cls, name)
@@ -499,10 +457,10 @@ def _keys(method: type | None) -> Iterator[str]:
     yield from walk(method, "method") if method else ["method"]
 
 
-def _dump(settings: Any, base: Any) -> dict[str, Any]:
+def _dump(table: Any, base: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for f in dataclasses.fields(settings):
-        value, default = getattr(settings, f.name), _default(f, base)
+    for f in dataclasses.fields(table):
+        value, default = getattr(table, f.name), _default(f, base)
         if value is None:
             if default is not None:
                 out[f.name] = OFF
@@ -517,54 +475,3 @@ def _absolute(table: D) -> D:
     if table.path is None:
         return table
     return dataclasses.replace(table, path=os.path.abspath(os.path.expanduser(table.path)))
-
-
-# ---- types and values in words ----------------------------------------------------------------------
-
-
-def _strip(wanted: Any) -> Any:
-    """The type without Annotated and without its None."""
-    if typing.get_origin(wanted) is typing.Annotated:
-        return _strip(typing.get_args(wanted)[0])
-    if typing.get_origin(wanted) in (typing.Union, types.UnionType):
-        kinds = [a for a in typing.get_args(wanted) if a is not type(None)]
-        return _strip(kinds[0]) if len(kinds) == 1 else wanted
-    return wanted
-
-
-def _optional(wanted: Any) -> bool:
-    kinds = typing.get_args(wanted)
-    return typing.get_origin(wanted) in (typing.Union, types.UnionType) and type(None) in kinds
-
-
-def _table_type(wanted: Any) -> type | None:
-    inner = _strip(wanted)
-    return inner if isinstance(inner, type) and dataclasses.is_dataclass(inner) else None
-
-
-def _words(wanted: Any) -> str:
-    """What a setting takes, in words."""
-    inner = _strip(wanted)
-    plain = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-    many = {int: "integers", float: "numbers", bool: "booleans", str: "strings"}
-    if inner in plain:
-        words = plain[inner]
-    elif typing.get_origin(inner) is Literal:
-        words = "one of " + ", ".join(repr(a) for a in typing.get_args(inner))
-    elif typing.get_origin(inner) in (list, tuple):
-        words = f"a list of {many.get(typing.get_args(inner)[0], 'values')}"
-    elif typing.get_origin(inner) is dict or _table_type(inner):
-        words = "a table"
-    else:
-        words = str(inner)
-    return f'{words} (or "{OFF}")' if _optional(wanted) else words
-
-
-def _show(value: Any) -> str:
-    """A value in one short line, as TOML writes it."""
-    text = (
-        json.dumps(value, ensure_ascii=False, default=str)
-        if isinstance(value, bool | str | list | dict)
-        else str(value)
-    )
-    return text if len(text) <= 80 else f"{text[:77]}..."

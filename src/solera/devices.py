@@ -170,7 +170,7 @@ def _refuse_what_stays() -> None:
         raise ConfigError(f"{foreign[0]} is active and would change or see every operation: leave it first")
     for name, registered in _HOOKS.items():
         if registered:
-            what = "every optimiser" if "optimizer" in name else "every module"
+            what = "every optimizer" if "optimizer" in name else "every module"
             raise ConfigError(
                 f"a global hook for {what} of the program is registered ({name}) and may "
                 "change results: remove it first (call .remove() on what its registration returned)"

@@ -10,15 +10,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from .engines.base import SHA256, Call, Engine, Reply, Roster, Version
-from .errors import ConfigError, RunError, SoleraError
+from .errors import RunError, SoleraError
 from .parts.aggregate import RunningMean
 from .randomness import seed_from
+from .settings import Positive, PositiveInt, Problem, settings
 from .task import Task
 from .wire import Limits, Packed, WireError, decode, encode
 
@@ -37,29 +39,21 @@ class TaskError(SoleraError):
     """A task that breaks a rule of the library; every client would break it."""
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class FederationConfig:
     """Who takes part in a round, and what happens when some do not answer."""
 
-    fraction: float = 1.0  # share of all clients asked each round, C
+    fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # share of all clients asked each round, C
     sampling: Literal["uniform", "size"] = "uniform"  # size: with probability proportional to their examples
     replacement: bool = False  # size only: draw with replacement; a client counts as often as it was drawn
-    min_replies: int = 1  # fewer valid replies than this make an exchange void
-    deadline_s: float | None = None  # how long a client may take for one task
-    max_empty_rounds: int = 3  # stop after so many void rounds in a row
+    min_replies: PositiveInt = 1  # fewer valid replies than this make an exchange void
+    deadline_s: Positive | None = None  # how long a client may take for one task
+    max_empty_rounds: PositiveInt = 3  # stop after so many void rounds in a row
 
-    def check(self) -> None:
-        """Refuse what cannot be."""
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"federation.fraction = {self.fraction}: must be above 0 and at most 1")
-        if self.min_replies < 1:
-            raise ConfigError(f"federation.min_replies = {self.min_replies}: at least 1 is needed")
-        if self.deadline_s is not None and self.deadline_s <= 0:
-            raise ConfigError(f"federation.deadline_s = {self.deadline_s}: must be above 0 (or leave it out)")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
         if self.replacement and self.sampling != "size":
-            raise ConfigError("federation.replacement = true: only with federation.sampling = 'size'")
-        if self.max_empty_rounds < 1:
-            raise ConfigError(f"federation.max_empty_rounds = {self.max_empty_rounds}: at least 1 is needed")
+            yield "replacement = true: only with federation.sampling = 'size'"
 
     def cohort(self, clients: int) -> int:
         """How many of so many clients are drawn each round."""
@@ -147,7 +141,6 @@ class Federation:
     ):
         self.engine, self.run_seed = engine, seed
         self.config, self.limits = config or FederationConfig(), limits or Limits()
-        self.config.check()
         self.clients: Roster = engine.roster
         self.progress = progress or (lambda what, done, of: None)
         self.ledger: dict[str, Version] = dict(ledger or {})  # of the clients that keep something

@@ -19,6 +19,7 @@ from .errors import ConfigError
 from .federation import Federation
 from .parts.local import Score
 from .server import Server
+from .settings import checks_itself
 from .task import TASKS, Client, Task
 from .tensors import Weights
 from .wire import check_type
@@ -78,7 +79,7 @@ METHODS: dict[str, type] = {}
 
 
 def register(name: str) -> Callable[[M], M]:
-    """Make a method available by name, in configurations and on the command line."""
+    """Make a method available by name, in configurations and on the command line; it then checks its settings."""
 
     def add(cls: M) -> M:
         if not dataclasses.is_dataclass(cls):
@@ -90,7 +91,7 @@ def register(name: str) -> Callable[[M], M]:
         if unknown := (set(needs) if isinstance(needs, tuple) else set()) - set(NEEDS):
             raise TypeError(f"method {name!r} needs {sorted(unknown)}; what can be needed: {list(NEEDS)}")
         check_type(cls.__dict__["State"], f"{cls.__name__}.State")
-        METHODS[name] = cls
+        METHODS[name] = checks_itself(cls)
         return cls
 
     return add

@@ -5,10 +5,11 @@ It is the `Site` of the simulating engines: it knows every client's data, and ma
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from .data import (
@@ -31,38 +32,31 @@ from .errors import ConfigError
 from .models import build, check_output
 from .randomness import seed_from
 from .server import Builder, Server
+from .settings import BelowOne, Hint, PositiveInt, Problem, settings
 from .task import Client, Data
 from .tensors import Weights
 from .wire import safe_name
 
 Architecture = str | nn.Module | Callable[[], nn.Module]
 Samples = Data | Arrays  # inputs and labels as the caller has them, in the form of the training samples
+Size = Annotated[int, Ge(1), Hint("or leave it out for all")]
 NAMED = 5  # rows, clients or names that an error spells out
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class DataConfig:
     """The task's data: what is learned, and what the server and each client keep for testing."""
 
     name: str = "fashion-mnist"
     path: str | None = None  # a folder to read it from; otherwise the usual places are searched
-    train_size: int | None = None  # a balanced sample of this size instead of all
-    test_size: int | None = None
-    validation: float = 0.0  # share of the training set the server keeps, labelled, for early stopping
-    client_test: float = 0.0  # share of each client's samples kept as its private test split
-    image_size: int | None = None  # of a folder of images: pixels of a side to which all are brought
-
-    def check(self) -> None:
-        """Refuse what cannot be."""
-        for key in ("validation", "client_test"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ConfigError(f"data.{key} = {getattr(self, key)}: a share, at least 0 and below 1")
-        for key in ("train_size", "test_size", "image_size"):
-            if (size := getattr(self, key)) is not None and size < 1:
-                raise ConfigError(f"data.{key} = {size}: at least 1 is needed (or leave it out for all)")
+    train_size: Size | None = None  # a balanced sample of this size instead of all
+    test_size: Size | None = None
+    validation: BelowOne = 0.0  # share of the training set the server keeps, labelled, for early stopping
+    client_test: BelowOne = 0.0  # share of each client's samples kept as its private test split
+    image_size: PositiveInt | None = None  # of a folder of images: pixels of a side to which all are brought
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class ModelsConfig:
     """Which architectures the clients have, and which one the server trains for itself."""
 
@@ -72,10 +66,10 @@ class ModelsConfig:
     head: Literal["plain", "shared", "projection"] = "plain"  # what follows the features; shared: of one shape
     assign: Literal["even", "random"] = "even"
 
-    def check(self) -> None:
-        """Refuse what cannot be."""
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with the list of architectures."""
         if not self.clients:
-            raise ConfigError("models.clients = []: name at least one architecture")
+            yield "clients = []: name at least one architecture"
 
 
 class Scenario:
@@ -107,9 +101,9 @@ class Scenario:
     ):
         self.dataset, self.seed = dataset, seed
         shares = {"validation": validation, "client_test": client_test}
-        DataConfig(**{n: s for n, s in shares.items() if not isinstance(s, Data | tuple | Mapping)}).check()  # type: ignore[arg-type]
+        DataConfig(**{n: s for n, s in shares.items() if not isinstance(s, Data | tuple | Mapping)})  # type: ignore[arg-type]
         public = PublicConfig() if public is None else public
-        settings = public if isinstance(public, PublicConfig) else PublicConfig()
+        asked = public if isinstance(public, PublicConfig) else PublicConfig()
 
         # What the server keeps is taken out before the clients get theirs, or, where these are given, out of the rest.
         given = partition if isinstance(partition, Partition) else None
@@ -148,7 +142,7 @@ class Scenario:
         present = [names[i] for i in self.roster.architecture_of.unique().tolist()]
         workers = default_workers() if workers is None else workers
         self.server = Server(
-            builders, present, seed, dataset.classes, large, self.public, settings.per_round, self.validation,
+            builders, present, seed, dataset.classes, large, self.public, asked.per_round, self.validation,
             self._all_train, workers, dataset.shape, bool(dataset.vocabulary),
         )  # fmt: skip
         for P in builders:  # built now: before any worker is forked, and wrong models are refused before any work
@@ -297,8 +291,6 @@ def build_scenario(
     data: DataConfig, partition: PartitionConfig, public: PublicConfig, models: ModelsConfig, seed: int, workers: int
 ) -> Scenario:
     """The scenario that a configuration describes."""
-    data.check()
-    models.check()
     return Scenario(
         load(data.name, data.path, data.train_size, data.test_size, seed, image_size=data.image_size),
         models.clients,

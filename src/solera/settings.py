@@ -2,17 +2,18 @@
 
     @settings
     class Distill:
-        steps: Annotated[int, Ge(0)] = 500
+        steps: NonNegativeInt = 500
         optimizer: Literal["sgd", "adam"] = "adam"
 
     Distill(optimizer="Adam")
     # ConfigError: Distill.optimizer = "Adam": one of 'sgd', 'adam' is wanted; did you mean 'adam'?
 
 A class may have `problems(self)`, which yields what is wrong between several of its settings, and `RENAMED`, old
-spellings with the new ones. What concerns a setting together with the data or the models is not known here: that is
-`Method.fits`.
+spellings with the new ones. A method is checked in the same way: `register` sees to it. What concerns a setting
+together with the data or the models is not known here: that is `Method.check(server)`.
 """
 
+import collections.abc
 import dataclasses
 import difflib
 import functools
@@ -20,16 +21,25 @@ import json
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-import annotated_types
+import numpy as np
 import pydantic
+from annotated_types import Ge, Gt, Le, Lt
 
 from .errors import ConfigError
 
 C = TypeVar("C", bound=type)
 OFF = "none"  # how None is written in TOML, which has no null
 Problem = str  # "key = value: why", with the key as the class spells it
+
+# The ranges that most settings have.
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveInt = Annotated[int, Ge(1)]
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 
 class SettingsError(ConfigError, ValueError):
@@ -44,36 +54,85 @@ class Replaceable:
     """Marker of a field for `Annotated`: an object of the user's own with the same methods may take its place."""
 
 
+class OrInf:
+    """Marker of a number for `Annotated`: infinity is allowed. (NaN never is.)"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hint:
+    """Marker of a field for `Annotated`: what an error adds in brackets, such as what 0 means."""
+
+    text: str
+
+
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: C) -> C:
     """Make `cls` a frozen dataclass that refuses wrong values when it is made."""
     made: Any = dataclasses.dataclass(frozen=True)(cls)
-    assign = made.__init__
+    return checks_itself(made)
 
+
+def checks_itself(cls: C) -> C:
+    """Make a dataclass, and its subclasses, refuse wrong values when they are made."""
+    made: Any = cls
+    if "__init__" in made.__dict__ and made.__init__ not in _CHECKING:  # one that is inherited checks already
+        made.__init__ = _checking_init(made.__init__)
+    made.__post_init__ = _checking_post_init(getattr(made, "__post_init__", None))
+    return cls
+
+
+_CHECKING: set[Any] = set()  # every __init__ that ends with a check
+
+
+def _checking_init(assign: Any) -> Any:
     @functools.wraps(assign)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        fields = [f.name for f in dataclasses.fields(self) if f.init]
-        if unknown := [k for k in kwargs if k not in fields]:
-            raise SettingsError(cls.__name__, [unknown_key(type(self), k, kwargs[k]) for k in unknown])
+        made: Any = type(self)
+        known = hints(made)
+        if unknown := [k for k in kwargs if k not in known]:
+            raise SettingsError(made.__name__, [unknown_key(made, k, kwargs[k]) for k in unknown])
         assign(self, *args, **kwargs)
-        if type(self) is made:  # a subclass that is settings too checks everything itself
+        if made.__init__ is init or made.__init__ not in _CHECKING:
             check(self)
 
-    made.__init__ = init
-    return made
+    _CHECKING.add(init)
+    return init
+
+
+def _checking_post_init(own: Any) -> Any:
+    """For a class's own `__post_init__`, which then finds its fields checked, and for plain dataclasses that inherit
+    from settings: their __init__, which is new, ends with it."""
+
+    def post_init(self: Any) -> None:
+        if own is not None:
+            _check_fields(self)
+            own(self)
+        if type(self).__init__ not in _CHECKING:
+            check(self)
+
+    return post_init
 
 
 def check(made: Any) -> None:
+    """Refuse values of the wrong type or out of range, and what is wrong between several of them."""
+    _check_fields(made)
+    if found := list(getattr(made, "problems", tuple)()):
+        raise SettingsError(type(made).__name__, found)
+
+
+def _check_fields(made: Any) -> None:
     """Refuse values of the wrong type or out of range; put numbers and lists into their declared form."""
     found: list[Problem] = []
     cls: Any = type(made)
     for name, wanted in hints(cls).items():
+        given = getattr(made, name)
         try:
-            object.__setattr__(made, name, checked(wanted, getattr(made, name), name))
+            value = checked(wanted, given, name)
         except SettingsError as e:
             found += e.problems
-    if not found and hasattr(made, "problems"):
-        found = list(made.problems())
+        else:
+            if value is not given:
+                object.__setattr__(made, name, value)
     if found:
         raise SettingsError(cls.__name__, found)
 
@@ -87,27 +146,38 @@ def hints(cls: type) -> dict[str, Any]:
 
 def checked(wanted: Any, value: Any, key: str) -> Any:
     """`value` in the form that `wanted` declares; refused with the reason where it cannot be had."""
-    table = table_of(wanted)
-    if table is not None:
-        if value is None and optional(wanted):
-            return None
-        if isinstance(value, table) or any(isinstance(m, Replaceable) for m in _markers(wanted)):
-            return value
-        raise SettingsError("", [f"{key} = {show(value)}: {article(table.__name__)} is wanted"])
-    try:
-        return _adapter(wanted).validate_python(list(value) if isinstance(value, tuple) else value, strict=True)
-    except pydantic.ValidationError as e:
-        raise SettingsError("", [_explain(wanted, value, key, e)]) from None
+    replaceable, table, adapter = _reading(wanted)
+    if replaceable or (table is not None and isinstance(value, table)):
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if adapter is not None:
+        try:
+            return adapter.validate_python(list(value) if isinstance(value, tuple) else value, strict=True)
+        except pydantic.ValidationError as e:
+            raise SettingsError("", [_explain(wanted, value, key, e)]) from None
+    assert table is not None
+    if value is None and optional(wanted):
+        return None
+    raise SettingsError("", [f"{key} = {show(value)}: {article(table.__name__)} is wanted"])
 
 
 @functools.cache
-def _adapter(wanted: Any) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(_lists(wanted), config=pydantic.ConfigDict(allow_inf_nan=False))
+def _reading(wanted: Any) -> tuple[bool, type | None, pydantic.TypeAdapter[Any] | None]:
+    """How a value of the type is looked at: not at all, as a table of settings, or by pydantic."""
+    inner, markers = strip(wanted), list(_markers(wanted))
+    if any(isinstance(m, Replaceable) for m in markers) or getattr(inner, "_is_protocol", False):
+        return True, None, None
+    if (table := table_of(wanted)) is not None:
+        return False, table, None
+    infinite = any(m is OrInf or isinstance(m, OrInf) for m in markers)
+    config = pydantic.ConfigDict(allow_inf_nan=infinite, arbitrary_types_allowed=True)
+    return False, None, pydantic.TypeAdapter(_lists(wanted), config=config)
 
 
 def _lists(wanted: Any) -> Any:
     """The type with a tuple taken from any list: strict checking of Python values knows no list that is a tuple."""
-    return typing.Annotated[wanted, pydantic.BeforeValidator(_as_tuple)] if _is_tuple(strip(wanted)) else wanted
+    return Annotated[wanted, pydantic.BeforeValidator(_as_tuple)] if _is_tuple(strip(wanted)) else wanted
 
 
 def _as_tuple(value: Any) -> Any:
@@ -125,26 +195,39 @@ def _explain(wanted: Any, value: Any, key: str, error: pydantic.ValidationError)
         key, value, wanted = f"{key}[{inside[0]}]", value[inside[0]], typing.get_args(inner)[0]
         inner = strip(wanted)
     text = f"{key} = {show(value)}: {words(wanted)} is wanted"
-    if typing.get_origin(inner) is Literal:
-        near = difflib.get_close_matches(str(value), [str(a) for a in typing.get_args(inner)], 1, 0.5)
-        near = near or [str(a) for a in typing.get_args(inner) if str(a).lower() == str(value).lower()]
+    text += "".join(f" ({m.text})" for m in _markers(wanted) if isinstance(m, Hint))
+    if choices := _choices(wanted):
+        near = difflib.get_close_matches(str(value), choices, 1, 0.5)
+        near = near or [c for c in choices if c.lower() == str(value).lower()]
         return text + (f"; did you mean {near[0]!r}?" if near else "")
     if typing.get_origin(inner) in (list, tuple) and not isinstance(value, list | tuple | dict):
-        return f"{text}: write {key} = [{show(value)}]"
+        return f"{text}: write [{show(value)}]"
     if isinstance(value, str) and inner in (int, float, bool) and value.strip():
         return f"{text}, without quotes"
     return text
 
 
-def unknown_key(cls: type, key: str, value: Any) -> Problem:
-    """What to say of a key that `cls` does not have: its new spelling, or the nearest one."""
+def _choices(wanted: Any) -> list[str]:
+    """The words that a setting may be, if it may be one of several."""
+    if typing.get_origin(wanted) is Literal:
+        return [str(a) for a in typing.get_args(wanted)]
+    kinds = (Annotated, typing.Union, types.UnionType)
+    return [c for a in typing.get_args(wanted) for c in _choices(a)] if typing.get_origin(wanted) in kinds else []
+
+
+def unknown_key(cls: type, key: str, value: Any, near: Iterable[str] = ()) -> Problem:
+    """What to say of a key that `cls` does not have: its new spelling, or the nearest one (`near`, where known)."""
     names = list(hints(cls))
-    renamed: Mapping[str, str] = getattr(cls, "RENAMED", {})
-    if key in renamed:
+    if key in (renamed := renames(cls)):
         return f"{key} = {show(value)}: this setting is called {renamed[key]!r} now"
-    near = difflib.get_close_matches(key, names, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+    near = list(near) or difflib.get_close_matches(key, names, 1)
+    hint = f"did you mean {' or '.join(repr(n) for n in near[:2])}?" if near else f"there are {', '.join(names)}"
     return f"{key} = {show(value)}: there is no such setting; {hint}"
+
+
+def renames(cls: type) -> Mapping[str, str]:
+    """Old spellings of a class's settings, with the new ones."""
+    return getattr(cls, "RENAMED", {})
 
 
 # ---- types and values in words ----------------------------------------------------------------------
@@ -152,7 +235,7 @@ def unknown_key(cls: type, key: str, value: Any) -> Problem:
 
 def strip(wanted: Any) -> Any:
     """The type without Annotated and without its None."""
-    if typing.get_origin(wanted) is typing.Annotated:
+    if typing.get_origin(wanted) is Annotated:
         return strip(typing.get_args(wanted)[0])
     if typing.get_origin(wanted) in (typing.Union, types.UnionType):
         kinds = [a for a in typing.get_args(wanted) if a is not type(None)]
@@ -162,7 +245,7 @@ def strip(wanted: Any) -> Any:
 
 def optional(wanted: Any) -> bool:
     """Whether None is allowed."""
-    if typing.get_origin(wanted) is typing.Annotated:
+    if typing.get_origin(wanted) is Annotated:
         return optional(typing.get_args(wanted)[0])
     return typing.get_origin(wanted) in (typing.Union, types.UnionType) and type(None) in typing.get_args(wanted)
 
@@ -175,7 +258,7 @@ def table_of(wanted: Any) -> type | None:
 
 def _markers(wanted: Any) -> Iterator[Any]:
     """What Annotated carries, also inside of an optional type."""
-    if typing.get_origin(wanted) is typing.Annotated:
+    if typing.get_origin(wanted) is Annotated:
         inner, *markers = typing.get_args(wanted)
         yield from markers
         yield from _markers(inner)
@@ -194,29 +277,29 @@ def words(wanted: Any) -> str:
     elif typing.get_origin(inner) is Literal:
         text = "one of " + ", ".join(repr(a) for a in typing.get_args(inner))
     elif typing.get_origin(inner) in (list, tuple):
-        text = f"a list of {many.get(strip(typing.get_args(inner)[0]), 'values')}"
+        member = typing.get_args(inner)[0]
+        text = " ".join(["a list of", many.get(strip(member), "values"), limits(member)]).rstrip()
     elif typing.get_origin(inner) is dict or table_of(inner):
         text = "a table"
     elif typing.get_origin(inner) in (typing.Union, types.UnionType):
         text = " or ".join(words(a) for a in typing.get_args(inner) if a is not type(None))
+    elif typing.get_origin(inner) is collections.abc.Callable:
+        text = "a function"
     else:
-        text = str(inner)
-    text += "".join(f" {r}" for r in [limits(wanted)] if r)
+        text = article(inner.__name__) if isinstance(inner, type) else str(inner)
+    text = f"{text} {limits(wanted)}".rstrip()
     return f'{text} (or "{OFF}")' if optional(wanted) else text
 
 
 def limits(wanted: Any) -> str:
     """The range of a setting, in words: "above 0 and at most 1"."""
-    said = {
-        annotated_types.Gt: ("above", "gt"),
-        annotated_types.Ge: ("of at least", "ge"),
-        annotated_types.Lt: ("below", "lt"),
-        annotated_types.Le: ("of at most", "le"),
-    }
-    found = [
-        f"{word} {getattr(m, name):g}" for m in _markers(wanted) for k, (word, name) in said.items() if type(m) is k
-    ]
-    return " and ".join(found)
+    said = {Gt: ("above", "gt"), Ge: ("of at least", "ge"), Lt: ("below", "lt"), Le: ("of at most", "le")}
+    found = [(said[type(m)], m) for m in _markers(wanted) if type(m) in said]
+    return " and ".join(f"{word} {_number(getattr(m, name))}" for (word, name), m in found)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def article(name: str) -> str:

@@ -309,7 +309,8 @@ def _refuse_constant(s: str) -> None:
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    every = typing.get_type_hints(cls)
+    return {f.name: every[f.name] for f in dataclasses.fields(cls)}
 
 
 def _build(

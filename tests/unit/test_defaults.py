@@ -25,12 +25,12 @@ from solera.parts.lowbit import LowBit
 from solera.parts.matching import BBP
 from solera.scenario import DataConfig, ModelsConfig
 
-NO_DECAY = {"momentum": 0.0, "weight_decay": 0.0, "optimiser": "sgd", "clip": None}
+NO_DECAY = {"momentum": 0.0, "weight_decay": 0.0, "optimizer": "sgd", "clip": None}
 LOCAL = {"epochs": 5, "steps": None, "batch": 64, "lr": 0.1, **NO_DECAY}
 FEDDF_SERVER = {
     "steps": 500,  # the paper: 10,000
     "batch": 128,
-    "optimiser": "adam",
+    "optimizer": "adam",
     "lr": 1e-3,
     "momentum": 0.0,
     "weight_decay": 0.0,
@@ -50,7 +50,7 @@ FEDDF_SERVER = {
 FULL = {"bits": 32, "training": "ste", "mask": True, "standardise": False, "skip_ends": False}
 FEDEED_SERVER = {
     "batch": 256,
-    "optimiser": "sgd",
+    "optimizer": "sgd",
     "lr": 0.1,
     "schedule": "constant",
     "temperature": 4.0,
@@ -92,7 +92,7 @@ DEFAULTS = [
             "fusion": {
                 "steps": 128,
                 "batch": 64,
-                "optimiser": "sgd",
+                "optimizer": "sgd",
                 "lr": 0.005,
                 "schedule": "constant",
                 "clip": None,
@@ -165,7 +165,7 @@ DEFAULTS = [
         MNFL(),  # section 5.1: E = 20, R = 1, batches of 128 and 256, eta 0.01; rho and T of the authors' code
         {
             "local": {"epochs": 20, "steps": None, "batch": 128, "lr": 0.01, **NO_DECAY},
-            "distil": {"epochs": 1, "steps": None, "batch": 256, "lr": 0.01, **NO_DECAY},
+            "distill": {"epochs": 1, "steps": None, "batch": 256, "lr": 0.01, **NO_DECAY},
             "coefficients": C,
             "temperature": 10.0,
             "public_size": None,

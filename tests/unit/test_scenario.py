@@ -405,8 +405,8 @@ def test_personal_methods_are_judged_by_the_tests_given(tmp_path):
         ),
         ({"client_test": {"paris": (torch.zeros(1, 2), [0])}}, ConfigError, "client_test: no client is called paris"),
         ({"client_test": {"lyon": (torch.zeros(1, 3), [0])}}, DataError, "client_test of lyon: samples are"),
-        ({"validation": 1.0}, ConfigError, r"data\.validation = 1\.0"),
-        ({"client_test": -0.1}, ConfigError, r"data\.client_test = -0\.1"),
+        ({"validation": 1.0}, ConfigError, r"DataConfig\.validation = 1\.0"),
+        ({"client_test": -0.1}, ConfigError, r"DataConfig\.client_test = -0\.1"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused(options, error, message):

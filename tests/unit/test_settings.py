@@ -1,13 +1,21 @@
 """Settings refuse wrong values when they are made, in one line with the key, the value and what is wanted."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Le
 
+from solera.config import EngineConfig
 from solera.errors import ConfigError
-from solera.settings import Replaceable, settings
+from solera.methods import FedAvg, FedDF
+from solera.parts.distill import Distill
+from solera.parts.local import Local
+from solera.settings import Hint, OrInf, Replaceable, settings
+from solera.wire import WireError, decode, encode
 
 
 @settings
@@ -48,8 +56,8 @@ class Fit:
         ({"clip": float("inf")}, 'Fit.clip = inf: a number above 0 (or "none") is wanted'),
         ({"clip": "3"}, 'Fit.clip = "3": a number above 0 (or "none") is wanted, without quotes'),
         ({"sizes": [1, "a"]}, 'Fit.sizes[1] = "a": an integer is wanted, without quotes'),
-        ({"sizes": 3}, 'Fit.sizes = 3: a list of integers (or "none") is wanted: write sizes = [3]'),
-        ({"names": "a"}, 'Fit.names = "a": a list of strings is wanted: write names = ["a"]'),
+        ({"sizes": 3}, 'Fit.sizes = 3: a list of integers (or "none") is wanted: write [3]'),
+        ({"names": "a"}, 'Fit.names = "a": a list of strings is wanted: write ["a"]'),
         ({"step": 3}, "Fit.step = 3: a Step is wanted"),
         ({"steps": 0, "clip": 1}, "Fit.clip = 1.0: nothing is clipped in 0 steps"),
     ],
@@ -99,3 +107,116 @@ def test_a_subclass_checks_its_own_settings_and_the_inherited_ones():
 def test_settings_do_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Fit().steps = 3
+
+
+# ---- kinds of fields --------------------------------------------------------------------------------
+
+
+@settings
+class Odd:
+    pull: Annotated[float, Ge(0), OrInf()] = 1.0
+    workers: Annotated[int, Ge(0), Hint("0: one for each core")] = 0
+    rule: Literal["mean", "median"] | Callable[[int], int] = "mean"
+    sizes: list[Annotated[int, Ge(1)]] = dataclasses.field(default_factory=list)
+    anything: Any = None
+
+
+def test_infinity_where_it_is_allowed_but_never_nan():
+    assert Odd(pull=math.inf).pull == math.inf
+    with pytest.raises(ConfigError, match=r"Odd\.pull = nan: a number of at least 0 is wanted"):
+        Odd(pull=math.nan)
+
+
+def test_a_hint_says_what_a_value_means():
+    with pytest.raises(ConfigError, match=r"at least 0 is wanted \(0: one for each core\)$"):
+        Odd(workers=-1)
+
+
+def test_a_choice_or_a_function():
+    assert Odd(rule=abs).rule is abs
+    with pytest.raises(ConfigError, match=r"one of 'mean', 'median' or a function is wanted; did you mean 'mean'\?"):
+        Odd(rule="men")
+
+
+def test_the_members_of_a_list_have_ranges_too():
+    with pytest.raises(ConfigError, match=r"Odd\.sizes\[1\] = 0: an integer of at least 1 is wanted"):
+        Odd(sizes=[3, 0])
+    with pytest.raises(ConfigError, match=r"a list of integers of at least 1 is wanted: write \[3\]"):
+        Odd(sizes=3)
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    made = Fit(steps=np.int64(3), share=np.float32(0.5))
+    assert (type(made.steps), type(made.share)) == (int, float)
+
+
+# ---- subclasses and methods -------------------------------------------------------------------------
+
+
+def test_a_plain_dataclass_that_inherits_from_settings_is_checked():
+    @dataclasses.dataclass(frozen=True)
+    class More(Fit):
+        rounds: Annotated[int, Ge(1)] = 1
+
+    assert More(rounds=2).rounds == 2
+    for wrong in ({"rounds": 0}, {"optimizer": "x"}, {"steps": 0, "clip": 1}):
+        with pytest.raises(ConfigError, match=rf"^More\.{list(wrong)[-1]} = "):
+            More(**wrong)
+
+
+def test_a_subclass_without_fields_of_its_own_is_checked():
+    class Named(Fit):
+        pass
+
+    with pytest.raises(ConfigError, match=r"^Named\.optimizer"):
+        Named(optimizer="x")
+
+
+def test_a_post_init_of_ones_own_finds_its_fields_checked():
+    @settings
+    class Own:
+        steps: int = 1
+
+        def __post_init__(self):
+            if self.steps < 0:  # would be a TypeError with a string
+                raise ConfigError("steps: no")
+
+    with pytest.raises(ConfigError, match=r"Own\.steps = \"3\": an integer is wanted"):
+        Own(steps="3")
+    with pytest.raises(ConfigError, match=r"no$"):
+        Own(steps=-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Distill(optimizer="Adam"), r"Distill\.optimizer = \"Adam\": .* did you mean 'adam'\?"),
+        (lambda: Distill(optimiser="adam"), r"Distill\.optimiser = \"adam\": this setting is called 'optimizer' now"),
+        (lambda: FedDF(ensemble="avg_logit"), r"FedDF\.ensemble = \"avg_logit\": .* did you mean 'avg_logits'\?"),
+        (lambda: FedDF(student_init="average"), r"FedDF\.student_init = .* did you mean 'from_average'\?"),
+        (lambda: FedAvg(average="Uniform"), r"FedAvg\.average = \"Uniform\": .* did you mean 'uniform'\?"),
+        (lambda: FedAvg(local=3), r"FedAvg\.local = 3: a Local is wanted"),
+        (lambda: EngineConfig(name="proceses"), r"EngineConfig\.name = .* did you mean 'processes'\?"),
+    ],
+)
+def test_what_used_to_mean_something_else_in_silence(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_a_method_made_from_another_is_checked_without_being_registered():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(FedAvg):
+        gain: Annotated[float, Gt(0)] = 1.0
+
+    assert Mine(gain=2).gain == 2.0
+    with pytest.raises(ConfigError, match=r"Mine\.gain = 0"):
+        Mine(gain=0)
+    with pytest.raises(ConfigError, match=r"Mine\.average = \"Uniform\""):
+        Mine(average="Uniform")
+
+
+def test_settings_out_of_range_in_a_message_are_a_fault_of_the_message():
+    message = encode({"local": dataclasses.asdict(Local()) | {"lr": -1.0}})
+    with pytest.raises(WireError, match=r"Local\.lr = -1\.0: a number of at least 0 is wanted"):
+        decode(message, dict[str, Local])

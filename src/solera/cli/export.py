@@ -84,9 +84,7 @@ def _measurements(directory: Path, form: str, out: Path | None, uri: str | None,
     if form == "mlflow":
         if uri is None:
             raise ConfigError("--format mlflow needs --uri, such as --uri sqlite:///mlflow.db")
-        config = TrackConfig(mlflow=uri, mlflow_experiment=experiment)
-        config.check()
-        config = config.absolute()
+        config = TrackConfig(mlflow=uri, mlflow_experiment=experiment).absolute()
         tracker, where = Mlflow(config.mlflow or uri, experiment), f"{uri}, experiment {experiment}"
     else:
         folder = out or directory / "tensorboard"

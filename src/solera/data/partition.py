@@ -15,21 +15,22 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
+from ..settings import Hint, PositiveInt, settings
 from ..wire import SAFE_NAME, safe_name
 from .dirichlet import block_owners, class_owners, client_owners, dirichlet, shuffled_by_group
 from .sampling import largest_remainder, numpy_rng, rank_within, torch_rng
 
 Kind = Literal["iid", "dirichlet", "classes", "quantity", "user"]
 Variant = Literal["block", "class", "client"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
+Alpha = Annotated[float, Gt(0), Hint('small: skewed, large: equal; for equal shares use partition.kind = "iid"')]
 CLIENTS = 20  # unless their number is given or follows from the users
 
 
@@ -85,16 +86,16 @@ class Partition:
         return self.order[int(self.offsets[k]) : int(self.offsets[k + 1])].sort().values
 
 
-@dataclass(frozen=True)
+@settings
 class PartitionConfig:
     """How the training samples are divided."""
 
     kind: Kind = "dirichlet"
-    clients: int | None = None  # left out: 20, with kind "user" every user; fewer than there are users: so many drawn
-    alpha: float = 0.1  # of the Dirichlet draws: small = skewed, large = equal
+    clients: PositiveInt | None = None  # left out: 20; kind "user": every user, or so many of them, drawn
+    alpha: Alpha = 0.1  # of the Dirichlet draws: small = skewed, large = equal
     variant: Variant = "block"
-    classes_per_client: int = 2
-    min_size: int = 1  # least samples of a client; kind "user": users with fewer are left out
+    classes_per_client: PositiveInt = 2
+    min_size: PositiveInt = 1  # least samples of a client; kind "user": users with fewer are left out
 
     def __post_init__(self) -> None:
         if self.clients is None and self.kind != "user":
@@ -172,22 +173,10 @@ def split_test(partition: Partition, fraction: float, seed: int) -> tuple[Partit
 
 def _check(cfg: PartitionConfig, labels: Tensor, classes: int) -> None:
     total = len(labels)
-    for key, allowed in (("kind", KINDS), ("variant", VARIANTS)):
-        if (value := getattr(cfg, key)) not in allowed:
-            raise ConfigError(f"partition.{key} = {value!r}: choose one of {', '.join(allowed)}")
-    if cfg.clients is not None and cfg.clients < 1:
-        raise ConfigError(f"partition.clients = {cfg.clients}: at least one client is needed")
-    if cfg.min_size < 1:
-        raise ConfigError(f"partition.min_size = {cfg.min_size}: every client needs at least one sample")
     if cfg.kind != "user" and cfg.clients is not None and cfg.clients * cfg.min_size > total:
         raise ConfigError(
             f"partition.clients = {cfg.clients} with partition.min_size = {cfg.min_size}: there are only {total} "
             f"training samples; ask for at most {total // cfg.min_size} clients, or take more data"
-        )
-    if cfg.kind in ("dirichlet", "quantity") and not 0 < cfg.alpha < np.inf:
-        raise ConfigError(
-            f"partition.alpha = {cfg.alpha}: must be a finite number above 0 "
-            '(small = skewed, large = equal; for equal shares use partition.kind = "iid")'
         )
     if total and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(

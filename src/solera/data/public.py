@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
+from ..settings import PositiveInt, settings
 from .dataset import Dataset
 from .generator import load_generator
 from .sampling import hold_out, torch_rng
@@ -34,17 +36,17 @@ CHUNK = 256  # samples made, augmented or hashed at a time
 NOISE_BATCH = 128  # gauss noise is rescaled by the extremes of so many samples: a batch of FedDF
 
 
-@dataclass(frozen=True)
+@settings
 class PublicConfig:
     """Which samples are public and how they are used."""
 
     source: Source = "held-out"
     name: str | None = None  # source "dataset": its name or hub id ...
     path: str | None = None  # ... and folder; source "generator": its file
-    size: int | None = None  # held-out: taken out of the training set; dataset: kept; noise, generator: made
-    fraction: float = 1.0  # share of them that is used
+    size: PositiveInt | None = None  # held-out: taken out of the training set; dataset: kept; noise, generator: made
+    fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # share of them that is used
     classes: list[int] | None = None  # only samples of these classes (of the data set they come from)
-    per_round: int | None = None  # samples used in a round; all unless given
+    per_round: PositiveInt | None = None  # samples used in a round; all unless given
     labels: bool = False  # keep the labels
     augment: Augment = "off"  # once: a fixed transformed copy; draw: transformed anew at each draw
     noise: Noise = "uniform"
@@ -183,7 +185,6 @@ class Public:
 def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -> Public | None:
     """The public data that a configuration describes; `held_out` are the indices of the training samples set aside
     for it (used by source "held-out" only)."""
-    _check_choices(cfg)
     match cfg.source:
         case "none":
             return None
@@ -248,7 +249,6 @@ def public_from_noise(task: Dataset, cfg: PublicConfig, seed: int = 0) -> Public
             + ("; for vectors there is public.noise = 'uniform'" if not task.vocabulary else "")
         )
     size = _size_to_make(cfg)
-    _check_choices(cfg)
     rng = torch_rng(seed, "public noise")
     if len(task.shape) == 1:
         low, high = task.train.inputs.amin(0), task.train.inputs.amax(0)
@@ -347,7 +347,6 @@ def _assemble(
     task: Dataset, inputs: Tensor, labels: Tensor | None, cfg: PublicConfig, size: int | None, seed: int
 ) -> Public:
     """Choose samples, strip labels, convert, and transform once if asked to."""
-    _check_choices(cfg)
     chosen = _choose(len(inputs), labels, cfg, size, seed)
     raw = _fit(inputs[chosen], task)
     if cfg.augment != "off":
@@ -359,16 +358,8 @@ def _assemble(
     return public
 
 
-def _check_choices(cfg: PublicConfig) -> None:
-    for key, kind in (("source", Source), ("augment", Augment), ("noise", Noise)):
-        if (value := getattr(cfg, key)) not in get_args(kind):
-            raise ConfigError(f"public.{key} = {value!r}: choose one of {', '.join(get_args(kind))}")
-
-
 def _choose(total: int, labels: Tensor | None, cfg: PublicConfig, size: int | None, seed: int) -> Tensor:
     """Sorted indices: the wanted classes, then `size` of them, then the fraction."""
-    if not 0 < cfg.fraction <= 1:
-        raise ConfigError(f"public.fraction = {cfg.fraction}: a share, above 0 and at most 1")
     if (cfg.classes is not None or cfg.labels) and labels is None:
         raise ConfigError("public.labels or public.classes: these samples have no labels; leave both out")
     chosen = torch.arange(total)

@@ -6,13 +6,14 @@ leaves out the student itself (exclude_self = true).
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from ..errors import ConfigError
 from ..method import Info, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import Rule
+from ..settings import Replaceable
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
@@ -30,7 +31,7 @@ class Codistillation(Setting):
     K: int = 4  # global models
     W: int = 20  # rounds of warm-up
     exclude_self: bool = False  # a model is not among its own teachers
-    local_trainer: LocalTrainer = field(default_factory=LocalTrainer)
+    local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
     report_ensemble: bool = True

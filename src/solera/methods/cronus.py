@@ -6,18 +6,19 @@ and the public ones, with these labels, mixed. Models stay on the clients and ma
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.local import Local, fit
 from ..parts.robust import filtered_mean
 from ..server import Server
+from ..settings import Hint
 from ..task import Client, task
 from ..tensors import weights_of
 from .common.fusion import check_logits
@@ -36,6 +37,9 @@ def train_mixed(client: Client, targets: Tensor, local: Local) -> Done:
     return Done()
 
 
+Liars = Annotated[float, Ge(0), Lt(0.5), Hint("no mean survives a majority")]
+
+
 @register("cronus")
 @dataclass(frozen=True)
 class Cronus:
@@ -44,7 +48,7 @@ class Cronus:
     first: Local = field(default_factory=lambda: Local(epochs=20, batch=64, lr=0.05))  # a new client's, alone
     local: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # each round, on the mixture
     aggregate: Literal["robust", "mean"] = "robust"  # of the clients' soft labels, sample by sample
-    epsilon: float = 0.2  # share of the clients that may lie: so many answers to each sample are left out
+    epsilon: Liars = 0.2  # share of the clients that may lie: so many answers to each sample are left out
 
     info: ClassVar[Info] = Info(
         title="Cronus",
@@ -60,10 +64,6 @@ class Cronus:
     @dataclass(frozen=True)
     class State:
         rounds: int  # everything else is on the clients
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.epsilon < 0.5:
-            raise ConfigError(f"cronus: epsilon = {self.epsilon} must be in [0, 0.5): no mean survives a majority")
 
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)

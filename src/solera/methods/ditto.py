@@ -4,17 +4,17 @@ Client k trains the global model w as in FedAvg, and on the same minibatches its
 w it received. Only w travels. Different architectures are separate federations that share nothing.
 """
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.local import Local, fit
 from ..server import Server
+from ..settings import NonNegative, Problem
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from .common.averaging import Average, mean_of, models_of
@@ -45,7 +45,7 @@ class Ditto:
 
     local: Local = field(default_factory=Local)  # of both models
     average: Average = "weighted"
-    lam: float = 0.1  # lambda, pull of the global model; 0: every client for itself
+    lam: NonNegative = 0.1  # lambda, pull of the global model; 0: every client for itself
 
     info: ClassVar[Info] = Info(
         title="Ditto",
@@ -62,13 +62,12 @@ class Ditto:
     class State:
         weights: dict[str, Weights]  # w: architecture -> weights
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.lam < math.inf:
-            raise ConfigError(f"ditto: lam = {self.lam} must not be negative")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
         pull, most = self.lam * self.local.lr, 2 * (1 + self.local.momentum)
-        if self.local.optimiser == "sgd" and pull >= most:
-            raise ConfigError(
-                f"ditto: lam * local.lr = {pull:g} overshoots: lower one of them until it is below {most:g}"
+        if self.local.optimizer == "sgd" and pull >= most:
+            yield (
+                f"lam = {self.lam}: lam * local.lr = {pull:g} overshoots; lower one of them until it is below {most:g}"
             )
 
     def init(self, fed: Federation, server: Server) -> State:

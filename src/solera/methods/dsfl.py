@@ -7,16 +7,17 @@ model of the server's own, which never travels. Clients keep their models, of an
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Gt, Lt
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.labels import reduce_entropy
 from ..parts.local import Diverged, Fitted, Local, fit
 from ..server import Server
+from ..settings import Hint
 from ..task import Task
 from ..tensors import Weights, weights_of
 from .common.fusion import check_logits, outcome_of, side_by_side
@@ -33,6 +34,8 @@ from .common.predictions import (
     train_and_score,
 )
 
+Sharpening = Annotated[float, Gt(0), Lt(1), Hint("or set aggregation = 'sa'")]
+
 
 @register("dsfl")
 @dataclass(frozen=True)
@@ -40,13 +43,14 @@ class DSFL:
     """Semi-supervised collaboration: clients and a server model learn from sharpened mean predictions."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on private samples
-    distil: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on open samples, server too
+    distill: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on open samples, server too
     aggregation: Literal["era", "sa"] = "era"  # of the clients' predictions: sharpened, or the simple mean
-    temperature: float = 0.1  # T of ERA: the lower, the sharper
+    temperature: Sharpening = 0.1  # T of ERA: the lower, the sharper
     era_input: Literal["probabilities", "logits"] = "probabilities"  # what clients send, and what is averaged
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
     judge_clients: bool = True  # score the clients' own models too, which needs data.client_test
 
+    RENAMED: ClassVar = {"distil": "distill"}
     info: ClassVar[Info] = Info(
         title="DS-FL",
         paper="Itahara et al., IEEE TMC 2021",
@@ -65,10 +69,6 @@ class DSFL:
     def personal(self) -> Task | None:
         return score_own if self.judge_clients else None
 
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < 1:
-            raise ConfigError(f"dsfl: temperature = {self.temperature} must be above 0 and below 1 (or set 'sa')")
-
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)
         P = server.large or server.architectures[0]
@@ -79,7 +79,7 @@ class DSFL:
         task = train_and_answer if self.era_input == "probabilities" else train_and_score
         mean = fed.mean(task, S, uniform=True, local=self.local, **question(x, server))  # update, predict, upload
         y = self.aggregate(mean)
-        how: dict[str, Any] = {"distil": self.distil, "temperature": 1.0, "student_norm": self.student_norm}
+        how: dict[str, Any] = {"distil": self.distill, "temperature": 1.0, "student_norm": self.student_norm}
         clients = fed.submit_mean(distil_locally, answered(S, fed), uniform=True, targets=y, **how)  # broadcast
         taught = self.taught(state.server, x, y, fed, server)  # while the clients do the same
         clients()
@@ -97,7 +97,7 @@ class DSFL:
 
         def train() -> tuple[Fitted | Diverged, Weights]:  # all in the job: it may be repeated
             model = server.model(own.architecture, own.weights)
-            job = partial(fit, model, server.public[x], y, self.distil, fed.seed("distil"), objective)
+            job = partial(fit, model, server.public[x], y, self.distill, fed.seed("distil"), objective)
             return outcome_of(job), weights_of(model)
 
         ((done, weights),) = side_by_side(fed.seed, server, [train])

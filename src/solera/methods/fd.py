@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.labels import LabelSums, label_loss, others
 from ..parts.local import Local, fit
 from ..server import Server
+from ..settings import NonNegative
 from ..task import Client, task
 from ..tensors import weights_of
 from ..wire import sized
@@ -72,7 +72,7 @@ class FD:
     """Models that regularise each other by their mean output for each label."""
 
     local: Local = field(default_factory=lambda: Local(steps=250, batch=64))
-    gamma: float = 0.01  # weight of the others' averages in the loss; 0: local training
+    gamma: NonNegative = 0.01  # weight of the others' averages in the loss; 0: local training
     final_pass: bool = False  # average the outputs of the trained model, instead of those of the steps it took
 
     info: ClassVar[Info] = Info(
@@ -89,10 +89,6 @@ class FD:
     @dataclass(frozen=True)
     class State:
         table: Tensor  # what the last cohort said of each label on average, zeros where nobody held it
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma < float("inf"):
-            raise ConfigError(f"fd: gamma = {self.gamma} must be a number from 0 up")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State(torch.zeros(server.num_classes, server.num_classes))

@@ -4,12 +4,12 @@ The server keeps the model w_i of every client and passes messages between them:
 models in which similar ones count more. Client i trains on its own data and is pulled towards u_i.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.attention import attention, cosine_attention, cosines_of, median_distance, squared_distances
@@ -17,6 +17,7 @@ from ..parts.local import Local
 from ..parts.norms import parameter_names
 from ..parts.similarity import gram_matrix, mixtures
 from ..server import Server
+from ..settings import BelowOne, NonNegative, Positive, Problem
 from ..tensors import Weights
 from .common.coefficients import NOTED_CLIENTS
 from .common.personal import score_received
@@ -29,11 +30,11 @@ class FedAMP:
     """Personal models that attend to models like themselves."""
 
     local: Local = field(default_factory=Local)
-    lam: float = 0.01  # lambda: client i minimises its loss + lambda/(2 alpha) ||w - u_i||^2
-    alpha: float = 1.0  # alpha_k, the step of the message passing; halved while some xi_ii would be negative
-    sigma: float | None = None  # how fast attention fades with distance; none: the median squared distance
+    lam: NonNegative = 0.01  # lambda: client i minimises its loss + lambda/(2 alpha) ||w - u_i||^2
+    alpha: Positive = 1.0  # alpha_k, the step of the message passing; halved while some xi_ii would be negative
+    sigma: Positive | None = None  # how fast attention fades with distance; none: the median squared distance
     heuristic: bool = False  # HeurFedAMP: attention by the cosine of the models, sigma being its factor
-    self_weight: float = 0.2  # heuristic only: xi_ii, a client's attention to itself
+    self_weight: BelowOne = 0.2  # heuristic only: xi_ii, a client's attention to itself
 
     info: ClassVar[Info] = Info(
         title="FedAMP",
@@ -50,22 +51,13 @@ class FedAMP:
     class State:
         models: dict[str, Weights]  # w: client -> its model; those never asked have none
 
-    def __post_init__(self) -> None:
-        for name in ("alpha", "sigma"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"fedamp: {name} = {value} must be positive")
-        if not 0 <= self.lam < float("inf"):
-            raise ConfigError(f"fedamp: lam = {self.lam} must not be negative")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
         step = self.local.lr * self.lam / self.alpha
-        if self.local.optimiser == "sgd" and step >= 2:
-            raise ConfigError(
-                f"fedamp: lam = {self.lam} overshoots: lower it until local.lr * lam / alpha is below 2, not {step:.3g}"
-            )
-        if not 0 <= self.self_weight < 1:
-            raise ConfigError(f"fedamp: self_weight = {self.self_weight} must be in [0, 1)")
+        if self.local.optimizer == "sgd" and step >= 2:
+            yield f"lam = {self.lam}: overshoots; lower it until local.lr * lam / alpha is below 2, not {step:.3g}"
         if self.heuristic and self.sigma is None:
-            raise ConfigError("fedamp: heuristic = true needs sigma, the factor of the cosine: a number, say 10")
+            yield "heuristic = true: needs sigma, the factor of the cosine: a number, say 10"
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({})
@@ -119,7 +111,7 @@ class FedAMP:
 
     def pull(self, alpha: float) -> float:
         """lambda/alpha; halving alpha does not raise it above 1/lr, where a step of SGD lands on u_i, not beyond."""
-        if self.local.optimiser != "sgd" or self.local.lr == 0:
+        if self.local.optimizer != "sgd" or self.local.lr == 0:
             return self.lam / alpha
         return min(self.lam / alpha, max(self.lam / self.alpha, 1 / self.local.lr))
 

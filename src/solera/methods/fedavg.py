@@ -12,13 +12,13 @@ from typing import ClassVar
 
 import torch
 
-from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.aggregate import momentum_step
 from ..parts.local import Local
 from ..parts.norms import parameter_names
 from ..server import Server
+from ..settings import BelowOne, NonNegative, Share
 from ..tensors import Weights
 from .common.averaging import Average, average_round, models_of
 
@@ -70,20 +70,14 @@ class FedProx:
 
     local: Local = field(default_factory=Local)
     average: Average = "weighted"
-    mu: float = 0.01  # mu/2 ||w - w_t||^2
-    straggler_fraction: float = 0.0  # of the cohort; these do between one epoch and one less than all
+    mu: NonNegative = 0.01  # mu/2 ||w - w_t||^2
+    straggler_fraction: Share = 0.0  # of the cohort; these do between one epoch and one less than all
 
     info: ClassVar[Info] = info("FedProx", "Li et al., MLSys 2020")
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]
-
-    def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ConfigError(f"fedprox: mu = {self.mu} must not be negative")
-        if not 0 <= self.straggler_fraction <= 1:
-            raise ConfigError(f"fedprox: straggler_fraction = {self.straggler_fraction} must be between 0 and 1")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})
@@ -119,7 +113,7 @@ class FedAvgM:
 
     local: Local = field(default_factory=Local)
     average: Average = "weighted"
-    momentum: float = 0.3  # beta
+    momentum: BelowOne = 0.3  # beta
 
     info: ClassVar[Info] = info("FedAvgM", "Hsu et al., 2019")
 
@@ -127,10 +121,6 @@ class FedAvgM:
     class State:
         weights: dict[str, Weights]
         velocity: dict[str, Weights]  # v, of parameters only
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"fedavgm: momentum = {self.momentum} must be in [0, 1)")
 
     def init(self, fed: Federation, server: Server) -> State:
         x = {P: server.init(P) for P in server.architectures}

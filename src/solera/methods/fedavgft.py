@@ -4,15 +4,14 @@ Beside plain fine-tuning there are two of the paper's variants: training the hea
 for answering unlike the common model (knowledge distillation from it). The common model itself stays as it is.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.local import Local
 from ..server import Server
+from ..settings import NonNegative, NonNegativeInt
 from ..tensors import Weights
 from .common.averaging import Average, average_round, models_of
 from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
@@ -25,9 +24,9 @@ class FedAvgFT:
 
     local: Local = field(default_factory=Local)
     average: Average = "weighted"
-    tune_epochs: int = 5  # of fine-tuning, otherwise as local training; 0: the common model as it is
+    tune_epochs: NonNegativeInt = 5  # of fine-tuning, otherwise as local training; 0: the common model as it is
     freeze_base: bool = False  # fine-tune the head alone
-    kd: float = 0.0  # in fine-tuning, weight of KL(common model || own), a distance of answers
+    kd: NonNegative = 0.0  # in fine-tuning, weight of KL(common model || own), a distance of answers
 
     info: ClassVar[Info] = Info(
         title="FedAvg with local fine-tuning",
@@ -44,12 +43,6 @@ class FedAvgFT:
     class State:
         weights: dict[str, Weights]  # architecture -> weights
         tuned: bool  # the clients hold fine-tuned copies of these
-
-    def __post_init__(self) -> None:
-        if self.tune_epochs < 0:
-            raise ConfigError(f"fedavgft: tune_epochs = {self.tune_epochs}: at least 0 is needed")
-        if not 0 <= self.kd < math.inf:
-            raise ConfigError(f"fedavgft: kd = {self.kd} must not be negative")
 
     @property
     def needs(self) -> tuple[str, ...]:

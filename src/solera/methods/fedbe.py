@@ -13,6 +13,7 @@ from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.posterior import Kind
 from ..parts.teachers import Rule
+from ..settings import Positive, PositiveInt
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
@@ -36,7 +37,7 @@ def info(title: str, paper: str) -> Info:
 def with_swa() -> Distill:
     """Momentum SGD, averaged every 25 steps after step 500. In the paper: 20 epochs of the public samples."""
     return Distill(
-        steps=1500, optimiser="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5, schedule="constant", clip=None,
+        steps=1500, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5, schedule="constant", clip=None,
         swa_every=25, swa_start=500,
     )  # fmt: skip
 
@@ -54,11 +55,11 @@ class FedBE(Setting):
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=with_swa)
     posterior: Kind = "gaussian"
-    samples: int = 10  # M
-    alpha: float = 1.0  # of the Dirichlet distribution
+    samples: PositiveInt = 10  # M
+    alpha: Positive = 1.0  # of the Dirichlet distribution
     update_normalised: bool = False  # gaussian: of directions of updates, as the authors' code has it
     rule: Rule = "avg_probs"  # pseudo-labels are means of probabilities
-    sharpen: float | None = None  # temperature on the pseudo-labels; the authors' code has 0.5
+    sharpen: Positive | None = None  # temperature on the pseudo-labels; the authors' code has 0.5
     average: Literal["weighted", "uniform"] = "weighted"
     save_ensemble: bool = False
     report_ensemble: bool = True
@@ -95,8 +96,8 @@ class FedDistill(Setting):
 
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=short_swa)
-    samples: int = 10
-    scale: float = 0.5  # of the covariance
+    samples: PositiveInt = 10
+    scale: Positive = 0.5  # of the covariance
     include_clients: bool = True
     rule: Rule = "avg_logits"
     average: Literal["weighted", "uniform"] = "weighted"

@@ -6,12 +6,13 @@ while the server distils. A setting of the framework: FedAvg, aggregated, design
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ..method import Info, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import Rule
+from ..settings import Replaceable
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
@@ -28,7 +29,7 @@ class FedEED(Setting):
     fusion: Distill = field(default_factory=section_6)
     K: int = 4  # global models
     R: int = 1  # rounds whose checkpoints are in the ensemble
-    local_trainer: LocalTrainer = field(default_factory=LocalTrainer)
+    local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"  # F, how the ensemble answers
     group_sizes: tuple[int, ...] | None = None  # how the clients are shared out; left out: evenly
     pipeline: Literal["off", "strict", "eager"] = "off"  # appendix A.7

@@ -6,11 +6,12 @@ rule = "avg_probs" for that).
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from ..method import Info, register
 from ..parts.local import Local
 from ..parts.teachers import Rule
+from ..settings import PositiveInt, Replaceable
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.groups import Schedule
@@ -25,9 +26,9 @@ class FedEnsemble(Setting):
     """Several global models that see different clients, and predict together."""
 
     local: Local = field(default_factory=Local)
-    K: int = 4  # global models
+    K: PositiveInt = 4  # global models
     schedule: Schedule = "random"  # groups drawn anew each round, or the paper's strata: each model meets all in turn
-    local_trainer: LocalTrainer = field(default_factory=LocalTrainer)
+    local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
 

@@ -35,7 +35,7 @@ from .common.training import Update, local_update
 
 def tau_s_steps() -> Distill:
     """The paper's server steps for images: tau_s = 128, b_s = 64, eta_s = 0.005, plain SGD."""
-    return Distill(steps=128, batch=64, optimiser="sgd", lr=0.005, schedule="constant", clip=None)
+    return Distill(steps=128, batch=64, optimizer="sgd", lr=0.005, schedule="constant", clip=None)
 
 
 @register("fedet")

@@ -5,12 +5,12 @@ them by how much they save on samples it keeps aside, relative to how far away t
 """
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Gt, Lt
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.first_order import distance, epsilon_greedy, gains_of, step_towards
@@ -18,6 +18,7 @@ from ..parts.local import Local, evaluate, fit
 from ..parts.norms import parameter_names
 from ..randomness import seed_from
 from ..server import Server
+from ..settings import PositiveInt, Share
 from ..task import Client, Data, task
 from ..tensors import Weights, weights_of
 from ..wire import like
@@ -77,17 +78,20 @@ def split(client: Client, validation: float, seed: int) -> tuple[Data, Data]:
     return Data(data.inputs[train], data.labels[train]), Data(data.inputs[kept], data.labels[kept])
 
 
+Part = Annotated[float, Gt(0), Lt(1)]
+
+
 @register("fedfomo")
 @dataclass(frozen=True)
 class FedFomo:
     """Personal models, mixed by the clients themselves from the models that help them."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=50, lr=0.1))  # E
-    lr_decay: float = 0.99  # factor on local.lr, each round
-    M: int = 5  # how many other clients' models a client is sent
-    epsilon: float = 0.3  # how often one of them is any client's instead of one of the best
-    epsilon_decay: float = 0.05  # by how much that falls each round, down to 0
-    validation: float = 0.2  # share of a client's training samples it judges models by, and never trains on
+    lr_decay: Share = 0.99  # factor on local.lr, each round
+    M: PositiveInt = 5  # how many other clients' models a client is sent
+    epsilon: Share = 0.3  # how often one of them is any client's instead of one of the best
+    epsilon_decay: Share = 0.05  # by how much that falls each round, down to 0
+    validation: Part = 0.2  # share of a client's training samples it judges models by, and never trains on
 
     info: ClassVar[Info] = Info(
         title="FedFomo",
@@ -104,15 +108,6 @@ class FedFomo:
     class State:
         models: dict[str, Weights]  # client -> the last model it sent
         affinity: dict[str, dict[str, float]]  # P: receiver -> giver -> sum of gains; missing: 0
-
-    def __post_init__(self) -> None:
-        if self.M < 1:
-            raise ConfigError(f"fedfomo: M = {self.M}: at least 1 is needed")
-        for name in ("epsilon", "epsilon_decay", "lr_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"fedfomo: {name} = {getattr(self, name)} must be between 0 and 1")
-        if not 0 < self.validation < 1:
-            raise ConfigError(f"fedfomo: validation = {self.validation} must be above 0 and below 1")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({}, {})

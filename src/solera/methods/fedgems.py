@@ -23,6 +23,7 @@ from ..parts.selective import fused_logits, reliable_weights, selective_loss
 from ..parts.teachers import soft_targets
 from ..randomness import seed_from
 from ..server import Server
+from ..settings import Share
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from .common.fusion import outcome_of, side_by_side
@@ -60,11 +61,12 @@ class FedGEMS:
     """A large server model that learns from those clients that are right where it is wrong."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=0.05))  # clients, on private data
-    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # clients, on public samples
-    server: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=1e-3, optimiser="adam"))  # the server
-    epsilon: float = 0.75  # weight of the labels; the rest is for logits
+    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # clients, on public samples
+    server: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=1e-3, optimizer="adam"))  # the server
+    epsilon: Share = 0.75  # weight of the labels; the rest is for logits
     selective: bool = True  # false: FedGEM, all samples and the plain mean of all clients
 
+    RENAMED: ClassVar = {"distil": "distill"}
     info: ClassVar[Info] = Info(
         title="FedGEMS",
         paper="Cheng et al., 2021",
@@ -82,10 +84,6 @@ class FedGEMS:
         large: Model
         pool: Tensor  # [public samples, classes]: logits of the large model when it was last right about the sample
         pooled: Tensor  # [public samples]: whether it ever was
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.epsilon <= 1:
-            raise ConfigError(f"fedgems: epsilon = {self.epsilon} is a share, from 0 to 1")
 
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""
@@ -120,7 +118,7 @@ class FedGEMS:
 
         logits = logits_of(server.model(large.architecture, large.weights), x)
         drawn = Drawn(d.int(), server.public.digest)
-        how: dict[str, Any] = {"epsilon": self.epsilon, "distil": self.distil, "local": self.local}
+        how: dict[str, Any] = {"epsilon": self.epsilon, "distil": self.distill, "local": self.local}
         fed.map(learn_from_server, S, drawn=drawn, logits=logits, **how)
         return self.State(large, pool, pooled)
 

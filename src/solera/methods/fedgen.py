@@ -28,6 +28,7 @@ from ..parts.objectives import Objective
 from ..parts.teachers import soft_targets
 from ..randomness import repeatable
 from ..server import Server
+from ..settings import NonNegative, NonNegativeInt, Share
 from ..task import Client, task
 from ..tensors import Weights, is_finite, weights_of
 from .common.averaging import average_of, models_of
@@ -96,10 +97,10 @@ class FedGen:
     local: Local = field(default_factory=lambda: Local(batch=32, lr=0.01))
     average: Literal["weighted", "uniform"] = "weighted"
     generator: LatentGenerator = field(default_factory=LatentGenerator)
-    generated_weight: float | None = None  # alpha: weight of generated latents; none: 0.1 / local.lr, at most 10
-    agreement_weight: float = 0.0  # beta: pull of a sample's prediction towards that of its label's latents
-    decay: float = 0.98  # both weights are multiplied by it every round
-    early_stop: int = 20  # local epochs with generated latents; the later ones are without
+    generated_weight: NonNegative | None = None  # alpha: weight of generated latents; none: 0.1 / local.lr, at most 10
+    agreement_weight: NonNegative = 0.0  # beta: pull of a sample's prediction towards that of its label's latents
+    decay: Share = 0.98  # both weights are multiplied by it every round
+    early_stop: NonNegativeInt = 20  # local epochs with generated latents; the later ones are without
     labels: Literal["counts", "uniform"] = "counts"  # p(y): as often as clients hold them, or each the same
     share_head: bool = True  # several architectures: one head for all, not one for each
 
@@ -119,14 +120,6 @@ class FedGen:
         weights: dict[str, Weights]  # theta: architecture -> weights
         generator: Weights  # w
         prior: Tensor  # p(y); all 0 as long as the generator has not learned anything
-
-    def __post_init__(self) -> None:
-        for name in ("generated_weight", "agreement_weight", "decay", "early_stop"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ConfigError(f"fedgen: {name} = {getattr(self, name)} must not be negative (0 switches it off)")
-        if self.decay > 1:
-            raise ConfigError(f"fedgen: decay = {self.decay} must be at most 1")
 
     @property
     def alpha(self) -> float:

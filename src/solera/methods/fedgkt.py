@@ -9,6 +9,7 @@ Where only some clients take part in a round, the server's logits come by the ad
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
@@ -25,11 +26,12 @@ from ..parts.local import Diverged, Local, Score, evaluate, fit, logits_of
 from ..parts.teachers import soft_targets
 from ..randomness import repeatable, seed_from
 from ..server import Server
+from ..settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Problem
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from .common.fusion import outcome_of
 from .common.personal import scored
-from .common.predictions import check_temperature, finite
+from .common.predictions import finite
 
 
 @dataclass(frozen=True)
@@ -185,15 +187,17 @@ LAYERS = {"representation": "adapter", "body": "body"}  # the layer of a split m
 class FedGKT:
     """A large server model on the features of small clients' models; each side teaches the other."""
 
-    local: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=1e-3, optimiser="adam"))
-    server: Local = field(default_factory=lambda: Local(epochs=20, batch=256, lr=1e-3, optimiser="adam"))
-    server_rounds: list[int] = field(default_factory=lambda: [20, 30, 40, 100, 150])  # from these rounds on, ...
-    server_epochs: list[int] = field(default_factory=lambda: [15, 10, 5, 3, 1])  # ... so many, instead of server.epochs
-    server_hidden: int = 256  # width of the tower: of dense layers, or channels of convolutions
-    server_layers: int = 4  # residual blocks of the tower
+    local: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=1e-3, optimizer="adam"))
+    server: Local = field(default_factory=lambda: Local(epochs=20, batch=256, lr=1e-3, optimizer="adam"))
+    server_rounds: list[NonNegativeInt] = field(default_factory=lambda: [20, 30, 40, 100, 150])  # from these rounds on
+    server_epochs: list[NonNegativeInt] = field(
+        default_factory=lambda: [15, 10, 5, 3, 1]
+    )  # so many epochs, not server.epochs
+    server_hidden: PositiveInt = 256  # width of the tower: of dense layers, or channels of convolutions
+    server_layers: NonNegativeInt = 4  # residual blocks of the tower
     features: str = "representation"  # what is sent of a sample: "representation", "body", or a layer's output by name
-    alpha: float = 1.0  # weight of the other side's logits, beside the labels
-    temperature: float = 3.0  # T
+    alpha: NonNegative = 1.0  # weight of the other side's logits, beside the labels
+    temperature: Positive = 3.0  # T
     partial: Literal["on_the_fly", "cached"] = "on_the_fly"  # where not all take part: whose features the tower judges
     judged: Literal["together", "alone"] = "together"  # personal accuracy: of extractor and tower, or the small model
 
@@ -215,16 +219,13 @@ class FedGKT:
         trained: bool  # has it been? before, it has nothing to teach
         kept: dict[str, Tensor]  # by client, of its last upload: the tower's logits, or ("cached") the features
 
-    def __post_init__(self) -> None:
-        check_temperature("fedgkt", self.temperature)
-        for name, least in (("alpha", 0), ("server_hidden", 1), ("server_layers", 0)):
-            if not least <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"fedgkt: {name} = {getattr(self, name)} must be at least {least}")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
         rounds, epochs = self.server_rounds, self.server_epochs
-        if len(rounds) != len(epochs) or sorted(set(rounds)) != rounds or min([*rounds, *epochs], default=0) < 0:
-            raise ConfigError(f"fedgkt: server_rounds = {rounds} must rise, server_epochs = {epochs} have one for each")
+        if len(rounds) != len(epochs) or sorted(set(rounds)) != rounds:
+            yield f"server_rounds = {rounds}: they must rise, and server_epochs = {epochs} have one for each"
         if self.server.steps is not None and rounds:
-            raise ConfigError("fedgkt: to train by server.steps, set server_rounds = [] and server_epochs = []")
+            yield f"server_rounds = {rounds}: to train by server.steps, set server_rounds = [] and server_epochs = []"
 
     @property
     def layer(self) -> str:

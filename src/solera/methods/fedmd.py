@@ -76,7 +76,7 @@ def digest_and_revisit(
 
 def adam(epochs: int, batch: int) -> Local:
     """The authors train everything with Adam at 0.001."""
-    return Local(epochs=epochs, batch=batch, lr=1e-3, optimiser="adam")
+    return Local(epochs=epochs, batch=batch, lr=1e-3, optimizer="adam")
 
 
 @register("fedmd")

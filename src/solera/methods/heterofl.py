@@ -5,10 +5,12 @@ The server averages every weight over the clients that hold it. Different archit
 clients of every rate.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from ..errors import ConfigError
@@ -29,6 +31,7 @@ from ..parts.subnetwork import (
     sub_shapes,
 )
 from ..server import Server
+from ..settings import Problem
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from ..wire import like
@@ -89,6 +92,8 @@ def part_statistics(client: Client, weights: Weights, statistics: Weights) -> Pa
 
 Part = tuple[str, str]  # an architecture, and a rate as it is written: ("resnet8", "0.5")
 
+Rates = list[Annotated[float, Gt(0), Le(1)]]
+
 
 @register("heterofl")
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class HeteroFL:
     """Parts of one model, as large as each client can bear."""
 
     local: Local = field(default_factory=lambda: Local(clip=1.0))  # clipped: the scaler makes gradients large
-    rates: list[float] = field(default_factory=lambda: [1.0, 0.5, 0.25, 0.125, 0.0625])  # repeat one: more clients
+    rates: Rates = field(default_factory=lambda: [1.0, 0.5, 0.25, 0.125, 0.0625])  # repeat one: more clients
     assignment: Literal["fixed", "dynamic"] = "fixed"  # rates in turn by client, or drawn anew for client and round
     average: Literal["uniform", "weighted"] = "uniform"  # every client the same, or by examples
     scaler: bool = True  # divide activations by the rate in training
@@ -120,11 +125,10 @@ class HeteroFL:
         shapes: dict[str, dict[str, Shapes]]  # architecture -> rate -> shapes of that part, as read at the start
         rows: dict[str, list[str]]  # the tensors with a row for each class
 
-    def __post_init__(self) -> None:
-        if not self.rates or self.rates[0] != 1 or not all(0 < r <= 1 for r in self.rates):
-            raise ConfigError(
-                f"heterofl: rates = {self.rates}: all above 0 and at most 1, the first 1 (the whole model)"
-            )
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
+        if not self.rates or self.rates[0] != 1:
+            yield f"rates = {self.rates}: the first must be 1 (the whole model)"
 
     def check(self, server: Server) -> None:
         for P in server.architectures:

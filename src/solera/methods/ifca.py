@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.clusters import lowest
 from ..parts.local import Local, Score, evaluate, fit
 from ..server import Server
+from ..settings import PositiveInt
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from ..wire import like
@@ -62,7 +62,7 @@ class IFCA:
     """One model for each cluster of clients; clients choose by themselves."""
 
     local: Local = field(default_factory=lambda: Local(steps=10, batch=64, lr=0.1))  # tau, gamma
-    k: int = 2  # clusters of each architecture
+    k: PositiveInt = 2  # clusters of each architecture
     average: Average = "uniform"  # within a cluster
 
     info: ClassVar[Info] = Info(
@@ -79,10 +79,6 @@ class IFCA:
     @dataclass(frozen=True)
     class State:
         clusters: dict[str, list[Weights]]  # architecture -> theta_1 ... theta_k
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"ifca: k = {self.k}: at least 1 cluster is needed")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: [server.init(P, j) for j in range(self.k)] for P in server.architectures})

@@ -39,7 +39,7 @@ class MNFL:
     """Personal models that learn from each other, and learn from whom."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
-    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
+    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
     coefficients: Coefficients = field(default_factory=Coefficients)  # eta_3, lambda, rho
     temperature: float = 10.0  # T, of predictions and of distillation
     public_size: int | None = None  # public samples a round; 0: local training only; none: public.per_round
@@ -52,6 +52,7 @@ class MNFL:
     grow_epochs: bool = False  # local epochs 1, 2, 3, ... up to local.epochs, as in the authors' code
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
+    RENAMED: ClassVar = {"distil": "distill"}
     info: ClassVar[Info] = Info(
         title="MNFL (KT-pFL)",
         paper="Zhang et al., NeurIPS 2021; Beikmohammadi et al.",
@@ -102,7 +103,7 @@ class MNFL:
         targets = {k: teacher["probs"] for k, teacher in zip(S, teachers, strict=True)}
         return {
             "targets": per_client(lambda k: targets[k]),
-            "distil": self.distil,
+            "distil": self.distill,
             "temperature": self.temperature,
             "student_norm": self.student_norm,
         }

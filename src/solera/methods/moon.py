@@ -5,18 +5,17 @@ model gives than like those of the models it sent before. Both are frozen, so ea
 Different architectures are separate federations that share nothing.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 
-from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.local import Local, fit
 from ..parts.representations import contrastive, representations_of
 from ..server import Server
+from ..settings import NonNegative, Positive, PositiveInt
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from .common.averaging import Average, mean_of, models_of
@@ -53,9 +52,9 @@ class MOON:
         default_factory=lambda: Local(epochs=10, batch=64, lr=0.01, momentum=0.9, weight_decay=1e-5)
     )  # E, B, eta
     average: Average = "weighted"
-    mu: float = 5.0  # weight of the contrastive term; 0: FedAvg
-    tau: float = 0.5  # temperature of the contrastive term
-    buffer: int = 1  # how many of its last models a client keeps to get away from
+    mu: NonNegative = 5.0  # weight of the contrastive term; 0: FedAvg
+    tau: Positive = 0.5  # temperature of the contrastive term
+    buffer: PositiveInt = 1  # how many of its last models a client keeps to get away from
 
     info: ClassVar[Info] = Info(
         title="MOON",
@@ -71,14 +70,6 @@ class MOON:
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # architecture -> weights
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mu < math.inf:
-            raise ConfigError(f"moon: mu = {self.mu} must not be negative")
-        if not 0 < self.tau < math.inf:
-            raise ConfigError(f"moon: tau = {self.tau} must be positive")
-        if self.buffer < 1:
-            raise ConfigError(f"moon: buffer = {self.buffer}: at least 1 is needed")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})

@@ -5,17 +5,16 @@ the second for the gradient of what came of it, a third for the second-order ter
 estimates it by a difference of gradients. Different architectures are separate federations that share nothing.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.bilevel import after_a_step, endless
 from ..parts.local import Local, fit
 from ..randomness import seed_from
 from ..server import Server
+from ..settings import NonNegative, NonNegativeInt, Positive
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from .common.averaging import Average, mean_of, models_of
@@ -45,9 +44,9 @@ class PerFedAvg:
     local: Local = field(default_factory=lambda: Local(steps=10, batch=40, lr=0.001))  # tau, D, beta
     average: Average = "uniform"
     mode: Mode = "fo"  # the second-order term: left out, or estimated by a difference of gradients
-    alpha: float = 0.01  # step size of the adaptation; 0: FedAvg
-    delta: float = 0.001  # mode hf: how far apart the two gradients are taken, in multiples of the gradient
-    adapt_steps: int = 1  # of a client that makes the model its own, on its training samples
+    alpha: NonNegative = 0.01  # step size of the adaptation; 0: FedAvg
+    delta: Positive = 0.001  # mode hf: how far apart the two gradients are taken, in multiples of the gradient
+    adapt_steps: NonNegativeInt = 1  # of a client that makes the model its own, on its training samples
 
     info: ClassVar[Info] = Info(
         title="Per-FedAvg",
@@ -63,14 +62,6 @@ class PerFedAvg:
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # w: architecture -> weights
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha < math.inf:
-            raise ConfigError(f"perfedavg: alpha = {self.alpha} must not be negative")
-        if not 0 < self.delta < math.inf:
-            raise ConfigError(f"perfedavg: delta = {self.delta} must be positive")
-        if self.adapt_steps < 0:
-            raise ConfigError(f"perfedavg: adapt_steps = {self.adapt_steps}: at least 0 is needed")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})

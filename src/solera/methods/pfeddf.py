@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
-from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.distill import Distill
@@ -11,6 +10,7 @@ from ..parts.local import Local
 from ..parts.lowbit import LowBit
 from ..parts.teachers import Rule
 from ..server import Server
+from ..settings import NonNegativeInt
 from ..tensors import Weights
 from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
 from .common.swag import Swag
@@ -22,7 +22,7 @@ from .feddf import FedDF
 class PFedDF:
     """FedDF with models that are made personal at the end."""
 
-    tune_epochs: int = 5  # of fine-tuning, otherwise as local training; 0: the architectures as they are
+    tune_epochs: NonNegativeInt = 5  # of fine-tuning, otherwise as local training; 0: the architectures as they are
 
     local: Local = field(default_factory=Local)  # from here on as in feddf
     fusion: Distill = field(default_factory=Distill)
@@ -57,10 +57,6 @@ class PFedDF:
     class State:
         weights: dict[str, Weights]  # M: architecture -> weights
         tuned: bool  # the clients hold fine-tuned copies of these
-
-    def __post_init__(self) -> None:
-        if self.tune_epochs < 0:
-            raise ConfigError(f"pfeddf: tune_epochs = {self.tune_epochs}: at least 0 is needed")
 
     @property
     def feddf(self) -> FedDF:

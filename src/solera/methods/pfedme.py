@@ -5,16 +5,15 @@ steps, is its personal model, and w follows it. Only w travels. Different archit
 share nothing.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..errors import ConfigError
 from ..federation import Federation
 from ..method import Info, Model, register
 from ..parts.bilevel import Envelope, follow_envelope
 from ..parts.norms import parameter_names
 from ..server import Server
+from ..settings import Positive
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from .common.averaging import Average, mean_of, models_of
@@ -38,7 +37,7 @@ class PFedMe:
 
     local: Envelope = field(default_factory=Envelope)
     average: Average = "weighted"
-    beta: float = 1.0  # how far the server goes towards the mean of the clients' w; 1: to it, more: beyond
+    beta: Positive = 1.0  # how far the server goes towards the mean of the clients' w; 1: to it, more: beyond
 
     info: ClassVar[Info] = Info(
         title="pFedMe",
@@ -54,10 +53,6 @@ class PFedMe:
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # w: architecture -> weights
-
-    def __post_init__(self) -> None:
-        if not 0 < self.beta < math.inf:
-            raise ConfigError(f"pfedme: beta = {self.beta} must be positive")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})

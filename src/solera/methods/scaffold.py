@@ -5,18 +5,19 @@ goes along g - c_k + c. Different architectures are separate federations that sh
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import Info, Model, register
 from ..parts.aggregate import RunningMean
 from ..parts.local import Local, fit, gradient_of, planned_steps
 from ..parts.norms import has_batchnorm, parameter_names
 from ..server import Server
+from ..settings import Positive, Problem
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from ..wire import like
@@ -79,7 +80,7 @@ class Scaffold:
 
     local: Local = field(default_factory=Local)
     option: Option = "II"  # how a client renews its control variate: I, its gradient at x; II, from its steps
-    server_lr: float = 1.0  # eta_g
+    server_lr: Positive = 1.0  # eta_g
     weighted: bool = False  # weigh the clients' models by examples; the paper does not
     derive_dc: bool = False  # send only the model up: the server sees single clients, but 1/4 less travels
     allow_momentum: bool = False  # option II assumes plain SGD: c_k is then not a mean of gradients
@@ -100,13 +101,12 @@ class Scaffold:
         control: dict[str, Weights]  # c, of parameters only
         clients: dict[str, int]  # N
 
-    def __post_init__(self) -> None:
-        if (self.local.momentum or self.local.optimiser != "sgd") and not self.allow_momentum:
-            raise ConfigError("scaffold: needs plain SGD (momentum 0); set allow_momentum = true to try anyway")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
+        if (self.local.momentum or self.local.optimizer != "sgd") and not self.allow_momentum:
+            yield "local needs plain SGD (momentum 0); set allow_momentum = true to try anyway"
         if self.derive_dc and self.option == "I":
-            raise ConfigError("scaffold: derive_dc = true works with option = 'II' only")
-        if self.server_lr <= 0:
-            raise ConfigError(f"scaffold: server_lr = {self.server_lr} must be positive")
+            yield "derive_dc = true: works with option = 'II' only"
 
     def init(self, fed: Federation, server: Server) -> State:
         x = {P: server.init(P) for P in server.architectures}

@@ -9,19 +9,18 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation, per_client
 from ..method import Info, Model, register
 from ..parts.local import Local
 from ..parts.similarity import by_cosine, by_rank, cosines, mixtures
 from ..server import Server
+from ..settings import NonNegativeInt, Positive, PositiveInt
 from .common.coefficients import note, uniform_matrix, with_columns
 from .common.personal import score_own, train_alone
 from .common.predictions import (
     StudentNorm,
     ask_and_assess,
     check_public,
-    check_temperature,
     distil_locally,
     draw,
     participants,
@@ -55,7 +54,7 @@ def similar_round(method: Any, c: Tensor, fed: Federation, server: Server) -> Te
         distil_locally,
         S,
         targets=per_client(lambda k: targets[k]["probs"]),
-        distil=method.distil,
+        distil=method.distill,
         temperature=method.temperature,
         student_norm=method.student_norm,
     )
@@ -70,21 +69,19 @@ class SimPFL:
     """Each client learns from the others in proportion to how similarly they predict."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
-    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
-    temperature: float = 10.0  # T, of predictions and of distillation
-    public_size: int | None = None  # public samples a round; 0: local training only; none: public.per_round
+    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
+    temperature: Positive = 10.0  # T, of predictions and of distillation
+    public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
     scale: Literal["minmax", "l1"] = "minmax"  # cosine less the column's least (the authors' code), or as it is
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
+    RENAMED: ClassVar = {"distil": "distill"}
     info: ClassVar[Info] = info("Sim-pFL")
     personal: ClassVar = score_own
 
     @dataclass(frozen=True)
     class State:
         c: Tensor  # the columns last used by each receiver
-
-    def __post_init__(self) -> None:
-        check_temperature("simpfl", self.temperature)
 
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)
@@ -109,23 +106,19 @@ class TopKPFL:
     """Each client learns from the K clients that predict most like it, itself among them."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
-    distil: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
-    temperature: float = 10.0  # T, of predictions and of distillation
-    public_size: int | None = None  # public samples a round; 0: local training only; none: public.per_round
-    k: int = 5  # how many teach a client, itself included
+    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
+    temperature: Positive = 10.0  # T, of predictions and of distillation
+    public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
+    k: PositiveInt = 5  # how many teach a client, itself included
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
+    RENAMED: ClassVar = {"distil": "distill"}
     info: ClassVar[Info] = info("TopK-pFL")
     personal: ClassVar = score_own
 
     @dataclass(frozen=True)
     class State:
         c: Tensor  # the columns last used by each receiver
-
-    def __post_init__(self) -> None:
-        check_temperature("topkpfl", self.temperature)
-        if self.k < 1:
-            raise ConfigError(f"topkpfl: k = {self.k}: at least 1 is needed")
 
     def init(self, fed: Federation, server: Server) -> State:
         self.check(server)

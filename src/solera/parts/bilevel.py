@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
 
 import torch
@@ -10,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..tensors import Weights
-from .local import Fitted, Local, check_number, fit, minibatches
+from .local import Fitted, Local, fit, minibatches
 from .norms import BATCHNORM, has_batchnorm
 from .objectives import Objective, cross_entropy, proximal
 
@@ -86,25 +86,22 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 # ---- pFedMe: steps on the Moreau envelope -----------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@settings
 class Envelope:
     """How a client follows the Moreau envelope of its loss: min over theta of f(theta) + lam/2 ||theta - w||^2."""
 
-    steps: int = 20  # steps of w in a round, R
-    batch: int = 20  # samples in the minibatch of a step of w
-    lr: float = 0.005  # step size of w, eta
-    lam: float = 15.0  # pull of theta towards w, lambda
-    inner_steps: int = 5  # gradient steps of theta for every step of w, all on its minibatch, K
-    inner_lr: float = 0.09  # their step size
+    steps: NonNegativeInt = 20  # steps of w in a round, R
+    batch: PositiveInt = 20  # samples in the minibatch of a step of w
+    lr: NonNegative = 0.005  # step size of w, eta
+    lam: Positive = 15.0  # pull of theta towards w, lambda
+    inner_steps: NonNegativeInt = 5  # gradient steps of theta for every step of w, all on its minibatch, K
+    inner_lr: NonNegative = 0.09  # their step size
 
-    def __post_init__(self) -> None:
-        check_number("steps", self.steps, 0)
-        check_number("batch", self.batch, 1)
-        check_number("inner_steps", self.inner_steps, 0)
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
         for name, lr in (("lr", self.lr), ("inner_lr", self.inner_lr)):
-            check_number(name, lr, 0)
-            if self.lam <= 0 or not lr * self.lam < 2:
-                raise ValueError(f"lam must be positive and {name} * lam below 2 (beyond, it overshoots), not {self}")
+            if not lr * self.lam < 2:
+                yield f"{name} = {lr}: with lam = {self.lam} a step overshoots; {name} * lam must be below 2"
 
 
 def follow_envelope(

@@ -3,16 +3,16 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..tensors import is_finite, weights_of
 from .aggregate import RunningMean
-from .local import check_number, check_optimiser, make_optimiser
+from .local import make_optimizer, momentum_problems
 from .norms import evaluating, reestimate, train_mode
 from .teachers import Cache, Rows, Run, Samples, Targets, Teacher, read_rows, soft_targets
 
@@ -22,42 +22,37 @@ Validate = Callable[[nn.Module], float]  # -> accuracy
 NORM_SAMPLES = 2048  # how many public samples give an average of weights its BatchNorm statistics
 
 
-@dataclass(frozen=True)
+@settings
 class Distill:
     """How a student is distilled. The defaults are FedDF's, but for the number of steps (10,000 in the paper)."""
 
-    steps: int = 500
-    batch: int = 128
-    optimiser: Literal["adam", "sgd"] = "adam"
-    lr: float = 1e-3
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    steps: NonNegativeInt = 500
+    batch: PositiveInt = 128
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: NonNegative = 1e-3
+    momentum: BelowOne = 0.0
+    weight_decay: NonNegative = 0.0
     schedule: Literal["cosine", "constant"] = "cosine"
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     t_squared: bool = False  # multiply the loss by T^2
-    clip: float | None = 5.0  # largest norm of the gradient
-    every: int = 100  # steps between looks at the validation set, if there is one
-    patience: int | None = 1000  # stop that many steps after the best look; None: never
+    clip: Positive | None = 5.0  # largest norm of the gradient
+    every: PositiveInt = 100  # steps between looks at the validation set, if there is one
+    patience: PositiveInt | None = 1000  # stop that many steps after the best look; None: never
     student_norm: Literal["train", "frozen"] = "train"  # BatchNorm statistics of the student
     keep_init_if_better: bool = False  # the undistilled student may win on the validation set
-    swa_every: int | None = None  # stochastic weight averaging: end with the mean of the weights at every so many steps
-    swa_start: int = 0  # counted from this step on; if none is met, the last weights stand
+    swa_every: PositiveInt | None = None  # stochastic weight averaging: the mean of every so many steps' weights
+    swa_start: NonNegativeInt = 0  # counted from this step on; if none is met, the last weights stand
     cache_dtype: Literal["float32", "float16"] = "float32"  # of the teachers' kept answers; float16 rounds to 3 digits
     cache_on_disk: bool = False  # teachers' answers in a file in the temporary directory (TMPDIR), not in memory
 
-    def __post_init__(self) -> None:
-        check_number("steps", self.steps, 0)
-        check_number("batch", self.batch, 1)
-        check_number("every", self.every, 1)
-        check_number("patience", self.patience, 1)
-        check_number("swa_every", self.swa_every, 1)
-        check_number("swa_start", self.swa_start, 0)
-        check_optimiser(self.optimiser, self.lr, self.momentum, self.weight_decay, self.clip)
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be positive, not {self.temperature}")
+    RENAMED: ClassVar = {"optimiser": "optimizer"}
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
+        yield from momentum_problems(self.optimizer, self.momentum)
 
 
-@dataclass(frozen=True)
+@settings
 class Distilled:
     """What a distillation did. `best_step` is the step whose weights the student was left with (0: its start)."""
 
@@ -175,7 +170,7 @@ def distill(
     if isinstance(teacher, Memo) and (teacher.seed != seed or not torch.equal(teacher.walk, walk)):
         raise ValueError(f"a memo made for seed {teacher.seed} has no answers to other samples or draws (seed {seed})")
     parameters = [p for p in student.parameters() if p.requires_grad]
-    optimiser = make_optimiser(cfg.optimiser, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
+    optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
     best, mean = _Best(student, validate), RunningMean()
     if cfg.keep_init_if_better:
         best.look(0)
@@ -191,13 +186,13 @@ def distill(
         if diverged := not math.isfinite(value.item()):
             break
         losses.append(value.item())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value.backward()
         if cfg.clip is not None:
             nn.utils.clip_grad_norm_(parameters, cfg.clip)
         if cfg.schedule == "cosine":
-            optimiser.lr = cosine(cfg.lr, step - 1, cfg.steps)
-        optimiser.step()
+            optimizer.lr = cosine(cfg.lr, step - 1, cfg.steps)
+        optimizer.step()
         if cfg.swa_every is not None:
             if step > cfg.swa_start and (step - cfg.swa_start) % cfg.swa_every == 0:
                 weights = weights_of(student)
@@ -209,7 +204,7 @@ def distill(
                 break
             if cfg.patience is not None and step - best.step >= cfg.patience:
                 break
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     if mean.total:
         student.load_state_dict(mean.result())
         if not frozen:

@@ -7,37 +7,25 @@ shape of the tensor it makes, and its weight one axis more: that of the trunk's 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 from ..tensors import Weights
-from .local import check_number
 
 
-@dataclass(frozen=True)
+@settings
 class Hypernet:
     """The size of the hypernetwork, and how it is trained: SGD with momentum, one step a round."""
 
-    embedding: int | None = None  # size of a client's embedding; none: 1 + K/4, rounded down, of K clients
-    layers: int = 3  # hidden layers; 0: the heads see the embedding itself
-    width: int = 100  # of a hidden layer; there are about `width` times as many numbers as in the models made
-    lr: float = 0.01  # of the hypernetwork and of the embeddings
-    momentum: float = 0.9  # lasts from round to round
-    weight_decay: float = 0.001  # of both
-    clip: float | None = 50.0  # largest norm of the gradient
-
-    def __post_init__(self) -> None:
-        check_number("embedding", self.embedding, 1)
-        check_number("layers", self.layers, 0)
-        check_number("width", self.width, 1)
-        check_number("lr", self.lr, 0)
-        check_number("weight_decay", self.weight_decay, 0)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), not {self.momentum}")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip must be positive (or absent), not {self.clip}")
+    embedding: PositiveInt | None = None  # size of a client's embedding; none: 1 + K/4, rounded down, of K clients
+    layers: NonNegativeInt = 3  # hidden layers; 0: the heads see the embedding itself
+    width: PositiveInt = 100  # of a hidden layer; there are about `width` times as many numbers as in the models made
+    lr: NonNegative = 0.01  # of the hypernetwork and of the embeddings
+    momentum: BelowOne = 0.9  # lasts from round to round
+    weight_decay: NonNegative = 0.001  # of both
+    clip: Positive | None = 50.0  # largest norm of the gradient
 
 
 def new_hypernet(models: Mapping[str, Weights], embedding: int, cfg: Hypernet, generator: torch.Generator) -> Weights:

@@ -3,16 +3,17 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..tensors import Weights, is_finite
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
-from .optimisers import Adam, Optimiser, Sgd
+from .optimizers import Adam, Optimizer, Sgd
 
 Correct = Callable[[str, Tensor], Tensor]
 
@@ -22,24 +23,24 @@ MIN_ROWS = 32  # with fewer rows in a batch the CPU kernels round differently
 ASKED = 128  # samples a model is asked about at a time: of more, what the layers hand on leaves the caches
 
 
-@dataclass(frozen=True)
+@settings
 class Local:
     """How a client trains: E epochs (or a number of steps) of minibatch SGD or Adam on its own data."""
 
-    epochs: int = 5
-    steps: int | None = None  # instead of epochs
-    batch: int = 64
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    clip: float | None = None  # largest norm of the gradient
+    epochs: NonNegativeInt = 5
+    steps: NonNegativeInt | None = None  # instead of epochs
+    batch: PositiveInt = 64
+    lr: NonNegative = 0.1
+    momentum: BelowOne = 0.0
+    weight_decay: NonNegative = 0.0
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    clip: Positive | None = None  # largest norm of the gradient
 
-    def __post_init__(self) -> None:
-        check_number("epochs", self.epochs, 0)
-        check_number("steps", self.steps, 0)
-        check_number("batch", self.batch, 1)
-        check_optimiser(self.optimiser, self.lr, self.momentum, self.weight_decay, self.clip)
+    RENAMED: ClassVar = {"optimiser": "optimizer"}
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
+        yield from momentum_problems(self.optimizer, self.momentum)
 
 
 class Diverged(ValueError):
@@ -95,7 +96,7 @@ def fit(
     train_mode(model, frozen=batch == 1)
     smallest = 2 if normalised and batch > 1 else 1
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimiser = make_optimiser(cfg.optimiser, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
+    optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
 
     steps, total = 0, 0.0
     for x, y in minibatches(inputs, labels, cfg, seed):
@@ -105,7 +106,7 @@ def fit(
         value = loss.item()
         if not value <= TOO_LARGE:
             raise Diverged(f"a loss of {value:g} at step {steps + 1}; lower lr ({cfg.lr:g}) or set clip", steps)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         if cfg.clip is not None:
             nn.utils.clip_grad_norm_(parameters, cfg.clip)
@@ -113,9 +114,9 @@ def fit(
             for name, p in model.named_parameters():
                 if p.grad is not None:
                     p.grad = correct(name, p.grad)
-        optimiser.step()
+        optimizer.step()
         steps, total = steps + 1, total + value
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     model.eval()
     if steps and not is_finite(model.state_dict()):
         raise Diverged(f"weights that are not finite after {steps} steps; lower lr ({cfg.lr:g}) or set clip", steps)
@@ -196,26 +197,20 @@ def evaluate(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int = ASKE
 # ---- settings shared by every kind of training ------------------------------------------------------
 
 
-def make_optimiser(
+def make_optimizer(
     kind: str, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float
-) -> Optimiser:
-    """A new optimiser: no training inherits the momentum of another one."""
+) -> Optimizer:
+    """A new optimizer: no training inherits the momentum of another one."""
     return Adam(parameters, lr, weight_decay) if kind == "adam" else Sgd(parameters, lr, momentum, weight_decay)
+
+
+def momentum_problems(optimizer: str, momentum: float) -> Iterator[Problem]:
+    """What is wrong with a momentum: Adam has its own."""
+    if momentum and optimizer == "adam":
+        yield f"momentum = {momentum}: momentum belongs to sgd; adam has its own: leave momentum at 0"
 
 
 def check_number(name: str, value: float | None, least: float) -> None:
     """Refuse a setting below `least` (None means: not set)."""
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} must be a number from {least} up, not {value}")
-
-
-def check_optimiser(kind: str, lr: float, momentum: float, weight_decay: float, clip: float | None) -> None:
-    """Refuse optimiser settings that make no sense."""
-    check_number("lr", lr, 0)
-    check_number("weight_decay", weight_decay, 0)
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1), not {momentum}")
-    if momentum and kind == "adam":
-        raise ValueError("momentum belongs to sgd; adam has its own: leave momentum at 0")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip must be positive (or absent), not {clip}")

@@ -8,8 +8,7 @@ parameters of normalisation layers and all buffers stay as they are. Q(Q(w)) = Q
 can be packed and unpacked without a loss.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..settings import Problem, settings
 from ..tensors import Weights
 from .local import Fitted, Local, fit
 from .norms import parameter_names
@@ -26,7 +26,7 @@ from .objectives import Objective, cross_entropy
 OFF = 32  # bits of a weight that is not rounded
 
 
-@dataclass(frozen=True)
+@settings
 class LowBit:
     """How coarse the clients' weights are, in local training and on the way up. The server's stay as they are."""
 
@@ -36,14 +36,15 @@ class LowBit:
     standardise: bool = False  # first bring each filter to mean 0 and deviation 1, and cut it at -1 and 1
     skip_ends: bool = False  # the first and the last of the weight tensors are not rounded
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
         if self.bits != OFF and not 1 <= self.bits <= 8:
-            raise ValueError(f"bits = {self.bits}: 1 to 8, or {OFF} for weights that are not rounded")
+            yield f"bits = {self.bits}: 1 to 8, or {OFF} for weights that are not rounded"
         others = (self.training, self.mask, self.standardise, self.skip_ends)
         if self.bits == OFF and others != ("ste", True, False, False):
-            raise ValueError(f"bits = {OFF} rounds no weight: set bits from 1 to 8, or leave out the other settings")
+            yield f"bits = {OFF}: this rounds no weight; set bits from 1 to 8, or leave out the other settings"
         if self.training == "error_feedback" and not self.mask:
-            raise ValueError("mask = false belongs to training = 'ste': error feedback has no mask")
+            yield "mask = false: it belongs to training = 'ste', error feedback has no mask"
 
 
 # ---- the quantiser ----------------------------------------------------------------------------------

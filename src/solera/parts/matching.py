@@ -8,30 +8,23 @@ and its bias, in float64. `places[j]` is where neuron j of a client goes in the 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..settings import NonNegativeInt, Positive, PositiveInt, settings
 from ..tensors import Weights
 
 
-@dataclass(frozen=True)
+@settings
 class BBP:
     """The prior of BBP-MAP (beta-Bernoulli process, maximum a posteriori), and how long it is looked for."""
 
-    sigma: float = 1.0  # how far a client's neuron is from the global one it stands for
-    sigma0: float = 1.0  # how far global neurons are from zero
-    gamma: float = 7.0  # the larger, the more readily a neuron becomes a new global one
-    sweeps: int = 5  # times all clients are matched again
-    width_cap: int = 700  # global neurons of a layer: no new ones beyond this
-
-    def __post_init__(self) -> None:
-        for name in ("sigma", "sigma0", "gamma"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.sweeps < 0 or self.width_cap < 1:
-            raise ValueError(f"sweeps and width_cap cannot be {self.sweeps} and {self.width_cap}")
+    sigma: Positive = 1.0  # how far a client's neuron is from the global one it stands for
+    sigma0: Positive = 1.0  # how far global neurons are from zero
+    gamma: Positive = 7.0  # the larger, the more readily a neuron becomes a new global one
+    sweeps: NonNegativeInt = 5  # times all clients are matched again
+    width_cap: PositiveInt = 700  # global neurons of a layer: no new ones beyond this
 
 
 def assign(cost: Tensor) -> Tensor:

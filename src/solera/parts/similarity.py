@@ -6,16 +6,17 @@ n is taught by. Where only some clients take part, `c` is the block of those who
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
+from ..settings import NonNegative, NonNegativeInt, OrInf, Positive, Problem, settings
 from ..tensors import Weights
 from .aggregate import weighted_mean
-from .local import check_number
 
 SMALLEST = 1e-12  # no logarithm of a smaller probability is taken
 SEARCH_STEPS = 500  # at most, for the best coefficients; a hundred are usually enough
@@ -31,26 +32,24 @@ class Loss:
     slope: Slope
 
 
-@dataclass(frozen=True)
+Pull = Annotated[float, Ge(0), OrInf()]
+
+
+@settings
 class Coefficients:
     """How the coefficients are learned: projected gradient steps on the collaborative loss, pulled towards 1/N."""
 
-    lr: float = 0.01  # eta_3
+    lr: NonNegative = 0.01  # eta_3
     auto_lr: bool = False  # instead of lr: powers of 5 that bring the mean step of a column to 0.01 ... 0.05
-    steps: int = 1  # a round
-    lam: float = 1.0  # lambda, the weight of the collaborative loss
-    rho: float = 0.7  # the pull towards 1/N; with 0, all end up learning from themselves alone
+    steps: NonNegativeInt = 1  # a round
+    lam: Positive = 1.0  # lambda, the weight of the collaborative loss
+    rho: Pull = 0.7  # the pull towards 1/N; with 0, all end up learning from themselves alone
     constraint: Literal["simplex", "none", "softmax5"] = "simplex"  # on a column
 
-    def __post_init__(self) -> None:
-        check_number("lr", self.lr, 0)
-        check_number("steps", self.steps, 0)
-        if not 0 < self.lam < math.inf:
-            raise ValueError(f"lam (lambda) must be positive, not {self.lam}")
-        if not self.rho >= 0:
-            raise ValueError(f"rho must be a number from 0 up (or inf), not {self.rho}")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
         if not self.auto_lr and self.rho < math.inf and self.lr * self.rho >= 1:
-            raise ValueError(f"rho = {self.rho} with lr = {self.lr}: the pull towards 1/N overshoots; lr * rho < 1")
+            yield f"rho = {self.rho}: with lr = {self.lr} the pull towards 1/N overshoots; lr * rho must be below 1"
 
 
 def learn(c: Tensor, slope: Slope, share: Tensor, clients: int, cfg: Coefficients) -> Tensor:

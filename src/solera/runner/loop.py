@@ -138,8 +138,6 @@ def simulate(
     """
     config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine or EngineConfig()
     track = track or TrackConfig()
-    for settings in (config, federation, engine, track):
-        settings.check()
     track.require()
     watcher = Tracking(track, watcher or Watcher())
     if config.seed not in (RunConfig.seed, scenario.seed):

@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..files import read_file
 from .keys import dig, flat
 from .record import RoundRecord, read_records
 
+OLD_SPELLINGS = {"optimiser": "optimizer", "distil": "distill"}  # settings of version 0.1
 SEED = "run.seed"
 
 
@@ -112,7 +113,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     missing: list[str] = []
     facts = read_json(home / "run.json", missing) or {}
     summary = read_json(home / "summary.json", [])  # absent until the run is finished: said below
-    config = _read_config(home, facts, summary, missing)
+    config = respelled(_read_config(home, facts, summary, missing))
     rounds = read_records(home, missing)
     wanted = dig(config, "run", "rounds")
     finished = summary is not None and (not isinstance(wanted, int) or len(rounds) >= wanted)
@@ -176,3 +177,11 @@ def _from_experiment(experiment: Any, summary: dict[str, Any] | None) -> dict[st
         "method": experiment.get("method"),
     }
     return {k: {n: v for n, v in t.items() if v is not None} for k, t in wanted.items() if isinstance(t, dict)}
+
+
+def respelled(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a configuration with the settings of version 0.1 under the names that they have now."""
+    return {
+        OLD_SPELLINGS.get(name, name): respelled(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+    }

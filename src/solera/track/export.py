@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from ..files import read_file
 from ..runs.keys import flat, show
 from ..runs.read import Run, read_run
 from ..runs.record import OWN, WAYS, RoundRecord
+from ..settings import Problem, settings
 from ..version import __version__
 from .display import Watcher
 
@@ -30,7 +31,7 @@ BATCH = 100  # parameters that MLflow takes at once
 LONGEST = 500  # characters of a parameter
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class TrackConfig:
     """Where a run's measurements go besides its own directory."""
 
@@ -38,12 +39,12 @@ class TrackConfig:
     mlflow: str | None = None  # the tracking URI, such as "sqlite:///mlflow.db" or "http://localhost:5000"
     mlflow_experiment: str = "solera"  # the experiment's name there
 
-    def check(self) -> None:
-        """Refuse what cannot be."""
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with the address or the name."""
         if self.mlflow is not None:
-            _check_uri(self.mlflow)
+            yield from _uri_problems(self.mlflow)
         if not self.mlflow_experiment.strip():
-            raise ConfigError("track.mlflow_experiment = '': a name is needed")
+            yield "mlflow_experiment = '': a name is needed"
 
     def require(self) -> None:
         """Refuse, before any work, what is not installed."""
@@ -60,16 +61,16 @@ class TrackConfig:
         return dataclasses.replace(self, mlflow=f"sqlite:///{file}")
 
 
-def _check_uri(uri: str) -> None:
+def _uri_problems(uri: str) -> Iterator[Problem]:
     parts = urlsplit(uri)
     if uri != "databricks" and (not re.match(r"[a-z][a-z0-9+.-]*://", uri) or parts.scheme == "file"):
-        raise ConfigError(
-            f"track.mlflow = {uri!r}: MLflow no longer writes into plain folders; give a data base, such as "
+        yield (
+            f"mlflow = {uri!r}: MLflow no longer writes into plain folders; give a data base, such as "
             "'sqlite:///mlflow.db', or a server, such as 'http://localhost:5000'"
         )
     if parts.password:
-        raise ConfigError(
-            "track.mlflow holds a password, which would be stored in config.toml; leave it out and set "
+        yield (
+            "mlflow holds a password, which would be stored in config.toml; leave it out and set "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
         )
 

@@ -98,7 +98,7 @@ OUT_OF_RANGE = {
     "method.local.momentum": 1.0,
     "method.local.weight_decay": -1.0,
     "method.local.clip": 0.0,
-    "method.local.optimiser": "sdg",
+    "method.local.optimizer": "sdg",
     "method.fusion.steps": -1,
     "method.fusion.temperature": 0.0,
     "method.fusion.every": 0,
@@ -131,8 +131,8 @@ SHAPES = [  # tables that are values, values that are tables, what is missing
     ({"models": {"clients": ["lenet6"]}, "method": {"name": "feddf"}}, "models.clients", "lenet5"),
     ({"engine": {"name": "processes", "threads": 4}, "method": {"name": "feddf"}}, "engine.threads", "inprocess"),
     ({"federation": {"replacement": True}, "method": {"name": "feddf"}}, "federation.replacement", "size"),
-    ({"method": {"name": "fedprox", "mu": -1.0}}, "method.mu", "negative"),
-    ({"method": {"name": "fedavgm", "momentum": 1.0}}, "method.momentum", "[0, 1)"),
+    ({"method": {"name": "fedprox", "mu": -1.0}}, "method.mu", "at least 0"),
+    ({"method": {"name": "fedavgm", "momentum": 1.0}}, "method.momentum", "at least 0 and below 1"),
     ({"method": {"name": "fedavg", "fusion": {"steps": 3}}}, "[method.fusion]", "local"),
 ]
 MISTAKES = [

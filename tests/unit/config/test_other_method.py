@@ -88,7 +88,7 @@ def test_local_training_that_the_other_method_refuses_carries_over_in_part():
         for note in config.notes
     )
     assert load_config(base, ["method.name=scaffold", "method.allow_momentum=true"]).method.local.momentum == 0.9
-    adam = merged(RECIPE, ["method.local.optimiser=adam", "method.local.lr=0.001"])
+    adam = merged(RECIPE, ["method.local.optimizer=adam", "method.local.lr=0.001"])
     assert load_config(adam, ["method.name=scaffold"]).method.local == Local(epochs=3, batch=32, lr=Local.lr)
 
 

@@ -34,10 +34,10 @@ FEDDF = {
     "method.local.lr": 0.1,
     "method.local.momentum": 0.0,
     "method.local.weight_decay": 0.0,
-    "method.local.optimiser": "sgd",
+    "method.local.optimizer": "sgd",
     "method.fusion.steps": 10_000,
     "method.fusion.batch": 128,
-    "method.fusion.optimiser": "adam",
+    "method.fusion.optimizer": "adam",
     "method.fusion.lr": 1e-3,
     "method.fusion.schedule": "cosine",
     "method.fusion.temperature": 1.0,
@@ -76,13 +76,13 @@ FEDET = {
     "method.local.lr": 0.1,  # eta
     "method.local.momentum": 0.0,
     "method.local.weight_decay": 0.0,
-    "method.local.optimiser": "sgd",
+    "method.local.optimizer": "sgd",
     "method.fusion.steps": 128,  # tau_s
     "method.fusion.batch": 64,  # b_s
     "method.fusion.lr": 0.005,  # eta_s
     "method.fusion.momentum": 0.0,
     "method.fusion.weight_decay": 0.0,
-    "method.fusion.optimiser": "sgd",
+    "method.fusion.optimizer": "sgd",
     "method.fusion.schedule": "constant",  # "no decay"
     "method.fusion.clip": None,
 }
@@ -108,12 +108,12 @@ GROUPS = {
     "method.local.lr": 0.8,
     "method.local.momentum": 0.0,  # not stated
     "method.local.weight_decay": 0.0,
-    "method.local.optimiser": "sgd",
+    "method.local.optimizer": "sgd",
 }
 SERVER = {
     "method.fusion.steps": 5000,
     "method.fusion.batch": 256,
-    "method.fusion.optimiser": "sgd",
+    "method.fusion.optimizer": "sgd",
     "method.fusion.lr": 0.1,
     "method.fusion.schedule": "constant",
     "method.fusion.temperature": 4.0,
@@ -150,8 +150,8 @@ MIXTURE = PERSONAL | {
     "method.name": "mnfl",
     "method.temperature": 10.0,  # code
     "method.c_pred": "reuse",  # code
-    "method.distil.epochs": 1,  # R
-    "method.distil.batch": 256,
+    "method.distill.epochs": 1,  # R
+    "method.distill.batch": 256,
     "method.coefficients.steps": 1,
 }
 
@@ -169,7 +169,7 @@ PAPERS = {
     "feddf/table4": FEDDF
     | {"method.quantise.bits": 1, "method.quantise.training": "ste", "method.quantise.mask": True},
     "feddf/table5": FEDDF,
-    "feddf/table6": FEDDF | {"method.local.optimiser": "adam", "method.local.lr": 1e-3},
+    "feddf/table6": FEDDF | {"method.local.optimizer": "adam", "method.local.lr": 1e-3},
     "feddf/table7": FEDDF  # "all client models + 10 samples"
     | {"method.swag.samples": 10, "method.swag.scale": 0.5, "method.swag.include_clients": True},
     "feddf/table8": FEDDF | {"method.mu": 0.01},  # of 0.001, 0.01, 0.1, 1; the choice is not stated
@@ -216,7 +216,7 @@ PAPERS = {
         "method.c_loss": "kl",
         "method.order": "paper",
         "method.local.lr": 0.01,  # eta_1 = eta_2 = eta_3
-        "method.distil.lr": 0.01,
+        "method.distill.lr": 0.01,
         "method.coefficients.lr": 0.01,
         "method.coefficients.lam": 1.0,  # not stated; ours
         "method.coefficients.constraint": "simplex",  # ours
@@ -232,7 +232,7 @@ PAPERS = {
         "method.local.epochs": 10,
         "method.local.batch": 16,
         "method.local.lr": 0.02,
-        "method.distil.lr": 0.002,  # 0.02 on a loss that is a mean over ten classes too
+        "method.distill.lr": 0.002,  # 0.02 on a loss that is a mean over ten classes too
         "method.coefficients.auto_lr": True,
         "method.coefficients.constraint": "softmax5",
     },

@@ -299,20 +299,20 @@ def test_subset_keeps_samples_labels_and_use_together(colour_task):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fraction": 0.0}, r"public\.fraction = 0\.0"),
-        ({"fraction": 1.5}, r"public\.fraction = 1\.5"),
+        ({"fraction": 0.0}, r"PublicConfig\.fraction = 0\.0"),
+        ({"fraction": 1.5}, r"PublicConfig\.fraction = 1\.5"),
         ({"classes": []}, r"public\.classes = \[\]: of 48 samples none is left"),
         ({"classes": [77]}, r"none is left"),
-        ({"augment": "always"}, r"public\.augment = 'always': choose one of off, once, draw"),
+        ({"augment": "always"}, r"PublicConfig\.augment = \"always\": one of 'off', 'once', 'draw' is wanted"),
         ({"per_round": 100}, r"public\.per_round = 100: there are 48"),
-        ({"per_round": 0}, r"public\.per_round = 0"),
+        ({"per_round": 0}, r"PublicConfig\.per_round = 0: an integer of at least 1"),
         ({"source": "dataset"}, r"needs public\.name"),
         ({"source": "dataset", "name": "fashion-mnist", "size": 10_001}, r"public\.size = 10001: 10000 samples"),
         ({"source": "dataset", "name": "fashion-mnist", "classes": [10]}, r"fashion-mnist has the classes 0\.\.9"),
         ({"source": "noise"}, r"public\.size = None: say how many"),
         ({"source": "noise", "size": 5, "labels": True}, r"noise has no classes"),
-        ({"source": "noise", "size": 5, "noise": "pink"}, r"public\.noise = 'pink'"),
-        ({"source": "gan"}, r"public\.source = 'gan': choose one of held-out, dataset"),
+        ({"source": "noise", "size": 5, "noise": "pink"}, r"PublicConfig\.noise = \"pink\""),
+        ({"source": "gan"}, r"PublicConfig\.source = \"gan\": one of 'held-out', 'dataset'"),
     ],
 )
 def test_impossible_settings_are_refused(colour_task, options, message):

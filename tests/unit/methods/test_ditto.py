@@ -158,4 +158,4 @@ def test_what_makes_no_sense_is_refused():
         Ditto(lam=-1.0)
     with pytest.raises(ConfigError, match=r"lam \* local.lr = 2 overshoots"):
         Ditto(Local(lr=0.1), lam=20.0)
-    Ditto(Local(lr=0.1, optimiser="adam"), lam=20.0)
+    Ditto(Local(lr=0.1, optimizer="adam"), lam=20.0)

@@ -92,7 +92,7 @@ def test_halving_alpha_does_not_make_the_pull_overshoot(tmp_path):
     u = first.models["c0"]["x"].item()  # of both
     assert second.models["c0"]["x"].item() == pytest.approx((1 + 10 * u) / 11, abs=1e-9)  # argmin (x-1)^2/2 + 5 (x-u)^2
     assert FedAMP(local, lam=15.0).pull(1.0) == 15.0  # what was asked for is not touched
-    assert FedAMP(Local(optimiser="adam"), lam=1.0).pull(1e-4) == 1e4
+    assert FedAMP(Local(optimizer="adam"), lam=1.0).pull(1e-4) == 1e4
 
 
 def test_absent_clients_stay_in_the_sums_with_their_last_model(tmp_path):

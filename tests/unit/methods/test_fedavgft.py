@@ -145,14 +145,14 @@ def test_kd_is_the_stated_loss(tmp_path):
     end = finished(world, method)
     data = world.data["c1"]
     model, common = (world.server.model("m", end.weights["m"]) for _ in range(2))
-    optimiser = torch.optim.SGD(model.parameters(), 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
     for _ in range(2):
         p, log_q = common(data.inputs).softmax(-1).detach(), model(data.inputs).log_softmax(-1)
         ce = -log_q[torch.arange(len(data)), data.labels].mean()
         loss = ce + 3.0 * (p * (p.log() - log_q)).sum(-1).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert all(torch.allclose(t, own(world, "c1")[n], atol=1e-5) for n, t in weights_of(model).items())
 
 

@@ -49,7 +49,7 @@ def taught(world: World, student: nn.Module, teachers, x=None, copies=None) -> d
     world.fed.begin(0)
     hands = by_hand.batches(40, FUSION.steps, FUSION.batch, world.fed.seed("fusion"))
     loss = by_hand.kl_towards(by_hand.mean_logits(list(teachers), x, copies))
-    by_hand.teach(student, x, loss, hands, optimiser="adam", lr=1e-3, cosine=True, clip=5.0)
+    by_hand.teach(student, x, loss, hands, optimizer="adam", lr=1e-3, cosine=True, clip=5.0)
     return student.state_dict()
 
 
@@ -231,7 +231,7 @@ def test_students_share_what_the_teachers_say_to_each_draw(tmp_path, monkeypatch
         views = [world.server.public.view(torch.tensor(hand), seed + t) for t, hand in enumerate(hands, 1)]
         loss = by_hand.kl_towards(by_hand.mean_logits(list(models.values()), torch.cat(views)))
         rows = [list(range(16 * t, 16 * t + 16)) for t in range(FUSION.steps)]
-        by_hand.teach(student, torch.cat(views), loss, rows, optimiser="adam", lr=1e-3, cosine=True, clip=5.0)
+        by_hand.teach(student, torch.cat(views), loss, rows, optimizer="adam", lr=1e-3, cosine=True, clip=5.0)
         assert close(student.state_dict(), end.weights[P])
 
 
@@ -240,7 +240,7 @@ def test_answers_on_disk_give_the_same_bits_and_halves_nearly(tmp_path, fresh):
     def end(name, **kept):
         world = mixed(tmp_path / name)
         world.server.public = Fresh(world.server.public) if fresh else world.server.public
-        return world.run(FedDF(LOCAL, dataclasses.replace(FUSION, optimiser="sgd", lr=0.1, **kept)))[-1].weights
+        return world.run(FedDF(LOCAL, dataclasses.replace(FUSION, optimizer="sgd", lr=0.1, **kept)))[-1].weights
 
     memory, disk, half = end("a"), end("b", cache_on_disk=True), end("c", cache_dtype="float16")
     assert digest(memory) == digest(disk)
@@ -362,7 +362,7 @@ def test_no_usable_teacher_leaves_the_state(tmp_path):
 
 def test_g7_a_diverging_student_falls_back_to_the_average_and_is_noted(tmp_path):
     world = mixed(tmp_path)
-    wild = Distill(steps=30, batch=16, optimiser="sgd", lr=1e20, clip=None, schedule="constant")
+    wild = Distill(steps=30, batch=16, optimizer="sgd", lr=1e20, clip=None, schedule="constant")
     end = world.run(FedDF(LOCAL, wild))[-1]
     assert {e["architecture"] for e in world.events("distill_diverged")} == {"c", "m"}
     assert digest(end) == digest(mixed(tmp_path / "b").run(FedAvg(LOCAL))[-1])

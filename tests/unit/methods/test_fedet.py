@@ -26,7 +26,7 @@ from solera.wire import digest
 from toys import Conv, World, images, mlp, same_bits, spoil
 
 LOCAL = Local(steps=6, batch=8, lr=0.05)
-FUSION = Distill(steps=7, batch=16, optimiser="sgd", lr=0.05, schedule="constant", clip=None)
+FUSION = Distill(steps=7, batch=16, optimizer="sgd", lr=0.05, schedule="constant", clip=None)
 FEDET = FedET(LOCAL, FUSION)
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
 BUILDERS = {
@@ -60,7 +60,7 @@ def server_by_hand(w: World, state, models, copies, diversity=FEDET.diversity, n
     w.fed.begin(0)
     hands = by_hand.batches(40, 7, 16, w.fed.seed("fusion"))
     loss = by_hand.consensus_loss(list(models.values()), x, copies, diversity, normalise)
-    by_hand.teach(student, x, loss, hands, optimiser="sgd", lr=0.05)
+    by_hand.teach(student, x, loss, hands, optimizer="sgd", lr=0.05)
     return student.state_dict()
 
 
@@ -390,7 +390,7 @@ def test_a_missing_or_common_server_model_is_refused(tmp_path):
     ],
 )
 def test_settings_without_a_meaning_are_refused(bad):
-    with pytest.raises(ConfigError, match="fedet"):
+    with pytest.raises(ConfigError, match=r"(?i)fedet"):
         FedET(**bad)
 
 
@@ -399,7 +399,7 @@ def test_the_papers_settings_are_the_defaults():
     assert (method.local.steps, method.local.batch, method.local.lr) == (30, 64, 0.1)
     fusion = method.fusion
     assert (fusion.steps, fusion.batch, fusion.lr, fusion.momentum) == (128, 64, 0.005, 0.0)
-    assert (fusion.optimiser, fusion.schedule, fusion.clip) == ("sgd", "constant", None)
+    assert (fusion.optimizer, fusion.schedule, fusion.clip) == ("sgd", "constant", None)
     assert (method.diversity, method.div_target) == (0.05, "raw")
 
 

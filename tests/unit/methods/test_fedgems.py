@@ -22,7 +22,7 @@ from toys import Conv, Samples, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)
 DISTIL = Local(epochs=1, batch=8, lr=0.03)
-SERVER = Local(epochs=2, batch=8, lr=0.01, optimiser="adam")
+SERVER = Local(epochs=2, batch=8, lr=0.01, optimizer="adam")
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
 CLIENTS = [f"c{i}" for i in range(5)]
 PUBLIC, C = 40, 4
@@ -266,7 +266,7 @@ def test_nobody_usable_is_a_void_round(tmp_path):
 
 def test_it_learns_on_the_toy_federation(tmp_path):
     clients = Local(epochs=2, batch=16, lr=0.05)
-    method = FedGEMS(clients, clients, Local(epochs=4, batch=8, lr=0.01, optimiser="adam"))
+    method = FedGEMS(clients, clients, Local(epochs=4, batch=8, lr=0.01, optimizer="adam"))
     result = run_toy(method, tmp_path, rounds=4)
     assert result.summary["models"]["large"]["accuracy"] > 0.85  # chance is a third
     assert result.summary["personal"]["mean"] > 0.8

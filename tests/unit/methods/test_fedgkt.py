@@ -21,7 +21,7 @@ from solera.wire import digest
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=4, lr=0.05)
-SERVER = Local(epochs=3, batch=8, lr=0.01, optimiser="adam")
+SERVER = Local(epochs=3, batch=8, lr=0.01, optimizer="adam")
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
 CLIENTS = [f"c{i}" for i in range(5)]
 C, H = 4, 8
@@ -362,8 +362,8 @@ def test_the_score_is_that_of_extractor_and_tower(tmp_path):
 
 def test_it_learns(tmp_path):
     method = FedGKT(
-        Local(epochs=2, batch=8, lr=0.01, optimiser="adam"),
-        Local(epochs=4, batch=32, lr=0.01, optimiser="adam"),
+        Local(epochs=2, batch=8, lr=0.01, optimizer="adam"),
+        Local(epochs=4, batch=32, lr=0.01, optimizer="adam"),
         server_hidden=32,
         server_layers=1,
     )
@@ -377,7 +377,7 @@ def test_it_learns(tmp_path):
 def test_defaults_are_those_of_the_paper():
     m = FedGKT()
     assert (m.temperature, m.alpha, m.local.epochs, m.server.epochs) == (3.0, 1.0, 1, 20)
-    assert (m.local.optimiser, m.local.lr, m.local.batch) == ("adam", 1e-3, 256)
+    assert (m.local.optimizer, m.local.lr, m.local.batch) == ("adam", 1e-3, 256)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_defaults_are_those_of_the_paper():
         ({"server_hidden": 0}, "server_hidden = 0"),
         ({"server_layers": -1}, "server_layers"),
         ({"server_rounds": [5]}, "one for each"),
-        ({"server_rounds": [5, 3], "server_epochs": [2, 1]}, r"server_rounds = \[5, 3\] must rise"),
+        ({"server_rounds": [5, 3], "server_epochs": [2, 1]}, r"server_rounds = \[5, 3\]: they must rise"),
         ({"server_rounds": [5], "server_epochs": [-2]}, "server_epochs"),
         ({"server": Local(steps=4)}, r"server_rounds = \[\]"),
     ],

@@ -19,9 +19,9 @@ from solera.testing import check_method, toy
 from toys import Constant, images, mlp, same_bits
 
 NONE = Local(epochs=0)
-FIRST = Local(epochs=2, batch=8, lr=1e-3, optimiser="adam")
-DIGEST = Local(epochs=2, batch=16, lr=1e-3, optimiser="adam")
-REVISIT = Local(epochs=1, batch=5, lr=1e-3, optimiser="adam")
+FIRST = Local(epochs=2, batch=8, lr=1e-3, optimizer="adam")
+DIGEST = Local(epochs=2, batch=16, lr=1e-3, optimizer="adam")
+REVISIT = Local(epochs=1, batch=5, lr=1e-3, optimizer="adam")
 METHOD = FedMD(pretrain=FIRST, private=FIRST, digest=DIGEST, revisit=REVISIT)
 STILL = FedMD(pretrain=NONE, private=NONE, digest=DIGEST, revisit=NONE)
 SCORE, TEACH = "prepare_and_score", "digest_and_revisit"
@@ -133,7 +133,7 @@ def test_transfer_learning_helps_where_private_samples_are_few(tmp_path):
     found = {}
     for labelled in (True, False):
         world = mixed(tmp_path / str(labelled), labelled=labelled)
-        longer = Local(epochs=20, batch=8, lr=1e-3, optimiser="adam")
+        longer = Local(epochs=20, batch=8, lr=1e-3, optimizer="adam")
         world.run(dataclasses.replace(METHOD, pretrain=longer))
         found[labelled] = sum(accuracies(world)) / 5
     assert found[True] > found[False] + 0.1
@@ -217,7 +217,7 @@ def test_a_client_with_other_public_data_loses_its_seat(tmp_path):
 
 
 def test_clients_learn_classes_they_have_never_seen(tmp_path):
-    adam = Local(epochs=5, batch=20, lr=2e-3, optimiser="adam")
+    adam = Local(epochs=5, batch=20, lr=2e-3, optimizer="adam")
     found = {}
     for epochs in (0, 10):
         world = halves(tmp_path / str(epochs))

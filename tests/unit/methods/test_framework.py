@@ -67,7 +67,7 @@ def taught(world: World, t: int, student, teachers) -> dict:
     world.fed.begin(t)
     hands = by_hand.batches(40, FUSION.steps, FUSION.batch, world.fed.seed("fusion"))
     loss = by_hand.kl_towards(by_hand.mean_logits(teachers, x))
-    by_hand.teach(student, x, loss, hands, optimiser="adam", lr=1e-3, cosine=True, clip=5.0)
+    by_hand.teach(student, x, loss, hands, optimizer="adam", lr=1e-3, cosine=True, clip=5.0)
     return student.state_dict()
 
 
@@ -783,7 +783,7 @@ def test_settings_that_cannot_be_are_refused_in_one_line(make, words):
 
 
 def test_temperatures_below_zero_are_refused():
-    with pytest.raises(ConfigError, match=r"method.fusion.temperature must be positive"):
+    with pytest.raises(ConfigError, match=r"method.fusion.temperature = 0.0: a number above 0 is wanted"):
         load_config({"method": {"name": "fedeed", "fusion": {"temperature": 0.0}}})
 
 

@@ -26,7 +26,7 @@ from toys import Constant, Conv, World, images, mlp, same_bits, spoil
 TRAINING = {"epochs": 2, "batch": 8, "lr": 0.05}
 LOCAL = Local(**TRAINING)
 FUSION = Distill(steps=6, batch=16)
-SGD = Distill(steps=7, batch=16, optimiser="sgd", lr=0.05, schedule="constant", clip=None)
+SGD = Distill(steps=7, batch=16, optimizer="sgd", lr=0.05, schedule="constant", clip=None)
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
 BUILDERS = {
     "c": lambda: wrap(Conv(0), "8", representation=8, head_hidden=8),
@@ -70,7 +70,7 @@ def test_the_large_model_goes_on_from_where_it_was(tmp_path):
 
         def taught(start, loss=loss, hands=hands):
             student = w.server.model("large", start.large.weights)
-            by_hand.teach(student, x, loss, hands, optimiser="adam", lr=1e-3, cosine=True, clip=5.0)
+            by_hand.teach(student, x, loss, hands, optimizer="adam", lr=1e-3, cosine=True, clip=5.0)
             return student.state_dict()
 
         assert by_hand.close(after.large.weights, taught(before))

@@ -38,7 +38,7 @@ LOCAL = Local(epochs=2, batch=8, lr=0.05)
 DISTIL = Local(epochs=2, batch=16, lr=0.05)
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"
 CLIENTS = [f"c{i}" for i in range(5)]
-SETTINGS = {"local": LOCAL, "distil": DISTIL, "temperature": 2.0}
+SETTINGS = {"local": LOCAL, "distill": DISTIL, "temperature": 2.0}
 FAST = Coefficients(lr=0.05, rho=0.1)  # enough for all coefficients to move, and few to reach 0
 PUBLIC = 40
 
@@ -166,7 +166,7 @@ def test_the_order_of_the_authors_code(tmp_path):
 
 def test_in_that_order_only_newcomers_train_before_they_predict(tmp_path):
     world = mixed(tmp_path)
-    method = MNFL(local=Local(epochs=0), distil=Local(epochs=0), temperature=2.0, order="code")
+    method = MNFL(local=Local(epochs=0), distill=Local(epochs=0), temperature=2.0, order="code")
     world.run(method, 1)
     before = {k: world.model(k) for k in world.fed.clients}  # one epoch each
     world.run(method, 2)
@@ -179,7 +179,7 @@ def test_epochs_can_grow_by_one_a_round(tmp_path):
     ends = {}
     for grow in (False, True):
         world = mixed(tmp_path / str(grow))
-        world.run(MNFL(local=LOCAL, distil=still, grow_epochs=grow), 2)
+        world.run(MNFL(local=LOCAL, distill=still, grow_epochs=grow), 2)
         ends[grow] = world.model("c1")
         seeds = world.seeds[1], world.seeds[11]
     model = trained(world, "c1", seeds[0], local=dataclasses.replace(LOCAL, epochs=1))
@@ -191,7 +191,7 @@ def test_the_loss_of_the_authors_code_weighs_clients_equally(tmp_path):
     """mean (s_bar - s_n)^2 + rho mean (c_mn - 1/N)^2, without D_n/D."""
     cfg = Coefficients(lr=0.4, rho=0.7, constraint="none", steps=2)
     world, code = mixed(tmp_path), {"c_loss": "mse", "c_reduction": "mean"}
-    state = world.run(MNFL(local=LOCAL, distil=Local(epochs=0), temperature=1.0, coefficients=cfg, **code))[-1]
+    state = world.run(MNFL(local=LOCAL, distill=Local(epochs=0), temperature=1.0, coefficients=cfg, **code))[-1]
     x = world.server.public.inputs
     s = torch.stack([predicted(trained(world, k, seed), x, 1.0) for k, seed in zip(CLIENTS, world.seeds, strict=False)])
     c = torch.full((5, 5), 0.2, dtype=torch.float64)
@@ -290,7 +290,7 @@ def test_the_matrix_is_written_down_every_round(tmp_path):
 def test_large_matrices_are_written_down_every_tenth_round_and_too_large_ones_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("solera.methods.common.coefficients.NOTED_CLIENTS", 4)
     world = mixed(tmp_path)
-    method = MNFL(local=Local(epochs=0), distil=Local(epochs=0))
+    method = MNFL(local=Local(epochs=0), distill=Local(epochs=0))
     state, noted = method.init(world.fed, world.server), []
     for t in range(12):
         world.fed.begin(t)
@@ -375,7 +375,7 @@ def test_without_public_samples_it_is_local_training(tmp_path, method):
 
 def test_without_distillation_steps_models_are_those_of_local_training(tmp_path):
     a, b = mixed(tmp_path / "a"), mixed(tmp_path / "b")
-    a.run(MNFL(local=LOCAL, distil=Local(epochs=0)))
+    a.run(MNFL(local=LOCAL, distill=Local(epochs=0)))
     b.run(LocalOnly(LOCAL))
     assert all(same_bits(a.model(k), b.model(k)) for k in CLIENTS)
 
@@ -473,7 +473,7 @@ def test_predictions_that_are_not_finite_never_leave_the_client(tmp_path):
 def test_a_client_whose_distillation_blows_up_is_named_and_keeps_the_trained_model(tmp_path, c_pred):
     world = mixed(tmp_path)
     with pytest.raises(QuorumNotMet):
-        world.run(MNFL(local=LOCAL, distil=Local(epochs=3, batch=8, lr=1e30), c_pred=c_pred))
+        world.run(MNFL(local=LOCAL, distill=Local(epochs=3, batch=8, lr=1e30), c_pred=c_pred))
     for k, seed in zip(CLIENTS, world.seeds[:5], strict=True):
         assert same_bits(world.model(k), weights_of(trained(world, k, seed)))
     assert [f["client"] for f in world.fed.failures] == CLIENTS
@@ -482,10 +482,10 @@ def test_a_client_whose_distillation_blows_up_is_named_and_keeps_the_trained_mod
 
 def test_a_client_whose_training_after_distillation_blows_up_keeps_the_model_it_had(tmp_path):
     world = mixed(tmp_path)
-    method = MNFL(local=LOCAL, distil=DISTIL, order="code")
+    method = MNFL(local=LOCAL, distill=DISTIL, order="code")
     state = world.run(dataclasses.replace(method, local=Local(epochs=0)))[-1]
     before = {k: world.model(k) for k in CLIENTS}
-    wild = dataclasses.replace(method, distil=Local(epochs=0), local=Local(epochs=9, batch=8, lr=1e30))
+    wild = dataclasses.replace(method, distill=Local(epochs=0), local=Local(epochs=9, batch=8, lr=1e30))
     world.fed.begin(1)
     with pytest.raises(QuorumNotMet):
         wild.round(state, world.fed, world.server)
@@ -758,7 +758,7 @@ def test_there_are_recipes():
 @pytest.mark.parametrize("other", ["simpfl", "topkpfl"])
 def test_the_comparison_methods_take_over_a_recipe(other):
     mine, theirs = load_config("mnfl/table1").method, load_config("mnfl/table1", [f"method.name={other}"]).method
-    for name in ("local", "distil", "temperature", "public_size"):
+    for name in ("local", "distill", "temperature", "public_size"):
         assert getattr(theirs, name) == getattr(mine, name)
 
 

@@ -61,7 +61,7 @@ def test_a_second_round_is_the_equation(tmp_path):
     world = World(tmp_path, {"c": conv}, [("c", Data(x, y))])
     _, one, two = world.run(MOON(LOCAL, mu=2.0, tau=0.7), 2)
     model, received, previous = (world.server.model("c", one.weights["c"]) for _ in range(3))  # one client: the same
-    optimiser = torch.optim.SGD(model.parameters(), LOCAL.lr)
+    optimizer = torch.optim.SGD(model.parameters(), LOCAL.lr)
     for a, b in minibatches(x, y, LOCAL, world.seeds[1]):
         with torch.no_grad():
             z_glob, z_prev = received.represent(a), previous.represent(a)
@@ -69,9 +69,9 @@ def test_a_second_round_is_the_equation(tmp_path):
         z = model.represent(a)
         near, far = (torch.exp(F.cosine_similarity(z, other) / 0.7) for other in (z_glob, z_prev))
         loss = F.cross_entropy(model.head(z), b) + 2.0 * -torch.log(near / (near + far)).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert all(torch.allclose(t, two.weights["c"][n], atol=1e-4) for n, t in weights_of(model).items())
 
 

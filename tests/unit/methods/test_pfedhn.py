@@ -49,18 +49,18 @@ def gradient_by_hand(world, state, seeds):
     return by_phi | {"v": by_v}
 
 
-def test_two_rounds_are_two_steps_of_one_optimiser(tmp_path):
+def test_two_rounds_are_two_steps_of_one_optimizer(tmp_path):
     """Momentum lasts from round to round: it is part of the state, or a resumed run would end elsewhere."""
     world = mixed(tmp_path)
     states = world.run(PFedHN(LOCAL, SMALL), 2)
     x = {n: t.clone().requires_grad_() for n, t in (states[0].phi | {"v": states[0].v}).items()}
-    optimiser = torch.optim.SGD(x.values(), 0.1, momentum=0.9, weight_decay=1e-3)
+    optimizer = torch.optim.SGD(x.values(), 0.1, momentum=0.9, weight_decay=1e-3)
     for t in (0, 1):
         gradient = gradient_by_hand(world, states[t], world.seeds[5 * t : 5 * t + 5])
         for n, p in x.items():
             p.grad = gradient[n]
         nn.utils.clip_grad_norm_(x.values(), 50.0)
-        optimiser.step()
+        optimizer.step()
         for n, p in (states[t + 1].phi | {"v": states[t + 1].v}).items():
             assert torch.allclose(p, x[n], atol=1e-6), (t, n)
     assert any(bool(t.any()) for t in states[1].velocity.values())

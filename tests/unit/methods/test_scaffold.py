@@ -192,7 +192,7 @@ def test_wire_sizes_are_those_of_the_paper(tmp_path):
     ("settings", "word"),
     [
         ({"local": Local(momentum=0.9)}, "momentum"),
-        ({"local": Local(optimiser="adam")}, "SGD"),
+        ({"local": Local(optimizer="adam")}, "SGD"),
         ({"option": "I", "derive_dc": True}, "derive_dc"),
         ({"server_lr": 0.0}, "server_lr"),
     ],

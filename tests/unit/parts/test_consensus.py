@@ -211,7 +211,7 @@ def test_cached_and_asked_per_batch_are_the_same_bits():
     x = images(150)[0]
     teacher = ConsensusTeacher([Conv(0), mlp(1), Conv(2, width=4)], [1, 2, 1])
     cache = Cache.of(teacher, x, torch.arange(150), batch=64)
-    cfg = Distill(steps=12, batch=20, optimiser="sgd", lr=0.05, schedule="constant", clip=None)
+    cfg = Distill(steps=12, batch=20, optimizer="sgd", lr=0.05, schedule="constant", clip=None)
     a, b = mlp(5), mlp(5)
     distill(a, x, cache, cfg, 3, loss=ensemble_loss)
     distill(b, x, teacher, cfg, 3, loss=ensemble_loss)

@@ -29,7 +29,7 @@ def ensemble(*seeds: int, norm: bool = True) -> Ensemble:
 def test_a_gradient_is_clipped_by_its_norm_and_keeps_its_direction():
     """Clipped by value, number by number, it would point elsewhere."""
     clip, lr = 0.05, 0.1
-    cfg = Distill(steps=1, batch=60, optimiser="sgd", lr=lr, schedule="constant", clip=clip)
+    cfg = Distill(steps=1, batch=60, optimizer="sgd", lr=lr, schedule="constant", clip=clip)
     student, teacher = mlp(0), mlp(1)
     loss = by_hand.kl_towards(by_hand.mean_logits([teacher], PUBLIC))
     gradients = torch.autograd.grad(loss(student(PUBLIC), list(range(60))), list(student.parameters()))
@@ -124,7 +124,7 @@ def test_the_schedule_is_the_one_the_student_gets():
     """One free logit with a constant gradient of 1: plain SGD moves it by the sum of the step sizes."""
     for schedule, total in (("cosine", sum(cosine(0.1, s, 8) for s in range(8))), ("constant", 0.8)):
         student = Constant(0.0, 0.0)
-        cfg = Distill(steps=8, optimiser="sgd", lr=0.1, schedule=schedule, clip=None)
+        cfg = Distill(steps=8, optimizer="sgd", lr=0.1, schedule=schedule, clip=None)
         distill(student, torch.zeros(4, 1), lambda x: (x,), cfg, 0, loss=lambda z, _: z[:, 0].mean())
         assert student.logits[0].item() == pytest.approx(-total)
 
@@ -132,7 +132,7 @@ def test_the_schedule_is_the_one_the_student_gets():
 def test_clipping_bounds_the_gradient():
     def moved(clip):
         student = Constant(0.0, 0.0)
-        cfg = Distill(steps=1, optimiser="sgd", lr=1.0, clip=clip)
+        cfg = Distill(steps=1, optimizer="sgd", lr=1.0, clip=clip)
         distill(student, torch.zeros(4, 1), lambda x: (x,), cfg, 0, loss=lambda z, _: 30 * z[:, 0].mean())
         return -student.logits[0].item()
 
@@ -143,11 +143,11 @@ def test_clipping_bounds_the_gradient():
 # ---- what must not move ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_zero_learning_rate_or_zero_steps_leave_the_student(optimiser):
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_zero_learning_rate_or_zero_steps_leave_the_student(optimizer):
     for cfg in (
-        Distill(steps=5, lr=0.0, optimiser=optimiser, student_norm="frozen"),
-        Distill(steps=0, optimiser=optimiser),
+        Distill(steps=5, lr=0.0, optimizer=optimizer, student_norm="frozen"),
+        Distill(steps=0, optimizer=optimizer),
     ):
         student = Conv(0)
         before = weights_of(student)
@@ -155,12 +155,12 @@ def test_zero_learning_rate_or_zero_steps_leave_the_student(optimiser):
         assert same_bits(weights_of(student), before)
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("rule", ["avg_logits", "avg_probs", "avg_losses"])
-def test_a_student_equal_to_its_teachers_does_not_move(optimiser, rule):
+def test_a_student_equal_to_its_teachers_does_not_move(optimizer, rule):
     student = Conv(0)
     before = weights_of(student)
-    cfg = Distill(steps=6, batch=32, optimiser=optimiser, student_norm="frozen")
+    cfg = Distill(steps=6, batch=32, optimizer=optimizer, student_norm="frozen")
     done = distill(student, PUBLIC, Ensemble([Conv(0) for _ in range(3)], rule), cfg, 0)
     assert same_bits(weights_of(student), before)
     assert done.loss == pytest.approx(0.0, abs=1e-7)
@@ -398,7 +398,7 @@ def trace(peak: int, cfg: Distill) -> tuple[object, list[int]]:
 
 @pytest.mark.parametrize(("peak", "stop"), [(300, 1300), (9500, 10_000), (100, 1100)])
 def test_fdf_2(peak, stop):
-    done, looks = trace(peak, Distill(steps=10_000, batch=2, optimiser="sgd", every=100, patience=1000))
+    done, looks = trace(peak, Distill(steps=10_000, batch=2, optimizer="sgd", every=100, patience=1000))
     assert done.steps == stop
     assert done.best_step == peak
     assert looks == list(range(100, stop + 1, 100))
@@ -418,7 +418,7 @@ def test_the_best_student_is_returned_not_the_last():
         kept.append(model.logits[0].item())
         return next(accuracies)
 
-    cfg = Distill(steps=8, every=2, optimiser="sgd", lr=0.1)
+    cfg = Distill(steps=8, every=2, optimizer="sgd", lr=0.1)
     loss = lambda z, _: z[:, 0].mean()  # noqa: E731
     done = distill(student, torch.zeros(2, 1), lambda x: (x,), cfg, 0, loss=loss, validate=validate)
     assert (done.best_step, done.accuracy) == (4, 0.5)
@@ -475,7 +475,7 @@ def test_g7_falls_back_to_the_best_look():
 
 def test_g7_a_last_step_that_ruins_the_weights_is_noticed():
     student = Constant(1.0, 1.0)
-    cfg = Distill(steps=1, optimiser="sgd", lr=1e200, clip=None, schedule="constant")
+    cfg = Distill(steps=1, optimizer="sgd", lr=1e200, clip=None, schedule="constant")
     huge = lambda z, _: z[:, 0].mean() * 1e200  # noqa: E731
     done = distill(student, torch.zeros(2, 1), lambda x: (x,), cfg, 0, loss=huge)
     assert done.diverged

@@ -165,7 +165,7 @@ def test_a_tower_learns(maps):
     x = x if maps else x.flatten(1)
     torch.manual_seed(0)
     model = tower(x.shape[1:], 4, 16, 2)
-    fit(model, x, y, Local(epochs=8, batch=16, lr=3e-3, optimiser="adam"), 0)
+    fit(model, x, y, Local(epochs=8, batch=16, lr=3e-3, optimizer="adam"), 0)
     assert (logits_of(model, x).argmax(-1) == y).float().mean() > 0.9
 
 

@@ -86,7 +86,7 @@ def test_the_step_is_torchs_sgd_with_clipped_gradient(clip):
     x = {"a": torch.randn(3, 2, generator=g), "b": torch.randn(4, generator=g)}
     ours, velocity = dict(x), {n: torch.zeros_like(t) for n, t in x.items()}
     theirs = {n: t.clone().requires_grad_() for n, t in x.items()}
-    optimiser = torch.optim.SGD(theirs.values(), 0.1, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD(theirs.values(), 0.1, momentum=0.9, weight_decay=0.01)
     for _ in range(4):
         gradient = {n: torch.randn(t.shape, generator=g) for n, t in x.items()}
         ours, velocity = sgd_step(ours, gradient, velocity, cfg)
@@ -94,7 +94,7 @@ def test_the_step_is_torchs_sgd_with_clipped_gradient(clip):
             t.grad = gradient[n].clone()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(theirs.values(), clip)
-        optimiser.step()
+        optimizer.step()
     assert all(torch.allclose(ours[n], theirs[n], atol=1e-6) for n in x)
 
 

@@ -75,12 +75,12 @@ def test_fit_is_plain_sgd():
     assert done.lr_sum == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_zero_learning_rate_moves_no_parameter(optimiser):
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_zero_learning_rate_moves_no_parameter(optimizer):
     x, y = images(20)
     model = mlp(0)
     before = weights_of(model)
-    fit(model, x, y, Local(epochs=2, lr=0.0, optimiser=optimiser), 0)
+    fit(model, x, y, Local(epochs=2, lr=0.0, optimizer=optimizer), 0)
     assert same_bits(weights_of(model), before)
 
 
@@ -305,4 +305,4 @@ def test_impossible_settings_are_refused_by_name(field, value):
 
 def test_adam_has_no_momentum_setting():
     with pytest.raises(ValueError, match="momentum"):
-        Local(optimiser="adam", momentum=0.9)
+        Local(optimizer="adam", momentum=0.9)

@@ -48,7 +48,7 @@ def test_a_model_that_agrees_already_is_not_moved():
     for loss in (F.l1_loss, kd_loss):
         model = mlp(3)
         before, consensus = weights_of(model), logits_of(model, x)
-        done = fit(model, x, consensus, Local(epochs=2, batch=40, lr=0.1, optimiser="adam"), 0, towards(loss))
+        done = fit(model, x, consensus, Local(epochs=2, batch=40, lr=0.1, optimizer="adam"), 0, towards(loss))
         assert done.loss < 1e-6
         assert all(torch.allclose(t, before[n], atol=1e-4) for n, t in weights_of(model).items())
 

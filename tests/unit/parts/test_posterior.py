@@ -177,7 +177,7 @@ class Walker(nn.Module):
 
 
 def walk(**settings) -> tuple[float, object]:
-    cfg = Distill(batch=2, optimiser="sgd", lr=2.0, schedule="constant", clip=None, **settings)
+    cfg = Distill(batch=2, optimizer="sgd", lr=2.0, schedule="constant", clip=None, **settings)
     model = Walker()
     done = distill(model, torch.zeros(4, 1), lambda x: (x,), cfg, 0, loss=lambda z, _: -z.mean())
     return model.x.item(), done
@@ -198,7 +198,7 @@ def test_swa_collects_every_so_many_steps_from_its_start():
 
 def test_swa_has_no_early_stop_but_the_start_may_win():
     cfg = Distill(
-        steps=6, batch=2, optimiser="sgd", lr=2.0, schedule="constant", clip=None, every=1, patience=1, swa_every=3
+        steps=6, batch=2, optimizer="sgd", lr=2.0, schedule="constant", clip=None, every=1, patience=1, swa_every=3
     )
     looks = []
 
@@ -236,7 +236,7 @@ def test_swa_takes_batchnorm_statistics_anew_from_public_samples():
 def test_a_diverging_student_keeps_the_mean_so_far_or_its_start():
     def run(**settings):
         model = Walker()
-        cfg = Distill(batch=2, optimiser="sgd", lr=2.0, schedule="constant", clip=None, steps=9, **settings)
+        cfg = Distill(batch=2, optimizer="sgd", lr=2.0, schedule="constant", clip=None, steps=9, **settings)
         bad = lambda z, _: -z.mean() if z.mean() < 6 else z.mean() * math.nan  # noqa: E731
         return distill(model, torch.zeros(4, 1), lambda x: (x,), cfg, 0, loss=bad), model.x.item()
 

@@ -21,7 +21,7 @@ SMALL = {
     "models": {"clients": ["mlp", "lenet5"]},
     "engine": {"name": "inprocess"},
 }
-MNFL = {"name": "mnfl", "local": {"epochs": 1}, "distil": {"epochs": 1}}
+MNFL = {"name": "mnfl", "local": {"epochs": 1}, "distill": {"epochs": 1}}
 SECONDS = {"clients": 0.5, "server": 0.25, "evaluate": 0.125, "commit": 0.0625, "total": 0.9375}
 
 

@@ -16,7 +16,7 @@ SMALL = {
     "models": {"clients": ["mlp", "lenet5"]},
 }
 FEDDF = {"name": "feddf", "local": {"epochs": 1}, "fusion": {"steps": 3}}
-MNFL = {"name": "mnfl", "local": {"epochs": 1}, "distil": {"epochs": 1}}
+MNFL = {"name": "mnfl", "local": {"epochs": 1}, "distill": {"epochs": 1}}
 
 
 @pytest.mark.parametrize("engine", ["inprocess", "threads", "processes"])

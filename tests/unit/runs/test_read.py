@@ -146,3 +146,11 @@ def test_cases_of_a_sweep_have_names(tmp_path):
     assert [r.settings.get("case") for r in read_runs([tmp_path])] == ["first", None]
     (tmp_path / "sweep.json").write_text('{"runs": 7}')
     assert len(read_runs([tmp_path])) == 2
+
+
+def test_the_spellings_of_version_0_1_are_read_as_the_settings_they_are_now(tmp_path):
+    old = make_run(tmp_path / "old", method__local__optimiser="adam", method__distil__lr=0.1)
+    new = make_run(tmp_path / "new", method__local__optimizer="adam", method__distill__lr=0.1, run__seed=1)
+    runs = [read_run(path) for path in (old, new)]
+    assert runs[0].settings | {"run.seed": 1} == runs[1].settings
+    assert runs[0].settings["method.local.optimizer"] == "adam"

@@ -1,7 +1,5 @@
 """Teachers drawn around the clients' models (FedDF's Table 7, FedDistill): SWAG's normal distribution."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -11,12 +9,13 @@ from ...parts.norms import parameter_names
 from ...parts.posterior import swag
 from ...parts.teachers import Frozen, frozen
 from ...server import Server
+from ...settings import settings
 from .fusion import with_statistics
 
 NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm statistics
 
 
-@dataclass(frozen=True)
+@settings
 class Swag:
     """Teachers drawn from a normal distribution around the clients' models (FedDF's Table 7, FedDistill)."""
 

@@ -20,6 +20,7 @@ from ...parts.norms import has_batchnorm, parameter_names
 from ...parts.posterior import Kind, dirichlet, gaussian, normalised_gaussian, sharpened, swag
 from ...parts.teachers import Ensemble, Rule, frozen
 from ...server import Server
+from ...settings import settings
 from ...tensors import Weights
 from ..common.fusion import with_statistics
 from .local_trainers import Group, Models, Seeds
@@ -46,7 +47,7 @@ class Upload(NamedTuple):
     copies: int
 
 
-@dataclass(frozen=True)
+@settings
 class EnsembleTrainer:
     """The ensembles there are by name. An object of your own with the same methods can take this one's place."""
 

@@ -10,7 +10,6 @@ Teachers are copies made before any student moves, and all students see the same
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -21,13 +20,14 @@ from ...errors import ConfigError
 from ...parts.distill import Distill
 from ...parts.teachers import frozen
 from ...server import Server
+from ...settings import settings
 from ..common.fusion import Asked, answers_finitely, asked, check_logits, fuse, public_indices
 from .cohort import Clock
 from .ensemble_trainers import EnsembleTrainer, Member
 from .local_trainers import Group, Models, Seeds
 
 
-@dataclass(frozen=True)
+@settings
 class GlobalTrainer:
     """The schemes there are by name. An object of your own with the same methods can take this one's place."""
 

@@ -6,7 +6,7 @@ option II; a test holds a single group to them, bit for bit.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from ...federation import per_client
 from ...parts.aggregate import momentum_step, weighted_mean
 from ...parts.local import Local
 from ...randomness import seed_from
+from ...settings import settings
 from ...task import Client, Task, task
 from ...tensors import Weights
 from ..common.training import local_update
@@ -59,7 +60,7 @@ def grouped_update(client: Client, weights: Weights, control: Weights, local: Lo
     return Delta(dy, dc)
 
 
-@dataclass(frozen=True)
+@settings
 class LocalTrainer:
     """The trainers there are by name. An object of your own with the same methods can take this one's place."""
 
@@ -79,7 +80,7 @@ class LocalTrainer:
 
     def check(self, local: Local) -> None:
         """Refuse local training that the trainer is not made for."""
-        if self.kind == "scaffold" and (local.momentum or local.optimiser != "sgd"):
+        if self.kind == "scaffold" and (local.momentum or local.optimizer != "sgd"):
             raise ConfigError("method.local_trainer.kind = 'scaffold' needs plain SGD: set method.local.momentum = 0")
 
     @property

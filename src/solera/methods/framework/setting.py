@@ -15,7 +15,7 @@ def section_6() -> Distill:
     """The server's training in FedEED's section 6.1, but for the steps (5,000 in the paper). T^2 is our reading."""
     return Distill(
         batch=256,
-        optimiser="sgd",
+        optimizer="sgd",
         lr=0.1,
         schedule="constant",
         temperature=4.0,

@@ -1,13 +1,14 @@
 """The framework's settings: its three slots, and what follows from what is in them."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ...errors import ConfigError
 from ...method import Info
 from ...parts.distill import Distill
 from ...parts.local import Local
 from ...server import Server
+from ...settings import Replaceable
 from .ensemble_trainers import EnsembleTrainer
 from .global_trainers import GlobalTrainer
 from .groups import Schedule
@@ -20,9 +21,9 @@ class Slots:
 
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=Distill)
-    local_trainer: LocalTrainer = field(default_factory=LocalTrainer)
-    ensemble_trainer: EnsembleTrainer = field(default_factory=EnsembleTrainer)
-    global_trainer: GlobalTrainer = field(default_factory=GlobalTrainer)
+    local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
+    ensemble_trainer: Annotated[EnsembleTrainer, Replaceable()] = field(default_factory=EnsembleTrainer)
+    global_trainer: Annotated[GlobalTrainer, Replaceable()] = field(default_factory=GlobalTrainer)
     K: int = 2  # global models (of each architecture), each trained by a group of clients
     group_sizes: tuple[int, ...] | None = None  # how the clients are shared out; left out: evenly
     schedule: Schedule = "random"  # groups drawn anew each round, or Fed-ensemble's strata

@@ -1,11 +1,11 @@
-"""Our optimisers take the steps of torch's own, to the bit."""
+"""Our optimizers take the steps of torch's own, to the bit."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from solera.parts.optimisers import Adam, Optimiser, Sgd
+from solera.parts.optimizers import Adam, Optimizer, Sgd
 
 
 def model() -> nn.Sequential:
@@ -15,13 +15,13 @@ def model() -> nn.Sequential:
     return whole.to(memory_format=torch.channels_last)
 
 
-def walk(net: nn.Sequential, optimiser: Optimiser | torch.optim.Optimizer, steps: int = 7) -> list[torch.Tensor]:
+def walk(net: nn.Sequential, optimizer: Optimizer | torch.optim.Optimizer, steps: int = 7) -> list[torch.Tensor]:
     g = torch.Generator().manual_seed(1)
     for _ in range(steps):
         loss = F.cross_entropy(net(torch.randn(16, 2, 8, 8, generator=g)), torch.randint(3, (16,), generator=g))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return [p.detach() for p in net.parameters()]
 
 
@@ -46,26 +46,26 @@ def test_adam_is_torchs(weight_decay: float) -> None:
 def test_a_step_by_hand() -> None:
     """v = 0.5 v + (g + 0.1 w), w = w - 0.2 v: from w = 1 with g = 2, then g = 4."""
     w = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    optimiser = Sgd([w], 0.2, momentum=0.5, weight_decay=0.1)
+    optimizer = Sgd([w], 0.2, momentum=0.5, weight_decay=0.1)
     seen = []
     for g in (2.0, 4.0):
         w.grad = torch.tensor([g], dtype=torch.float64)
-        optimiser.step()
+        optimizer.step()
         seen.append(w.item())
     first = 1 - 0.2 * 2.1
     assert seen == pytest.approx([first, first - 0.2 * (0.5 * 2.1 + 4 + 0.1 * first)], abs=1e-15)
 
 
 @pytest.mark.parametrize("kind", [Sgd, Adam])
-def test_parameters_without_gradient_stay_and_types_may_mix(kind: type[Optimiser]) -> None:
+def test_parameters_without_gradient_stay_and_types_may_mix(kind: type[Optimizer]) -> None:
     moved, idle, double = (nn.Parameter(torch.ones(3, dtype=d)) for d in (torch.float32, torch.float32, torch.float64))
-    optimiser = kind([moved, idle, double], 0.1, weight_decay=0.0)
+    optimizer = kind([moved, idle, double], 0.1, weight_decay=0.0)
     moved.grad, double.grad = torch.ones(3), torch.ones(3, dtype=torch.float64)
-    optimiser.step()
+    optimizer.step()
     assert (moved < 1).all()
     assert (double < 1).all()
     assert (idle == 1).all()
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     assert moved.grad is None
 
 

@@ -1,7 +1,7 @@
 """SGD and Adam on torch's fused kernels, without what `torch.optim` keeps around them.
 
 The bits are those of `torch.optim.SGD` and `torch.optim.Adam` with `fused=True`. Small models take half a millisecond
-for a step, of which a tenth would go into hooks and bookkeeping; and the first of torch's optimisers imports its
+for a step, of which a tenth would go into hooks and bookkeeping; and the first of torch's optimizers imports its
 compiler, which takes a second in every new process.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-class Optimiser(ABC):
+class Optimizer(ABC):
     """Steps of `lr` along the gradients of `parameters`; those without a gradient stay where they are."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, weight_decay: float):
@@ -43,7 +43,7 @@ class Optimiser(ABC):
         """Move parameters of one kind; `memory` has what is kept beside each of them."""
 
 
-class Sgd(Optimiser):
+class Sgd(Optimizer):
     """w <- w - lr (g + weight_decay w), through a velocity v <- momentum v + g if there is momentum."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
@@ -58,7 +58,7 @@ class Sgd(Optimiser):
         )  # fmt: skip
 
 
-class Adam(Optimiser):
+class Adam(Optimizer):
     """Kingma and Ba, ICLR 2015, with beta = (0.9, 0.999), epsilon = 1e-8; weight decay is added to the gradient."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, weight_decay: float = 0.0):

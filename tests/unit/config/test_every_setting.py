@@ -1,0 +1,119 @@
+"""Every setting of every table and method refuses what it cannot be, from Python and from TOML with the same words."""
+
+import dataclasses
+import inspect
+import math
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from annotated_types import Ge, Gt, Le, Lt
+
+from solera.config import TABLES, load_config
+from solera.errors import ConfigError
+from solera.method import METHODS
+from solera.settings import OrInf, hints, strip, table_of
+
+Place = tuple[str, type, tuple[str, ...]]  # method, class of the settings, and the table they are in
+
+
+def places() -> Iterator[Place]:
+    """Every table of settings once, with a method that has it."""
+    seen: set[type] = set()
+
+    def walk(method: str, cls: type, path: tuple[str, ...]) -> Iterator[Place]:
+        if cls not in seen:
+            seen.add(cls)
+            yield method, cls, path
+        for name, wanted in hints(cls).items():
+            if table := table_of(wanted):
+                yield from walk(method, table, (*path, name))
+
+    for name, cls in TABLES.items():
+        yield from walk("fedavg", cls, (name,))
+    for name, cls in sorted(METHODS.items()):
+        if cls.__module__.startswith("solera.methods."):
+            yield from walk(name, cls, ("method",))
+
+
+def markers(wanted: Any) -> Iterator[Any]:
+    if typing.get_origin(wanted) is typing.Annotated:
+        yield from typing.get_args(wanted)[1:]
+    for kind in typing.get_args(wanted):
+        if typing.get_origin(strip(wanted)) not in (list, tuple):
+            yield from markers(kind)
+
+
+def wrong_values(wanted: Any) -> Iterator[Any]:
+    """Values next to what the type allows."""
+    inner, limits = strip(wanted), list(markers(wanted))
+    if typing.get_origin(inner) is Literal:
+        for choice in map(str, typing.get_args(inner)):
+            yield from (choice.upper() if choice.islower() else choice.lower(), choice[:-1] + "_")
+    if inner not in (int, float):
+        return
+    one = 1 if inner is int else 1e-6
+    for limit in limits:
+        if isinstance(limit, Ge):
+            yield limit.ge - one
+        elif isinstance(limit, Gt):
+            yield limit.gt
+        elif isinstance(limit, Le):
+            yield limit.le + one
+        elif isinstance(limit, Lt):
+            yield limit.lt
+    yield "3"
+    yield math.nan
+    yield -math.inf
+    if not any(isinstance(m, OrInf) for m in limits):
+        yield math.inf
+
+
+def said(call: Any, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+ALL = list(places())
+
+
+@pytest.mark.parametrize(("method", "cls", "path"), ALL, ids=[cls.__name__ for _, cls, _ in ALL])
+def test_wrong_values_are_refused_with_the_same_words_from_python_and_from_toml(method, cls, path):
+    for name, wanted in hints(cls).items():
+        for value in wrong_values(wanted):
+            here = said(cls, **{name: value})
+            tables: dict[str, Any] = {"method": {"name": method}}
+            inner = tables
+            for table in path:
+                inner = inner.setdefault(table, {})
+            inner[name] = value
+            there = said(load_config, tables)
+            assert here.startswith(f"{cls.__name__}.{name} = ")
+            assert there == here.replace(cls.__name__, ".".join(path), 1)
+            choices = [str(a) for a in typing.get_args(strip(wanted))]
+            if typing.get_origin(strip(wanted)) is Literal and str(value).lower() in map(str.lower, choices):
+                assert "did you mean" in here
+
+
+@pytest.mark.parametrize("cls", [cls for _, cls, _ in ALL], ids=lambda cls: cls.__name__)
+def test_defaults_pass_the_checks_and_the_signature_is_kept(cls):
+    made = cls()
+    assert made == dataclasses.replace(made)
+    signature = inspect.signature(cls)
+    assert list(signature.parameters) == list(hints(cls))
+
+
+@pytest.mark.parametrize(
+    ("cls", "old", "new"),
+    [(cls, old, new) for _, cls, _ in ALL for old, new in getattr(cls, "RENAMED", {}).items()],
+)
+def test_old_spellings_are_refused_with_the_new_one(cls, old, new):
+    assert new in hints(cls)
+    assert said(cls, **{old: 1}) == f"{cls.__name__}.{old} = 1: this setting is called {new!r} now"
+
+
+def test_an_old_spelling_in_toml_is_refused_with_the_full_key():
+    tables = {"method": {"name": "fedavg", "local": {"optimiser": "sgd"}}}
+    assert said(load_config, tables) == "method.local.optimiser = \"sgd\": this setting is called 'optimizer' now"
