@@ -582,7 +582,8 @@ def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), round_one_lacks_one))
     result = simulate(toy_for(method), method, tmp_path, RunConfig(rounds=2), config, EngineConfig(name="inprocess"))
-    assert [e["kind"] for m in lines_of(tmp_path) for e in m["events"]] == ["round_empty"]
+    noted = [e["kind"] for m in lines_of(tmp_path) for e in m["events"]]
+    assert [kind for kind in noted if kind != "variates"] == ["round_empty"]
     states = ClientStates(tmp_path / "clients")
     home = RunDirectory(tmp_path, solera.__version__, resume=True)
     ledger = home.latest(method.State)[2]

@@ -138,7 +138,9 @@ def test_weights_that_come_back_are_tied_to_weights_that_were_sent():
 
     tied = 0
     for task in TASKS.values():
-        if task.fn.__module__.endswith((".local_update", ".scaffold")) and dataclasses.is_dataclass(task.returns):
+        if task.fn.__module__.endswith(
+            (".common.training", ".common.counts", ".scaffold")
+        ) and dataclasses.is_dataclass(task.returns):
             for f in dataclasses.fields(task.returns):
                 if "Weights" in str(f.type) or "dict" in str(f.type):
                     assert "like" in f.metadata, f"{task.name} returns {f.name} untied"

@@ -316,7 +316,7 @@ def test_names_are_in_all_that_a_run_leaves(tmp_path):
     simulate(scenario, small(FedAvgFT()), tmp_path, RunConfig(rounds=1), engine=EngineConfig("inprocess"))
     line = last(tmp_path)
     assert {f["client"] for f in line["failures"]} == {"lyon"}
-    assert set(line["personal_accuracies"]) == {"charite-berlin", "st.-mary-s"}
+    assert line["personal"]["clients"] == 2
     shown = json.loads((tmp_path / "partition.json").read_text())["shown"]
     assert [row["client"] for row in shown] == CALLED
     assert "lyon" in json.dumps(report_data(read_all([tmp_path])))
@@ -385,7 +385,8 @@ def test_personal_methods_are_judged_by_the_tests_given(tmp_path):
     scenario = Scenario(data, {"p": model}, PartitionConfig("iid", clients=3), PublicConfig("none"), client_test=tests)
     method = FedAvgFT(Local(steps=1, batch=4, lr=1e-6))
     simulate(scenario, method, tmp_path, RunConfig(rounds=1), engine=EngineConfig("inprocess"))
-    assert last(tmp_path)["personal_accuracies"] == {"c00": 1.0, "c01": 0.0}
+    judged = last(tmp_path)["personal"]  # of c00 all answers are right, of c01 none
+    assert (judged["clients"], judged["mean"], judged["std"]) == (2, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(

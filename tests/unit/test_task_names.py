@@ -45,6 +45,7 @@ NAMES = {
     "train_and_answer",
     "train_and_count",
     "train_and_extract",
+    "train_and_assess",
     "train_and_predict",
     "train_and_report",
     "train_and_score",

@@ -214,6 +214,8 @@ PAPERS = {
         "models.norm": "batch",
         "method.rule": "learned",
         "method.c_loss": "kl",
+        "method.c_reduction": "sum",  # eq. (2)
+        "method.c_batch": 256,  # as large as a batch of the distillation
         "method.order": "paper",
         "method.local.lr": 0.01,  # eta_1 = eta_2 = eta_3
         "method.distill.lr": 0.01,
@@ -227,6 +229,8 @@ PAPERS = {
         "partition.classes_per_client": 4,
         "public.per_round": 5000,
         "method.c_loss": "mse",
+        "method.c_reduction": "mean",
+        "method.c_batch": 5000,  # all of a round's
         "method.order": "code",
         "method.grow_epochs": True,
         "method.local.epochs": 10,
@@ -244,6 +248,7 @@ PAPERS = {
         "public.source": "none",
         "models.clients": ("mcmahan-cnn",),
         "method.name": "mnflparam",
+        "method.c_reduction": "sum",  # no division by the number of parameters
         "method.order": "paper",
         "method.local.lr": 0.005,
         "method.coefficients.lr": 0.01,

@@ -432,11 +432,9 @@ def test_mistakes_are_named(override, message):
         load_config({"method": {"name": "feddf"}}, [override])
 
 
-def test_another_method_keeps_the_choices_it_has_too():
-    given = {"method": {"name": "feddf", "average": "uniform"}}
-    assert load_config(given, ["method.name=fedavg"]).method == FedAvg(average="uniform")
-    given["method"]["average"] = "median"
-    assert load_config(given, ["method.name=fedavg"]).method == FedAvg()
+def test_another_method_keeps_local_training_and_nothing_else():
+    given = {"method": {"name": "feddf", "average": "uniform", "local": {"epochs": 3}}}
+    assert load_config(given, ["method.name=fedavg"]).method == FedAvg(local=Local(epochs=3))
     assert dataclasses.asdict(load_config({"method": {"name": "feddf"}}).method)["quantise"]["bits"] == 32
 
 

@@ -36,7 +36,7 @@ def test_no_untrained_model_is_judged(name, tmp_path, monkeypatch):
         server.begin()
         state = method.round(state, fed, server)
     payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
-    scores = fed.map(personal_task(method), [*ASKED, *MISSED], **payload)
+    scores = fed.map(method.personal, [*ASKED, *MISSED], **payload)
     assert all(scores[k].total > 0 for k in ASKED)
     for k in MISSED:
         test = scenario.client(k, 0, {}).test

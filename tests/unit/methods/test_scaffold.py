@@ -126,8 +126,8 @@ def test_c_stays_the_mean_of_all_variates(tmp_path, drawn, weighted, derive_dc):
 
     world.fed.sample = sample
     state = world.run(Scaffold(TWO_STEPS, weighted=weighted, derive_dc=derive_dc), rounds=3)[-1]
-    load = world.fed.engine.states.load
-    kept = [load(k, 10**9).get("control", {"x": torch.zeros(1)})["x"].item() for k in world.fed.clients]
+    mine = [kept_by(world.fed, k).get("control", {"x": torch.zeros(1)}) for k in world.fed.clients]
+    kept = [c["x"].item() for c in mine]
     assert numbers(state)[1] == pytest.approx(sum(kept) / 3, abs=1e-12)
 
 
