@@ -36,7 +36,7 @@ def test_a_round_has_at_most_ten_hops():
 
 
 def test_where_to_put_things_is_answered():
-    rows = rows_below("Where do I put ...")
+    rows = rows_below("Where do I put it?")
     asked = [cells[0].strip("*") for cells in rows]
     assert asked == ["a method", "a shared step", "a part", "a model", "a data set", "an engine", "a figure"]
     paths = [path for cells in rows for path in re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", cells[1])]
