@@ -1,9 +1,10 @@
-"""What the site needs beyond mkdocs: links to files of the repository, and diagrams and equations without scripts.
+"""What the site needs beyond mkdocs: files of the repository, and diagrams and equations without scripts.
 
 The pages are also read in the repository, where a link to `../../src/solera/methods/feddf.py` leads to the file. In the
-site such a link leads to a page made here, which shows the file. Diagrams (mermaid), which code hosts draw, become
-tables here: to draw them, the theme would fetch a program from the network. Equations (LaTeX between dollar signs),
-which code hosts typeset, become MathML, which browsers typeset by themselves.
+site such a link leads to a page made here, which shows the file; and where a page has a line
+`<!-- whole file: ../../src/solera/methods/feddf.py -->`, the file's text stands there. Diagrams (mermaid), which code
+hosts draw, become tables here: to draw them, the theme would fetch a program from the network. Equations (LaTeX between
+dollar signs), which code hosts typeset, become MathML, which browsers typeset by themselves.
 """
 
 import itertools
@@ -25,6 +26,7 @@ except ImportError:  # said by on_config, in one line
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+WHOLE = re.compile(r"^<!-- whole file: (\S+) -->$", re.MULTILINE)
 NODE = re.compile(r'(\w+)\["<b>(.+?)</b><br/>(.+?)"\]')
 PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
 MESSAGE = re.compile(r"(\w+)--?>>(\w+): (.+)")
@@ -51,8 +53,13 @@ def shown(path: str) -> str:
     if file.is_dir():
         names = sorted(p.name for p in file.iterdir() if p.is_file())
         return f"# {path}\n\n" + "".join(f"- `{name}`\n" for name in names)
-    language = LANGUAGES.get(file.suffix, "text")
-    return f"# {path}\n\n````{language}\n{file.read_text('utf-8')}\n````\n"
+    return f"# {path}\n\n{fenced(path)}\n"
+
+
+def fenced(path: str) -> str:
+    """The text of a file of the repository, as a block of code."""
+    file = ROOT / path
+    return f"````{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text('utf-8')}\n````"
 
 
 def links(text: str) -> set[str]:
@@ -132,7 +139,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Lead links out of docs/ to the pages made for them, and write diagrams as tables."""
+    """Lead links out of docs/ to the pages made for them, write diagrams as tables, and show files whole."""
     here = page.file.src_uri
     if here.startswith("code/"):
         return markdown
@@ -149,4 +156,5 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         shown_as = as_table(fence[0].strip().removeprefix("```mermaid").removesuffix("```")) if drawn else fence[0]
         kept += [LINK.sub(led, markdown[at : fence.start()]), shown_as]
         at = fence.end()
-    return "".join([*kept, LINK.sub(led, markdown[at:])])
+    text = "".join([*kept, LINK.sub(led, markdown[at:])])
+    return WHOLE.sub(lambda line: fenced(outside(here, line[1]) or f"docs/{line[1]}"), text)

@@ -1,5 +1,6 @@
 """The site is built without a warning, and its pages ask nobody for anything."""
 
+import html
 import html.parser
 import os
 import pathlib
@@ -68,6 +69,14 @@ def test_diagrams_are_tables(site):
     assert "sequenceDiagram" not in text
     assert "<td><strong>federation</strong></td>" in text
     assert "<td>sample()</td>" in text
+
+
+def test_a_file_can_be_shown_whole_on_a_page(site):
+    """FedDF's Algorithm 3 stands beside all of feddf.py, as it is now."""
+    shown = re.sub(r"<[^>]+>", "", (site / "methods" / "feddf.html").read_text("utf-8"))
+    source = (ROOT / "src/solera/methods/feddf.py").read_text("utf-8")
+    for line in filter(None, map(str.strip, source.splitlines())):
+        assert line in html.unescape(shown), line
 
 
 def test_links_to_code_lead_to_a_page_that_shows_it(site):
