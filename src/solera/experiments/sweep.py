@@ -35,6 +35,7 @@ from ..method import name_of
 from ..runner.loop import Interrupted, check_start, execute
 from ..runs.groups import compared
 from ..runs.keys import flat, show
+from ..runs.record import count_lines
 from ..scenario import build_scenario
 from ..track.display import QuietWatcher
 from ..version import __version__
@@ -304,7 +305,7 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
     state = Progress(len(runs), len(runs) - len(todo))
     context, waiting = _context(), list(todo)
     running: dict[str, Any] = {}  # name -> its process
-    began, before = time.monotonic(), {name: _rounds_done(out / name) for name in todo}
+    began, before = time.monotonic(), {name: count_lines(out / name) for name in todo}
     with _stoppable():
         try:
             while waiting or running:
@@ -326,7 +327,7 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
                     _estimate(state, runs, todo, out, before, began)
                     state.news = name
                     tell(state)
-                state.running = {n: (_rounds_done(out / n), runs[n].run.rounds) for n in running}
+                state.running = {n: (count_lines(out / n), runs[n].run.rounds) for n in running}
                 _estimate(state, runs, todo, out, before, began)
                 state.news = None
                 tell(state)
@@ -424,13 +425,6 @@ def _reason(home: Path) -> str:
     return f"{last[:300]} (log: {log})"
 
 
-def _rounds_done(home: Path) -> int:
-    try:
-        return read_file(home / "metrics.jsonl", None).count(b"\n")
-    except OSError:
-        return 0
-
-
 def _estimate(
     state: Progress, runs: Mapping[str, Config], todo: list[str], out: Path, before: dict[str, int], began: float
 ) -> None:
@@ -468,7 +462,7 @@ def write_index(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]
 
     def status(name: str) -> str:
         home = out / name
-        return "done" if is_done(home) else "failed" if name in failed else "begun" if _rounds_done(home) else "waiting"
+        return "done" if is_done(home) else "failed" if name in failed else "begun" if count_lines(home) else "waiting"
 
     index = {
         "format": 1,

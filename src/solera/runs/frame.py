@@ -56,5 +56,5 @@ def frame(paths: Paths) -> "pandas.DataFrame":
         import pandas
     except ImportError:
         raise ConfigError("solera.frame needs the package pandas: pip install 'solera[frame]'") from None
-    found = pandas.DataFrame(rows(paths), columns=list(Row._fields))
+    found = pandas.DataFrame(list(rows(paths)), columns=list(Row._fields))
     return found.astype({"seed": "Int64", "round": "int64", "value": "float64"})  # a run may have no seed

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..files import open_file
+from ..files import open_file, read_file
 
 FORMAT = 2  # of a run directory; 1: checkpoints did not say which client state belongs to them
 FORMATS = (1, FORMAT)  # those of version 0.1 are read as well
@@ -198,6 +198,14 @@ def read_records(home: Path, missing: list[str]) -> list[RoundRecord]:
     if bad:
         missing.append(f"{FILE} has {bad} line{'s' if bad > 1 else ''} that cannot be read")
     return [rounds[t] for t in sorted(rounds)]
+
+
+def count_lines(home: Path) -> int:
+    """How many lines there are, for whoever watches many runs and need not know what they say."""
+    try:
+        return read_file(home / FILE, None).count(b"\n")
+    except OSError:
+        return 0
 
 
 def write_records(records: Iterable[RoundRecord]) -> bytes:
