@@ -29,7 +29,7 @@ from solera.task import Data
 from toys import Constant, Conv, Samples, World, images, mlp, replies_of, same_bits
 
 PUBLIC = 40
-CFG = Distill(steps=6, batch=16, optimiser="sgd", lr=0.1, schedule="constant", clip=None)
+CFG = Distill(steps=6, batch=16, optimizer="sgd", lr=0.1, schedule="constant", clip=None)
 D = torch.arange(PUBLIC)
 
 
@@ -65,7 +65,7 @@ def taught(world: World, A: str, d: torch.Tensor = D, cfg: Distill = CFG) -> dic
     hands = by_hand.batches(len(d), cfg.steps, cfg.batch, world.fed.seed("fusion"))
     student = world.server.model(A, world.server.init(A))
     loss = by_hand.kl_towards(by_hand.mean_logits(teacher.models, x))
-    by_hand.teach(student, x, loss, hands, optimiser="sgd", lr=cfg.lr)
+    by_hand.teach(student, x, loss, hands, optimizer="sgd", lr=cfg.lr)
     return student.state_dict()
 
 
@@ -107,7 +107,7 @@ def test_a_loss_of_ones_own_takes_the_place_of_the_divergence(world):
     p = teacher(x)[0]
     student = world.server.model("m", world.server.init("m"))
     hands = by_hand.batches(PUBLIC, CFG.steps, CFG.batch, world.fed.seed("fusion"))
-    by_hand.teach(student, x, lambda z, i: distance(z, p[i], None), hands, optimiser="sgd", lr=CFG.lr)
+    by_hand.teach(student, x, lambda z, i: distance(z, p[i], None), hands, optimizer="sgd", lr=CFG.lr)
     assert by_hand.close(found["m"], student.state_dict())
 
 
@@ -138,7 +138,7 @@ def test_each_student_is_noted(world):
 
 
 def test_a_student_that_diverges_stays_where_it_was_and_is_noted(world):
-    cfg = Distill(steps=6, batch=16, optimiser="sgd", lr=1e30, schedule="constant", clip=None)
+    cfg = Distill(steps=6, batch=16, optimizer="sgd", lr=1e30, schedule="constant", clip=None)
     start = {"m": world.server.init("m")}
     found = fuse(start, Teacher(), D, cfg, world.fed.seed, world.server)
     assert same_bits(found["m"], start["m"])
@@ -151,7 +151,7 @@ def test_the_validation_set_stops_early_only_where_it_may(world):
     teacher, start = Teacher(), {"m": world.server.init("m")}
     wrong = (teacher(x)[0].argmax(-1) + 1) % 4
     world.server.validation = Data(x, wrong)
-    cfg = Distill(steps=40, batch=16, optimiser="sgd", lr=0.5, schedule="constant", every=4, clip=None)
+    cfg = Distill(steps=40, batch=16, optimizer="sgd", lr=0.5, schedule="constant", every=4, clip=None)
     fuse(start, teacher, D, cfg, world.fed.seed, world.server)
     fuse(start, teacher, D, cfg, world.fed.seed, world.server, validate=False)
     checked, free = world.server.events
@@ -208,7 +208,7 @@ def test_jobs_run_side_by_side_have_their_numbers_as_seeds(world):
 
 
 def test_a_teacher_is_asked_once_about_each_sample_that_is_visited(world):
-    teacher, cfg = Teacher(), Distill(steps=2, batch=8, optimiser="sgd")
+    teacher, cfg = Teacher(), Distill(steps=2, batch=8, optimizer="sgd")
     fuse(students(world), teacher, D, cfg, world.fed.seed, world.server)
     hands = by_hand.batches(PUBLIC, 2, 8, world.fed.seed("fusion"))
     seen = sorted({i for hand in hands for i in hand})
