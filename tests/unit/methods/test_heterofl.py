@@ -263,7 +263,7 @@ def test_parts_are_saved_and_can_be_built(tmp_path):
 
 @pytest.mark.parametrize("rates", [[], [0.5], [0.5, 1.0], [1.0, 0.0], [1.0, 2.0], [1.0, -0.5]])
 def test_rates_that_cannot_be(rates):
-    with pytest.raises(ConfigError, match="heterofl: rates = "):
+    with pytest.raises(ConfigError, match=r"HeteroFL\.rates"):
         HeteroFL(rates=rates)
 
 
