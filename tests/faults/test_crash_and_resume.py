@@ -675,16 +675,16 @@ def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, m
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"config": RunConfig(eval_every=0)}, "run.eval_every = 0"),
-        ({"config": RunConfig(seed=3)}, "run.seed = 3: the scenario was made with seed 0"),
-        ({"engine": EngineConfig(name="threads", threads=2)}, "engine.threads = 2"),
-        ({"federation": FederationConfig(fraction=2)}, "federation.fraction = 2"),
+        (lambda: {"config": RunConfig(eval_every=0)}, r"RunConfig\.eval_every = 0"),
+        (lambda: {"config": RunConfig(seed=3)}, "run.seed = 3: the scenario was made with seed 0"),
+        (lambda: {"engine": EngineConfig(name="threads", threads=2)}, "threads = 2"),
+        (lambda: {"federation": FederationConfig(fraction=2)}, r"FederationConfig\.fraction = 2"),
     ],
 )
 def test_settings_from_python_are_checked_before_anything_is_made(tmp_path, settings, says):
     method = make("fedavg")
     with pytest.raises(ConfigError, match=says):
-        simulate(toy_for(method), method, tmp_path / "no", **settings)
+        simulate(toy_for(method), method, tmp_path / "no", **settings())
     assert not (tmp_path / "no").exists()
 
 

@@ -36,6 +36,8 @@ NAMES = {
     "score_chosen",
     "score_own",
     "score_own.mean",
+    "score_own_or_received",
+    "score_own_or_received.mean",
     "score_received",
     "score_tuned",
     "score_tuned.mean",
@@ -51,7 +53,6 @@ NAMES = {
     "train_and_score",
     "train_mixed",
     "train_part",
-    "train_received",
     "train_with_generator",
     "update_both",
 }

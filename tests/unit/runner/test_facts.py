@@ -167,6 +167,6 @@ def test_recording_changes_no_result(tmp_path, monkeypatch):
     recorded = execute(config, tmp_path / "a")
     for name in ("partition_facts", "confusion_facts"):
         monkeypatch.setattr(detail, name, lambda *args: {})
-    monkeypatch.setattr("solera.methods.feddf.note_teachers", lambda *args: None)
+    monkeypatch.setattr("solera.methods.common.reporting.note_teachers", lambda *args: None)
     monkeypatch.setattr("solera.server.Server.report_average", lambda *args: None)
     assert execute(config, tmp_path / "b")["digest"] == recorded["digest"]
