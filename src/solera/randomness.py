@@ -60,25 +60,34 @@ def isolated(seed: int) -> Iterator[None]:
     in_parallel = getattr(_HERE, "in_parallel", False)
     with contextlib.nullcontext() if in_parallel else _SECTIONS.lock:
         _SECTIONS.entered += 1
-        with seeded(seed):
+        with _generators_seeded(seed) if in_parallel else seeded(seed):  # they end in any order: none holds
             yield
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """As `isolated`, for the whole of a run: whoever uses the generators from outside leaves a trace (see `Watch`)."""
-    kept, outer = _global_state(), _SECTIONS.seed
+    outer = _SECTIONS.seed
+    with _generators_seeded(seed):
+        _SECTIONS.seed = seed
+        try:
+            yield
+        finally:
+            _SECTIONS.seed = outer
+
+
+@contextlib.contextmanager
+def _generators_seeded(seed: int) -> Iterator[None]:
+    kept = _global_state()
     # torch.manual_seed also formats a stack trace for every kind of accelerator that is not in use: a millisecond.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    _SECTIONS.seed = seed
     try:
         yield
     finally:
-        _SECTIONS.seed = outer
         _restore(kept)
 
 

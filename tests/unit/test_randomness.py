@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from solera.randomness import Parallel, fingerprint, isolated, seed_from
+from solera.randomness import Parallel, Watch, fingerprint, isolated, seed_from
 
 
 def test_a_seed_depends_on_its_key_and_nothing_else():
@@ -61,6 +61,27 @@ def test_parallel_has_the_bits_of_serial_with_and_without_dropout():
         for _ in range(2):
             assert all(torch.equal(a, b) for a, b in zip(threads(jobs, range(6)), serial, strict=True))
         assert threads.alone == (dropout > 0)
+
+
+def test_jobs_that_seed_the_generators_and_end_in_any_order_leave_later_work_parallel():
+    one_in, two_in, one_out = threading.Event(), threading.Event(), threading.Event()
+
+    def one():
+        with isolated(1):
+            one_in.set()
+            two_in.wait(5)
+        one_out.set()
+
+    def two():
+        one_in.wait(5)
+        with isolated(2):
+            two_in.set()
+            one_out.wait(5)
+
+    before = fingerprint()
+    Parallel(2)([one, two], range(2))
+    assert fingerprint() == before
+    assert Watch().clean()
 
 
 def test_parallel_work_has_as_many_torch_threads_as_its_caller():
