@@ -103,7 +103,8 @@ class FedET:
         w = w | average_of(self.average, heads, list(teachers), fed)  # line 9
         labels = asked(consensus, False, d, self.fusion, fed.seed, server)
         facts = self.dissent(labels, d, fed)
-        w = fuse({large: w}, labels, d, self.fusion, fed.seed, server, self.loss, False, **facts)[large]  # line 10
+        taught = fuse({large: w}, labels, d, self.fusion, fed.seed, server, self.loss, validate=False, **facts)
+        w = taught[large]  # line 10, eq. (11)
         for i in server.architectures:
             S_i = [k for k in teachers if fed.architecture(k) == i]
             if S_i:

@@ -33,10 +33,12 @@ def test_counts_go_up_only_where_they_are_asked_for(world):
 
 
 @pytest.mark.parametrize(
-    "lie", [[3, 0, 0, 1], [2, 0, 0, 0], [-1, 4, 0, 0], [3, 0, 0], [2.0, 0.0, 0.0, 1.0], None], ids=str
+    "lie",
+    [[3, 0, 0, 1], [2, 0, 0, 0], [-1, 4, 0, 0], [3, 0, 0], [2.0, 0.0, 0.0, 1.0], None, [2**63 - 1, 2**63 - 1, 5, 0]],
+    ids=str,
 )
 def test_counts_that_cannot_be_are_rejected(world, lie):
-    """c0 registered with three examples."""
+    """c0 registered with three examples. The last ones sum to three as well, where integers wrap around."""
     said = {"c0": None if lie is None else torch.tensor(lie), "c1": torch.tensor([0, 3, 0, 0])}
     x = replies_of({k: CountedUpdate(counts, {}) for k, counts in said.items()})
     assert list(usable_counts(x, {}, world.fed, world.server)) == ["c1"]

@@ -6,6 +6,7 @@ from torch import nn
 
 import by_hand
 from solera.errors import ConfigError
+from solera.methods.common import fusion
 from solera.methods.common.fusion import (
     asked,
     check_logits,
@@ -236,12 +237,21 @@ class Fresh(Samples):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_samples_that_change_with_every_draw_are_asked_about_once_a_minibatch(world, number):
+def test_samples_that_change_with_every_draw_are_asked_about_once_a_minibatch(world, number, monkeypatch):
+    """A single student needs no memory for that."""
     world.server.public = Fresh(images(PUBLIC, seed=9)[0])
-    teacher = Teacher()
+    teacher, made = Teacher(), []
+
+    class Counted(Memo):
+        def __init__(self, *how):
+            made.append(how)
+            super().__init__(*how)
+
+    monkeypatch.setattr(fusion, "Memo", Counted)
     some = dict(list(students(world).items())[:number])
     fuse(some, teacher, D, CFG, world.fed.seed, world.server)
     assert len(teacher.asked) == CFG.steps * CFG.batch
+    assert len(made) == number - 1
     shared = asked(teacher, number > 1, D, CFG, world.fed.seed, world.server)
     assert isinstance(shared, Memo) == (number > 1)
 
@@ -270,7 +280,8 @@ def test_models_that_answer_with_infinite_numbers_are_rejected(world):
     sent = {k: world.server.init(world.fed.architecture(k)) for k in ("c0", "c1")}
     sent["c1"]["3.bias"][0] = float("inf")
     x = replies_of({k: Update(weights) for k, weights in sent.items()})
-    assert list(finite_models(x, world.server.public[D[:4]], world.fed, world.server)) == ["c0"]
+    assert list(finite_models(x, D[:0], world.fed, world.server)) == ["c0", "c1"]  # nobody is asked anything
+    assert list(finite_models(x, world.server.public[D[:1]], world.fed, world.server)) == ["c0"]
     assert list(x) == ["c0"]
     assert x.failures["c1"] == "non-finite logits on public samples"
 

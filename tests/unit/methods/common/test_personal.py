@@ -45,9 +45,10 @@ def test_fine_tuning_is_local_training_that_stays_on_the_client():
     assert sent["x"].item() == 0.0
 
 
-def test_kd_pulls_the_answers_back_to_those_received():
+@pytest.mark.parametrize("kd", [1.0, 2.0])
+def test_kd_pulls_the_answers_back_to_those_received(kd):
     """z <- z - lr ((q - y) + kd (q - p)), p the answers of the received model, y the label."""
-    c, lr, kd = client(Constant(0.0, 0.0), labels(0)), 0.5, 2.0
+    c, lr = client(Constant(0.0, 0.0), labels(0)), 0.5
     fine_tune(c, weights=logits(0.0, 1.0), tuning=Tuning(Local(steps=3, lr=lr), kd=kd))
     z = [0.0, 1.0]
     softmax = lambda v: [math.exp(a) / sum(map(math.exp, v)) for a in v]  # noqa: E731

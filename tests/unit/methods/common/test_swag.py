@@ -56,6 +56,13 @@ def test_drawn_models_have_statistics_of_public_samples(world):
     assert torch.allclose(found["1.running_mean"], seen.mean((0, 2, 3)), atol=1e-5)
 
 
+def test_a_single_sample_gives_no_statistics(world):
+    """It has no variance: the drawn model keeps the mean of the clients' statistics."""
+    cfg = Swag(samples=1, scale=0.0)
+    found = drawn_around(teachers(world), cfg, D[:1], world.fed, world.server, None)["swag-0"].weights
+    assert torch.equal(found["1.running_var"], torch.ones(6))
+
+
 def test_several_architectures_are_refused(world):
     check_swag("it", Swag(samples=2), world.server)
     world.server.architectures = ["c", "m"]
