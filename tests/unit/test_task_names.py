@@ -57,13 +57,12 @@ NAMES = {
 
 
 def registered() -> set[str]:
-    """The names after importing the package and asking every method for its scoring task, in a process of its own."""
+    """The names after importing the package and making the mean form of every score, in a process of its own."""
     code = (
         "import solera.methods\n"
-        "from solera.method import METHODS, personal_task\n"
+        "from solera.method import prepare_scoring\n"
         "from solera.task import TASKS\n"
-        "for cls in METHODS.values():\n"
-        "    personal_task(cls())\n"
+        "prepare_scoring()\n"
         "print(*TASKS)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

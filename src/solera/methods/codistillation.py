@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..errors import ConfigError
-from ..method import Info, register
+from ..method import About, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import Rule
@@ -36,17 +36,12 @@ class Codistillation(Setting):
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
     report_ensemble: bool = True
 
-    info: ClassVar[Info] = Info(
+    of_paper: ClassVar[About] = About(
         title="Codistillation",
         paper="Anil et al., ICLR 2018; FedEED, section 4.2",
-        models="any mix; K groups in each architecture",
         wire="model down, model up (with scaffold also control variates)",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="means only",
     )
-    needs: ClassVar[tuple[str, ...]] = Framework.needs
-    State = Framework.State
 
     def __post_init__(self) -> None:
         if self.W < 0:

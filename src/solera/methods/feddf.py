@@ -12,7 +12,7 @@ such clients), teachers drawn around the clients' models (`swag`, Table 7), only
 sure of (`low_entropy_top`), and defences against single clients (`ensemble`, `average`, `update_clip`, `drop_worst`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.distill import Distill, Distilled, Memo, cached, distill, visits
 from ..parts.local import Local
 from ..parts.lowbit import OFF, LowBit
@@ -31,13 +31,13 @@ from ..tensors import Weights, weights_of
 from .common.averaging import average_of, models_of
 from .common.fusion import accuracy_on, finite_models, note_teachers, side_by_side
 from .common.training import local_update
-from .feddf_options import Swag, check_feddf, clipped, drawn_around
+from .feddf_options import Swag, clipped, drawn_around, feddf_problems
 from .lowbit_update import lowbit_update, unpacked
 
 
 @register("feddf")
 @dataclass(frozen=True)
-class FedDF:
+class FedDF(Method):
     """Server-side fusion of client models by distilling their averaged logits."""
 
     local: Local = field(default_factory=Local)
@@ -56,22 +56,24 @@ class FedDF:
     low_entropy_top: int | None = None  # distil on so many public samples of a round: those the teachers are surest of
     update_clip: float | None = None  # longest update of a client, in multiples of its architecture's median
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedDF",
         paper="Lin et al., NeurIPS 2020",
-        models="any mix",
         wire="model down, model up",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="individual replies",
     )
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # M: architecture -> weights
 
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="server" if self.fusion.steps else "none")
+
+    def fits(self, server: Server) -> Iterable[str]:
+        return feddf_problems(self, server)
+
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         return self.State({P: server.init(P) for P in server.architectures})  # line 2
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
@@ -162,10 +164,6 @@ class FedDF:
         if self.fusion.steps == 0:
             return torch.empty(0, dtype=torch.int64)
         return server.public.round_indices(server.per_round, fed.seed("public"))
-
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        check_feddf(self, server)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

@@ -1,12 +1,12 @@
 """What FedDF can do beside its algorithm: teachers drawn around the clients' models, and uploads held in check."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation, Replies
 from ..parts.norms import parameter_names
 from ..parts.posterior import swag
@@ -14,7 +14,7 @@ from ..parts.robust import clip_updates
 from ..parts.teachers import Frozen, frozen
 from ..server import Server
 from ..tensors import Weights
-from .common.fusion import check_logits, with_statistics
+from .common.fusion import logits_problems, with_statistics
 from .common.training import Update
 
 NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm statistics
@@ -72,37 +72,35 @@ def clipped(x: Replies, M: dict[str, Weights], factor: float, fed: Federation, s
     return x
 
 
-def check_feddf(feddf: Any, server: Server) -> None:
-    """Refuse settings that would fail, or do nothing, in the middle of a run."""
+def feddf_problems(feddf: Any, server: Server) -> Iterator[str]:
+    """Settings that would fail, or do nothing, in the middle of a run."""
     steps, swag, top = feddf.fusion.steps, feddf.swag, feddf.low_entropy_top
     if feddf.mu < 0:
-        raise ConfigError(f"feddf: mu = {feddf.mu} must not be negative")
+        yield f"feddf: mu = {feddf.mu} must not be negative"
     if not 0 <= feddf.drop_threshold <= server.num_classes:
-        raise ConfigError(f"feddf: drop_threshold = {feddf.drop_threshold} must be in [0, {server.num_classes}]")
+        yield f"feddf: drop_threshold = {feddf.drop_threshold} must be in [0, {server.num_classes}]"
     if feddf.drop_outliers and not feddf.drop_worst:
-        raise ConfigError("feddf: drop_outliers = true has no effect without drop_worst = true")
+        yield "feddf: drop_outliers = true has no effect without drop_worst = true"
     if server.validation is None and (feddf.drop_worst or feddf.fusion.keep_init_if_better):
-        raise ConfigError("feddf: drop_worst and fusion.keep_init_if_better need a validation set on the server")
+        yield "feddf: drop_worst and fusion.keep_init_if_better need a validation set on the server"
     if feddf.update_clip is not None and not 0 < feddf.update_clip < float("inf"):
-        raise ConfigError(f"feddf: update_clip = {feddf.update_clip} must be positive: multiples of the median update")
+        yield f"feddf: update_clip = {feddf.update_clip} must be positive: multiples of the median update"
     if steps == 0 and (swag.samples or top is not None):
-        raise ConfigError("feddf: swag and low_entropy_top concern distillation: they need fusion.steps above 0")
+        yield "feddf: swag and low_entropy_top concern distillation: they need fusion.steps above 0"
     if swag.samples and len(server.architectures) > 1:
-        raise ConfigError(
+        yield (
             f"feddf: swag.samples = {swag.samples} draws around models of one architecture, but the clients have "
             f"{', '.join(server.architectures)}: leave it out, or name one architecture in models.clients"
         )
     if steps == 0:
         return
-    if server.public is None:
-        raise ConfigError("feddf distils on public samples: set public.source, or fusion.steps = 0 to average only")
     if top is not None:
         most = len(server.public) if server.per_round is None else server.per_round
         if not 1 <= top <= most:
-            raise ConfigError(f"feddf: low_entropy_top = {top}: a round has {most} public samples; keep 1 to {most}")
+            yield f"feddf: low_entropy_top = {top}: a round has {most} public samples; keep 1 to {most}"
         if server.public.fresh:
-            raise ConfigError(
+            yield (
                 "feddf: low_entropy_top chooses samples by what the teachers say of them, but these change with every "
                 "draw: use public.augment = 'off' or 'once', or a cached generator"
             )
-    check_logits("feddf", server)
+    yield from logits_problems("feddf", server)

@@ -8,7 +8,7 @@ while the server distils. A setting of the framework: FedAvg, aggregated, design
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from ..method import Info, register
+from ..method import About, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import Rule
@@ -49,17 +49,12 @@ class FedEED(Setting):
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
     report_ensemble: bool = True
 
-    info: ClassVar[Info] = Info(
+    of_paper: ClassVar[About] = About(
         title="FedEED",
         paper="anonymous ICLR submission",
-        models="any mix; K groups in each architecture",
         wire="model down, model up (with scaffold also control variates)",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="means only",
     )
-    needs: ClassVar[tuple[str, ...]] = Framework.needs
-    State = Framework.State
 
     @property
     def framework(self) -> Framework:

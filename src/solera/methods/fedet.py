@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.consensus import ConsensusTeacher, ensemble_loss, normalised
 from ..parts.distill import Distill, Distilled, cached, distill, visits
 from ..parts.local import Local
@@ -40,7 +40,7 @@ def tau_s_steps() -> Distill:
 
 @register("fedet")
 @dataclass(frozen=True)
-class FedET:
+class FedET(Method):
     """A large server model from small, different client models."""
 
     local: Local = field(default_factory=lambda: Local(steps=30))  # tau, b = 64, eta = 0.1
@@ -50,21 +50,20 @@ class FedET:
     average: Literal["uniform", "median"] = "uniform"  # lines 9, 10; median: number by number, against liars
     report_ensemble: bool = True  # measure the teachers' consensus each round (costs a pass of each)
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="Fed-ET",
         paper="Cho et al., IJCAI 2022",
-        models="any mix with heads of one shape, and a model of the server's own",
         wire="model down, model up",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="individual replies",
     )
-    needs: ClassVar[tuple[str, ...]] = ("shared head", "large")
 
     @dataclass(frozen=True)
     class State:
         small: dict[str, Weights]  # the hashmap M: model id -> weights
         large: Model  # w, the server's own
+
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="server", split="shared head", server_model="larger")
 
     def __post_init__(self) -> None:
         if not 0 <= self.diversity < float("inf"):

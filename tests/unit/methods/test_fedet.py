@@ -11,7 +11,7 @@ from solera.config import EngineConfig, RunConfig
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet, draw_clients
-from solera.method import needs_of, register
+from solera.method import Traits
 from solera.methods.common.heads import head_of
 from solera.methods.fedet import FedET
 from solera.models import as_split, build, wrap
@@ -431,7 +431,6 @@ def test_contract(tmp_path):
 
 
 def test_a_method_can_need_only_what_is_known():
-    odd = type("Odd", (FedET,), {"needs": ("a miracle",), "State": FedET.State})
-    with pytest.raises(TypeError, match="a miracle"):
-        register("odd")(odd)
-    assert needs_of(FedET()) == {"shared head", "large"}
+    with pytest.raises(ValueError, match=r"split = 'a miracle'.*\"shared head\""):
+        Traits(split="a miracle")
+    assert (FedET().traits().split, FedET().traits().server_model) == ("shared head", "larger")

@@ -238,7 +238,7 @@ def test_feature_maps_are_a_layer_s_output(tmp_path):
     n = sum(SIZES)
     assert floats(site) == (n * C, n * (6 * 8 * 8 + C), 0, n)
     client = site.client("c1", 0, {"model": site.model("c1")})
-    assert score_with_tower(client, **method.personal_payload(state, site.fed)).total == 12
+    assert score_with_tower(client, **method.personal(state, site.fed).payload).total == 12
 
 
 # ---- clients that misbehave -------------------------------------------------------------------------
@@ -352,12 +352,12 @@ def test_the_score_is_that_of_extractor_and_tower(tmp_path):
     top.load_state_dict(state.weights)
     whole = torch.nn.Sequential(model.body, model.adapter, top)
     x, y = client.test.inputs, client.test.labels
-    assert score_with_tower(client, **METHOD.personal_payload(state, site.fed)) == evaluate(whole, x, y)
-    alone = dataclasses.replace(METHOD, judged="alone").personal_payload(state, site.fed)
+    assert score_with_tower(client, **METHOD.personal(state, site.fed).payload) == evaluate(whole, x, y)
+    alone = dataclasses.replace(METHOD, judged="alone").personal(state, site.fed).payload
     assert score_with_tower(client, **alone) == evaluate(model, x, y)
     assert METHOD.models(state) == {}
     empty = dataclasses.replace(client, test=Data(x[:0], y[:0]))
-    assert score_with_tower(empty, **METHOD.personal_payload(state, site.fed)).total == 0
+    assert score_with_tower(empty, **METHOD.personal(state, site.fed).payload).total == 0
 
 
 def test_it_learns(tmp_path):

@@ -672,7 +672,7 @@ def test_pfeddf_is_feddf_and_then_fine_tuning(tmp_path):
     for k, seed in zip(CLIENTS, a.seeds[seen:], strict=True):
         model = trained(a, k, seed, end.weights[a.fed.architecture(k)], three)
         assert same_bits(a.model(k), weights_of(model))
-        score = a.fed.map(score_tuned, [k], **method.personal_payload(end, a.fed))[k]
+        score = a.fed.map(score_tuned, [k], **method.personal(end, a.fed).payload)[k]
         assert score.correct == evaluate(model, a.data[k].inputs, a.data[k].labels).correct
 
 
@@ -688,10 +688,10 @@ def test_pfeddf_before_the_end_a_tuned_copy_is_judged_and_dropped(tmp_path):
     world = mixed(tmp_path)
     method = PFedDF(tune_epochs=30, local=Local(batch=8, lr=0.1), fusion=FUSION)
     state = world.run(method)[-1]
-    scores = world.fed.map(score_tuned, CLIENTS, **method.personal_payload(state, world.fed))
+    scores = world.fed.map(score_tuned, CLIENTS, **method.personal(state, world.fed).payload)
     assert kept_by(world.fed, "c0") == {}
     untuned = world.fed.map(
-        score_tuned, CLIENTS, **dataclasses.replace(method, tune_epochs=0).personal_payload(state, world.fed)
+        score_tuned, CLIENTS, **dataclasses.replace(method, tune_epochs=0).personal(state, world.fed).payload
     )
     assert sum(s.correct for s in scores.values()) > sum(s.correct for s in untuned.values())
 

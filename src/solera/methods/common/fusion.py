@@ -1,13 +1,12 @@
 """Small things that several methods need on the server's side."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import ConfigError
 from ...federation import Federation, Replies
 from ...parts.consensus import agreement
 from ...parts.distill import Validate
@@ -85,9 +84,9 @@ def note_teachers(models: Mapping[str, nn.Module], d: Tensor, fed: Federation, s
         )
 
 
-def check_logits(name: str, server: Server) -> None:
-    """Refuse architectures that do not answer to a public sample with one logit for each class."""
+def logits_problems(name: str, server: Server) -> Iterator[str]:
+    """Architectures that do not answer to a public sample with one logit for each class."""
     for P in server.architectures:
         shape = tuple(logits_of(server.model(P, server.init(P)), server.public[torch.tensor([0])]).shape)
         if shape != (1, server.num_classes):
-            raise ConfigError(f"{name}: {P!r} gives logits {shape} for one sample, not (1, {server.num_classes})")
+            yield f"{name}: {P!r} gives logits {shape} for one sample, not (1, {server.num_classes})"

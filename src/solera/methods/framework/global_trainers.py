@@ -9,7 +9,7 @@
 Teachers are copies made before any student moves, and all students see the same mini-batches.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -22,7 +22,7 @@ from ...parts.distill import Distill, Distilled, Memo, Validate, cached, distill
 from ...parts.teachers import frozen
 from ...server import Server
 from ...tensors import Weights, weights_of
-from ..common.fusion import accuracy_on, answers_finitely, check_logits
+from ..common.fusion import accuracy_on, answers_finitely, logits_problems
 from .cohort import Clock
 from .ensemble_trainers import EnsembleTrainer, Member
 from .local_trainers import Group, Models, Seeds
@@ -98,15 +98,13 @@ class GlobalTrainer:
         validate = accuracy_on(server.validation) if self.early_stop else None
         return Lesson(teachers, d, fusion, seeds, server, clock, validate)
 
-    def check(self, fusion: Distill, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
+    def misfits(self, fusion: Distill, server: Server) -> Iterator[str]:
+        """What would fail in the middle of a run."""
         if not self.distils or not fusion.steps:
             return
-        if server.public is None:
-            raise ConfigError("distillation needs public samples: set public.source, or method.fusion.steps = 0")
         if fusion.keep_init_if_better and (server.validation is None or not self.early_stop):
-            raise ConfigError("method.fusion.keep_init_if_better = true: there is no validation set to compare on")
-        check_logits("method.fusion", server)
+            yield "method.fusion.keep_init_if_better = true: there is no validation set to compare on"
+        yield from logits_problems("method.fusion", server)
 
 
 class Lesson:

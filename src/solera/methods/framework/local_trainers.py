@@ -5,7 +5,7 @@ global model. It sees means only. FedAvg, FedProx and FedAvgM are those of fedav
 option II; a test holds a single group to them, bit for bit.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -77,10 +77,10 @@ class LocalTrainer:
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum = {self.momentum}: must be in [0, 1)")
 
-    def check(self, local: Local) -> None:
-        """Refuse local training that the trainer is not made for."""
+    def misfits(self, local: Local) -> Iterator[str]:
+        """Local training that the trainer is not made for."""
         if self.kind == "scaffold" and (local.momentum or local.optimiser != "sgd"):
-            raise ConfigError("method.local_trainer.kind = 'scaffold' needs plain SGD: set method.local.momentum = 0")
+            yield "method.local_trainer.kind = 'scaffold' needs plain SGD: set method.local.momentum = 0"
 
     @property
     def client_state(self) -> str:

@@ -12,12 +12,11 @@ except in the last round, where it is the same.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from ...federation import Federation
-from ...method import Info, Model, register
+from ...method import About, Model, register
 from ...parts.norms import parameter_names
-from ...server import Server
+from ...server import EnsembleReport, Server
 from ...tensors import Weights
 from .cohort import Clock, Cohort
 from .ensemble_trainers import Member
@@ -32,16 +31,16 @@ from .slots import Slots
 class Framework(Slots):
     """Local trainer, ensemble trainer and global trainer, freely combined."""
 
-    info: ClassVar[Info] = Info(
-        title="Generalised framework",
-        paper="FedEED's Algorithm 1, ICLR submission",
-        models="any mix; K groups in each architecture",
-        wire="model down, model up (with scaffold also control variates)",
-        public="unlabelled, on the server",
-        state="nothing",
-        privacy="means only",
-    )
-    needs: ClassVar[tuple[str, ...]] = ("K clients",)
+    @property
+    def about(self) -> About:
+        single = f"for {', '.join(self.curious)}" if self.curious else "no slot needs single models"
+        return About(
+            title="Generalised framework",
+            paper="FedEED's Algorithm 1, ICLR submission",
+            wire="model down, model up (with scaffold also control variates)",
+            state=self.local_trainer.client_state,
+            privacy=single,
+        )
 
     @dataclass(frozen=True)
     class State:
@@ -54,7 +53,6 @@ class Framework(Slots):
     # -- Algorithm 1 --
 
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         check_groups(self.shares, self.secure, self.global_trainer.designated, fed, server)
         w = {(P, k): server.init(P, k) for P in server.architectures for k in range(self.K)}  # w^g*_{-1,k}
         memory = {g: self.local_trainer.memory(g, w[g], parameter_names(server.template(g[0]))) for g in w}
@@ -130,11 +128,10 @@ class Framework(Slots):
         first = {P: Model(P, own[0]) for P, own in state.models.items()}
         return first | {f"{P}.{k}": Model(P, state.models[P][k]) for P in first for k in range(1, shown)}
 
-    @property
-    def ensemble_rule(self) -> str:
-        """How the ensemble's members are joined."""
-        return self.ensemble_trainer.rule
-
-    def ensemble_models(self, state: State) -> list[tuple[Model, float]]:
+    def ensemble_of(self, state: State) -> EnsembleReport | None:
         """The ensemble itself, for inference: its members, and how much each counts."""
-        return [(Model(m.architecture, m.weights), m.share) for checkpoint in state.history for m in checkpoint]
+        members = [m for checkpoint in state.history for m in checkpoint]
+        if not members:
+            return None
+        voices, shares = [(m.architecture, m.weights) for m in members], [m.share for m in members]
+        return EnsembleReport("ensemble", voices, self.ensemble_trainer.rule, shares)

@@ -1,19 +1,21 @@
 """What makes a dataclass of a paper's letters a named setting of the framework."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...federation import Federation
-from ...method import Info, Model
-from ...server import Server
+from ...method import About, Method, Model, Traits
+from ...server import EnsembleReport, Server
 from .loop import Framework
 
 
-class Setting(ABC):
+class Setting(Method):
     """A setting gives its `framework`; all work is the framework's, and so are the refusals."""
 
-    info: ClassVar[Info]
+    of_paper: ClassVar[About]  # what it says of itself, but for what a client keeps, which follows the settings
+    State = Framework.State
 
     @property
     @abstractmethod
@@ -23,13 +25,15 @@ class Setting(ABC):
     def __post_init__(self) -> None:
         _ = self.framework  # what it refuses, it refuses now
 
-    def describe(self) -> Info:
-        said = self.framework.describe()
-        privacy = said.privacy.partition(" (")[0]  # which slot it is for is no news in a setting
-        return replace(self.info, public=said.public, state=said.state, privacy=privacy)
+    @property
+    def about(self) -> About:
+        return replace(self.of_paper, state=self.framework.about.state)
 
-    def check(self, server: Server) -> None:
-        self.framework.check(server)
+    def traits(self) -> Traits:
+        return self.framework.traits()
+
+    def fits(self, server: Server) -> Iterable[str]:
+        return self.framework.fits(server)
 
     def init(self, fed: Federation, server: Server) -> Any:
         return self.framework.init(fed, server)
@@ -43,9 +47,5 @@ class Setting(ABC):
     def models(self, state: Any) -> dict[str, Model]:
         return self.framework.models(state)
 
-    @property
-    def ensemble_rule(self) -> str:
-        return self.framework.ensemble_rule
-
-    def ensemble_models(self, state: Any) -> list[tuple[Model, float]]:
-        return self.framework.ensemble_models(state)
+    def ensemble_of(self, state: Any) -> EnsembleReport | None:
+        return self.framework.ensemble_of(state)

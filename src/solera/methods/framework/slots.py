@@ -1,10 +1,11 @@
 """The framework's settings: its three slots, and what follows from what is in them."""
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
 
 from ...errors import ConfigError
-from ...method import Info
+from ...method import Method, Traits
 from ...parts.distill import Distill
 from ...parts.local import Local
 from ...server import Server
@@ -15,7 +16,7 @@ from .local_trainers import LocalTrainer
 
 
 @dataclass(frozen=True)
-class Slots:
+class Slots(Method):
     """Local trainer, ensemble trainer and global trainer, and how clients are grouped between them."""
 
     local: Local = field(default_factory=Local)
@@ -30,8 +31,6 @@ class Slots:
     secure: bool = False  # refuse what secure aggregation forbids: individual models, groups of one client
     save_ensemble: bool = False  # keep the round's client models, for inference; aggregated ones always are
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
-
-    info: ClassVar[Info]
 
     def __post_init__(self) -> None:
         if self.K < 1:
@@ -60,17 +59,17 @@ class Slots:
         """Whether the ensemble stays in the state between rounds."""
         return self.save_ensemble or not self.curious
 
-    def describe(self) -> Info:
-        """`info` for these settings."""
-        privacy = (
-            f"individual replies (for {', '.join(self.curious)})"
-            if self.curious
-            else "means only (no slot needs single models)"
+    def traits(self) -> Traits:
+        """What the slots need together."""
+        distils = self.global_trainer.distils and self.fusion.steps > 0
+        return Traits(
+            across="knowledge" if distils else "predictions",
+            public="server" if distils else "none",
+            replies="individual" if self.curious else "means",
+            groups="K" if self.K > 1 and self.group_sizes is None else "",
         )
-        public = self.info.public if self.global_trainer.distils and self.fusion.steps else "none"
-        return replace(self.info, public=public, state=self.local_trainer.client_state, privacy=privacy)
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        self.local_trainer.check(self.local)
-        self.global_trainer.check(self.fusion, server)
+    def fits(self, server: Server) -> Iterator[str]:
+        """What would fail in the middle of a run."""
+        yield from self.local_trainer.misfits(self.local)
+        yield from self.global_trainer.misfits(self.fusion, server)
