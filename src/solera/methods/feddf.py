@@ -25,7 +25,7 @@ from ..method import About, Method, Model, Traits, register
 from ..parts.distill import Distill, Distilled, Memo, cached, distill, visits
 from ..parts.local import Local
 from ..parts.lowbit import OFF, LowBit
-from ..parts.teachers import Ensemble, Frozen, Rule, drop_worst, lowest_entropy
+from ..parts.teachers import Ensemble, Frozen, Rule, Teacher, drop_worst, lowest_entropy
 from ..server import Server
 from ..tensors import Weights, weights_of
 from .common.averaging import average_of, models_of
@@ -120,7 +120,7 @@ class FedDF(Method):
             return x_0
         seed, top = fed.seed("fusion"), self.low_entropy_top
         copies = [float(fed.copies.get(k, 1)) for k in teachers]
-        teacher: Any = Ensemble(list(teachers.values()), self.ensemble, copies, self.fusion.temperature)
+        teacher: Any = self.teacher(list(teachers.values()), copies)
         if server.public.fresh:
             teacher = Memo(teacher, d, self.fusion, seed) if len(x_0) > 1 else teacher
         else:
@@ -140,6 +140,11 @@ class FedDF(Method):
             facts = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss, "accuracy": done.accuracy}
             server.event(kind, architecture=P, **facts)
         return {P: weights for P, (weights, _) in zip(x_0, results, strict=True)}
+
+    def teacher(self, models: list[nn.Module], copies: list[float]) -> Teacher:
+        """What the clients' models say together, and how often each counts: a function of a batch of inputs that gives
+        targets [samples, classes] at the fusion's temperature and their entropy [samples]."""
+        return Ensemble(models, self.ensemble, copies, self.fusion.temperature)
 
     def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
         """The clients' models that are averaged and teach: finite on public samples, and not the worst."""

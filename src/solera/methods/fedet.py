@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
 from ..method import About, Method, Model, Traits, register
-from ..parts.consensus import ConsensusTeacher, ensemble_loss, normalised
+from ..parts.consensus import ConsensusTeacher, confidence_weights, ensemble_loss, normalised
 from ..parts.distill import Distill, Distilled, cached, distill, visits
 from ..parts.local import Local
 from ..parts.teachers import BATCH, Frozen
@@ -110,7 +110,7 @@ class FedET(Method):
         """The server's steps (eq. 11) on the ensemble loss (eq. 10). Labels of a static view are asked for once."""
         seed = fed.seed("fusion")
         copies = [fed.copies.get(k, 1) for k in models]  # with replacement, S is a multiset
-        teacher: Any = ConsensusTeacher(list(models.values()), copies)
+        teacher: Any = ConsensusTeacher(list(models.values()), copies, self.weights)
         facts: dict[str, Any] = {}
         if self.fusion.steps > 0 and not server.public.fresh:
             seen = d[visits(len(d), self.fusion.steps, self.fusion.batch, seed)].unique()
@@ -118,13 +118,9 @@ class FedET(Method):
             dissenters = torch.cat([teacher[i][1].sum(-1) for i in seen.split(BATCH)])  # A(x): who dissents
             facts["dissent"] = dissenters.nan_to_num().mean().item()
 
-        def loss(logits: Tensor, labels: Tensor, dissent: Tensor) -> Tensor:
-            target = normalised(dissent) if self.div_target == "normalised" else dissent
-            return ensemble_loss(logits, labels, target, self.diversity)
-
         def student() -> tuple[Distilled, Weights]:
             model = server.model(large.architecture, large.weights)
-            done = distill(model, server.public, teacher, self.fusion, seed, indices=d, loss=loss)
+            done = distill(model, server.public, teacher, self.fusion, seed, indices=d, loss=self.loss)
             return done, weights_of(model)
 
         ((done, weights),) = side_by_side(fed, server, [student])  # one job, for its own random numbers (dropout)
@@ -132,6 +128,17 @@ class FedET(Method):
         facts |= {"steps": done.steps, "best_step": done.best_step, "loss": done.loss}
         server.event(kind, architecture=large.architecture, **facts)
         return Model(large.architecture, weights)
+
+    def weights(self, probs: Tensor, copies: Tensor | None) -> Tensor:
+        """alpha_k(x) of eq. 3: how much each teacher counts, from the teachers' probabilities [teachers, samples,
+        classes] and how often each was drawn. [teachers, samples], with sum 1 over the teachers."""
+        return confidence_weights(probs, copies)
+
+    def loss(self, logits: Tensor, labels: Tensor, dissent: Tensor) -> Tensor:
+        """Eq. 10, of a batch: the server's logits [samples, classes], the consensus labels [samples] and s_div
+        [samples, classes], to a number."""
+        target = normalised(dissent) if self.div_target == "normalised" else dissent
+        return ensemble_loss(logits, labels, target, self.diversity)
 
     def teachers(self, x: Replies, d: Tensor, fed: Federation, server: Server) -> dict[str, Frozen]:
         """The clients' models that are averaged and teach: those that answer with finite numbers."""

@@ -352,21 +352,28 @@ class _Loop:
 @numerics()
 def check_fit(method: Method, scenario: Scenario) -> None:
     """Refuse, before any work, a scenario that lacks what the method needs: with every reason, not only the first."""
-    if found := list(_misfits(name_of(method), method.traits(), scenario)) or list(method.fits(scenario.server)):
+    if method.traits().personal and not scenario.client_test:
+        raise ConfigError(
+            f"method {name_of(method)!r} is judged by each client's own test split: set data.client_test, "
+            "for example 0.2"
+        )
+    check_server(method, scenario.server)
+
+
+def check_server(method: Method, server: Server) -> None:
+    """Refuse a server that lacks what the method needs. The method itself is asked once its traits fit."""
+    if found := list(_misfits(name_of(method), method.traits(), server)) or list(method.fits(server)):
         raise ConfigError("; ".join(found))
 
 
-def _misfits(name: str, traits: Traits, scenario: Scenario) -> Iterator[str]:
-    """What the traits ask for and the scenario has not."""
-    server = scenario.server
-    if traits.public != "none" and scenario.public is None:
+def _misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
+    """What the traits ask for and the server has not."""
+    if traits.public != "none" and server.public is None:
         yield f"method {name!r} needs public data: set public.source (it is 'none')"
     if traits.architectures == "one" and len(server.architectures) > 1:
         yield (
             f"method {name!r} needs clients of one architecture, models.clients has {', '.join(server.architectures)}"
         )
-    if traits.personal and not scenario.client_test:
-        yield f"method {name!r} is judged by each client's own test split: set data.client_test, for example 0.2"
     yield from _server_misfits(name, traits, server)
     yield from _model_misfits(name, traits, server)
     if traits.public_labels == "needed" and server.public is not None and server.public.labels is None:

@@ -18,7 +18,7 @@ from solera.models import as_split, build, wrap
 from solera.parts.consensus import ConsensusTeacher
 from solera.parts.distill import Distill
 from solera.parts.local import Local
-from solera.runner.loop import simulate
+from solera.runner.loop import check_server, simulate
 from solera.scenario import Scenario
 from solera.task import Data
 from solera.testing import check_method, large, run_toy, small, split_deep, split_wide, toy, wide
@@ -375,7 +375,7 @@ def test_a_missing_or_common_server_model_is_refused(tmp_path):
         run_toy(FedET(), tmp_path, public=PublicConfig(source="none"))
     w = world(tmp_path, large=None)
     with pytest.raises(ConfigError, match=r"models\.server"):
-        FEDET.init(w.fed, w.server)
+        check_server(FEDET, w.server)
 
 
 @pytest.mark.parametrize(

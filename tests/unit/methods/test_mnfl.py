@@ -28,6 +28,7 @@ from solera.parts.distill import Distill, divergence
 from solera.parts.local import Local, evaluate, fit, logits_of
 from solera.parts.similarity import Coefficients, by_cosine, by_rank, cosines
 from solera.parts.teachers import entropy
+from solera.runner.loop import check_server
 from solera.task import Data
 from solera.tensors import weights_of
 from solera.testing import check_method
@@ -720,13 +721,13 @@ def test_pfeddf_has_all_settings_of_feddf():
 def test_public_data_that_cannot_be_used_is_refused(tmp_path, method):
     world = mixed(tmp_path)
     with pytest.raises(ConfigError, match="public_size = 41, but there are 40"):
-        method(public_size=41).init(world.fed, world.server)
+        check_server(method(public_size=41), world.server)
     world.server.public.fresh = True
     with pytest.raises(ConfigError, match="must see the same"):
-        method().init(world.fed, world.server)
+        check_server(method(), world.server)
     world.server.public = None
     with pytest.raises(ConfigError, match=r"set public\.source"):
-        method().init(world.fed, world.server)
+        check_server(method(), world.server)
 
 
 def test_settings_that_contradict_each_other_are_refused():
