@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import solera
-from solera.method import Info, Model, register
+from solera.method import About, Method, Model, Traits, register
 from solera.parts.local import Local, fit
 from solera.task import Client, task
 from solera.tensors import Weights, weights_of
@@ -37,25 +37,20 @@ def train(client: Client, weights: Weights, local: Local) -> Trained:
 
 @register("slowavg")
 @dataclass(frozen=True)
-class SlowAvg:
+class SlowAvg(Method):
     """Averaging, with a server that moves only part of the way."""
 
     local: Local = field(default_factory=Local)
     keep: float = 0.5  # how much of the old model stays
 
-    info: ClassVar[Info] = Info(
-        title="SlowAvg",
-        paper="an example",
-        models="any mix; only clients of the same architecture share",
-        wire="model down, model up",
-        public="none",
-        state="nothing",
-        privacy="means only",
-    )
+    about: ClassVar[About] = About(title="SlowAvg", paper="an example", wire="model down, model up", state="nothing")
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]
+
+    def traits(self) -> Traits:
+        return Traits(replies="means")  # and otherwise no needs: any models, no public data
 
     def init(self, fed: solera.Federation, server: solera.Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})

@@ -30,7 +30,7 @@ import solera.methods  # noqa: F401  (registers them)
 from solera.config import TABLES, load_config, recipe_names, recipe_text
 from solera.data import SOURCES
 from solera.errors import ConfigError
-from solera.method import METHODS, Info, info_of, name_of, personal_task
+from solera.method import METHODS, Method, Traits, described, name_of
 from solera.models import MODELS, build, size_of
 from solera.settings import OFF, hints, optional, strip, words
 
@@ -219,7 +219,7 @@ def other_defaults(name: str, value: Any) -> str:
     return f"`[method.{name}]`" + (", with " + ", ".join(differ) if differ else "")
 
 
-def our_methods() -> dict[str, type]:
+def our_methods() -> dict[str, type[Method]]:
     """The methods of the library itself, by name."""
     return {n: cls for n, cls in sorted(METHODS.items()) if cls.__module__.startswith(OF_US)}
 
@@ -302,7 +302,7 @@ def configuration() -> str:
         parts += [f"## [{name}]\n\n", f"{inspect.getdoc(cls)}\n\n", table(head, settings(cls, name)), "\n"]
     parts.append("## [method]\n\n`method.name` chooses the method; the other keys are its hyper-parameters.\n\n")
     for name, cls in our_methods().items():
-        title = cls.info.title  # type: ignore[attr-defined]
+        title = cls().about.title
         parts.append(f"### {name}\n\n[{title}](methods/{name}.md). {inspect.getdoc(cls)}\n\n")
         rows = settings(cls, name)
         parts.append(table(head, rows) + "\n" if rows else "No settings.\n\n")
@@ -322,7 +322,7 @@ def configuration() -> str:
 def methods_table() -> str:
     rows = []
     for name, cls in our_methods().items():
-        i = cls.info  # type: ignore[attr-defined]
+        i = described(cls())
         rows.append((f"[{name}](methods/{name}.md)", i.title, i.paper, i.models, i.public, i.state, i.privacy))
     head = ("name", "title", "paper", "client models", "public data", "a client keeps", "the server sees")
     return table(head, rows)
@@ -395,39 +395,38 @@ def example() -> str:
     return f"```python\n{body}\n```\n"
 
 
-def architectures_of(info: Info) -> str:
+def architectures_of(traits: Traits) -> str:
     """What becomes of clients with different architectures."""
-    if info.models.startswith("one architecture"):
+    if traits.architectures == "one":
         return "one only"
-    if info.wire.startswith("nothing") or "only clients of the same architecture share" in info.models:
-        return "side by side"
-    if "groups in each architecture" in info.models and info.public == "none":
-        return "predict together"
-    return "teach each other"
+    words = {"nothing": "side by side", "predictions": "predict together", "knowledge": "teach each other"}
+    return words[traits.across]
 
 
-def public_of(info: Info) -> str:
+def public_of(traits: Traits) -> str:
     """Which public data is needed, and who must hold it."""
-    if info.public == "none":
+    if traits.public == "none":
         return "none"
-    labels = "unlabelled" if "unlabelled" in info.public else "labelled"
-    return f"{labels}, {'everywhere' if 'every client' in info.public else 'on the server'}"
+    labels = "unlabelled" if traits.public_labels == "unused" else "labelled"
+    return f"{labels}, {'everywhere' if traits.public == 'everywhere' else 'on the server'}"
 
 
-def result_of(cls: type) -> str:
+def result_of(traits: Traits) -> str:
     """What is trained."""
-    large = "server's" in cls.info.models  # type: ignore[attr-defined]
-    if personal_task(cls()) is None:
-        return "a large server model" if large else "global"
-    return "personal, and a server model" if large else "personal"
+    own = traits.server_model != "none"
+    if not traits.personal:
+        return "a large server model" if own else "global"
+    return "personal, and a server model" if own else "personal"
+
+
+SEES = {"means": "means", "individual": "single replies", "none": "nothing", "data": "all data"}
 
 
 def choose_table() -> str:
     found: dict[tuple[str, ...], list[str]] = {}
     for name, cls in our_methods().items():
-        info = info_of(cls())
-        sees = {"means": "means", "individual": "single replies", "nothing": "nothing", "none:": "all data"}
-        key = (architectures_of(info), public_of(info), result_of(cls), sees[info.privacy.split()[0]])
+        traits = cls().traits()
+        key = (architectures_of(traits), public_of(traits), result_of(traits), SEES[traits.replies])
         found.setdefault(key, []).append(f"[{name}](../methods/{name}.md)")
     order = ["teach each other", "predict together", "side by side", "one only"]
     rows = sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0]))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from solera.engines import ClientInfo, ClientStates, InProcess, Roster
 from solera.federation import Federation, FederationConfig, Replies, _Exchange
+from solera.runner.loop import check_server
 from solera.server import Server
 from solera.task import Client, Data
 
@@ -156,7 +157,10 @@ class World:
     def run(self, method: Any, rounds: int = 1, state: Any = None) -> list[Any]:
         """The states after 0, 1, ... rounds; clients begin with nothing of their own."""
         self.fed.ledger = {}
-        states = [method.init(self.fed, self.server) if state is None else state]
+        if state is None:
+            check_server(method, self.server)  # as a run does
+            state = method.init(self.fed, self.server)
+        states = [state]
         for t in range(rounds):
             self.fed.begin(t)
             self.server.begin()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from .errors import ConfigError, DataError, RunError, SoleraError
     from .federation import Federation, FederationConfig, per_client
-    from .method import Info, Model, register
+    from .method import About, Exchange, Method, Model, Traits, register
     from .runner.loop import Result, resume_run, simulate
     from .runs.frame import frame
     from .scenario import Scenario
@@ -44,7 +44,8 @@ _HOME = {
     "Dataset": "data", "Partition": "data", "PartitionConfig": "data", "Public": "data", "PublicConfig": "data",
     "from_folder": "data", "from_hf": "data", "from_tensors": "data", "from_torch": "data", "load": "data",
     "Federation": "federation", "FederationConfig": "federation", "per_client": "federation",
-    "Info": "method", "Model": "method", "register": "method",
+    "About": "method", "Exchange": "method", "Method": "method", "Model": "method", "Traits": "method",
+    "register": "method",
     "Result": "runner.loop", "resume_run": "runner.loop", "simulate": "runner.loop",
     "frame": "runs.frame",
     "Scenario": "scenario", "Server": "server",
@@ -70,6 +71,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "About",
     "Client",
     "Config",
     "ConfigError",
@@ -77,9 +79,10 @@ __all__ = [
     "DataError",
     "Dataset",
     "EngineConfig",
+    "Exchange",
     "Federation",
     "FederationConfig",
-    "Info",
+    "Method",
     "Model",
     "Partition",
     "PartitionConfig",
@@ -92,6 +95,7 @@ __all__ = [
     "Server",
     "SoleraError",
     "TrackConfig",
+    "Traits",
     "Weights",
     "__version__",
     "frame",

@@ -1,16 +1,19 @@
-"""What a method is, and the table of methods by name.
+"""What a method is, what it says about itself, and the table of methods by name.
 
-A method is a frozen dataclass: its fields are its hyper-parameters, `State` is exactly what a checkpoint holds, and
-`round` maps one state to the next without touching it. Methods of other packages are found through the entry-point
-group `solera.methods`.
+A method is a frozen dataclass derived from `Method`: its fields are its hyper-parameters, `State` is exactly what a
+checkpoint holds, and `round` maps one state to the next without touching it. `Traits` are what programs ask about a
+method, `About` is what people read; what can be said of both is made from the traits (`described`), so that nothing
+ever has to read prose. Methods of other packages are found through the entry-point group `solera.methods`.
 """
 
 import dataclasses
 import difflib
 import functools
 import importlib.metadata
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,24 +21,102 @@ from torch import Tensor
 from .errors import ConfigError
 from .federation import Federation
 from .parts.local import Score
-from .server import Server
-from .settings import checks_itself
+from .server import EnsembleReport, Server
+from .settings import checks_itself, settings
 from .task import TASKS, Client, Task
 from .tensors import Weights
 from .wire import check_type
 
+# ---- what a method says about itself ----------------------------------------------------------------
+
+
+@settings
+class Traits:
+    """What a method needs and allows: data for programs. A run without what is needed is refused; in a configuration
+    it is supplied where nobody has decided (`supply.py`)."""
+
+    architectures: Literal["any", "one"] = "any"  # of the clients' models
+    across: Literal["nothing", "predictions", "knowledge"] = "nothing"  # what passes from one architecture to another
+    public: Literal["none", "server", "everywhere"] = "none"  # who needs the public samples
+    public_labels: Literal["unused", "used", "needed"] = "unused"  # used: where there are any
+    # What every model must be: in body, adapter and head ("split"); that, with features or heads of one shape in all of
+    # them; a plain chain of Conv2d and Linear layers; or such that it can be cut to a part (the method checks it).
+    split: Literal["none", "split", "shared features", "shared head", "chain", "cut"] = "none"
+    server_model: Literal["none", "own", "larger"] = "none"  # the server trains one; larger: models.server names it
+    batchnorm: bool = True  # models may keep running statistics
+    replies: Literal["none", "means", "individual", "data"] = "individual"  # what the server sees of a client
+    personal: bool = False  # judged by each client's own model, on its own test split
+    groups: str = ""  # the setting that says how many clients of each architecture must be active in a round
+
 
 @dataclasses.dataclass(frozen=True)
-class Info:
-    """What `solera ls methods` prints: what a user must know before choosing."""
+class About:
+    """What people read in `solera ls methods` and in the docs, beside what the traits say."""
 
     title: str
     paper: str
-    models: str  # "any mix" or "one architecture", and what is refused
     wire: str  # what crosses it, per active client and round
-    public: str  # who needs public data, labelled or not
     state: str  # what a client keeps between rounds
-    privacy: str  # "means only" (fits secure aggregation) or "individual replies"
+    models: str = ""  # what more there is to say of the models
+    privacy: str = ""  # what more there is to say of what the server sees
+
+
+class Described(NamedTuple):
+    """A method in words: the columns of `solera ls methods`."""
+
+    title: str
+    paper: str
+    models: str
+    wire: str
+    public: str
+    state: str
+    privacy: str
+
+
+def described(method: "Method") -> Described:
+    """What a user must know of a method with these settings before choosing it."""
+    a, t = method.about, method.traits()
+    privacy = SEEN[t.replies] + (f" ({a.privacy})" if a.privacy else "")
+    return Described(a.title, a.paper, _models_in_words(a, t), a.wire, _public_in_words(t), a.state, privacy)
+
+
+SEEN = {
+    "none": "nothing leaves the client",
+    "means": "means only",
+    "individual": "individual replies",
+    "data": "none: the data itself leaves the clients",
+}
+KINDS = {
+    "none": "",
+    "split": " of split models",
+    "shared features": " with features of one shape",
+    "shared head": " with heads of one shape",
+    "chain": " of plain chains (no norm layers, no residuals)",
+    "cut": " of models that can be cut",
+}
+PLACES = {"server": "on the server", "everywhere": "the same on the server and on every client"}
+
+
+def _models_in_words(a: About, t: Traits) -> str:
+    mix = ("any mix" if t.architectures == "any" else "one architecture") + KINDS[t.split]
+    mix += "" if t.batchnorm else " without BatchNorm"
+    mix += "" if t.server_model == "none" else ", and a model of the server's own"
+    apart = t.architectures == "any" and t.across == "nothing" and t.replies in ("means", "individual")
+    notes = (a.models, f"{t.groups} groups in each architecture" if t.groups else "", ONLY_SAME if apart else "")
+    return "; ".join([mix, *(note for note in notes if note)])
+
+
+ONLY_SAME = "only clients of the same architecture share"
+
+
+def _public_in_words(t: Traits) -> str:
+    if t.public == "none":
+        return "none"
+    labels = {"unused": "unlabelled", "used": "labelled if possible", "needed": "labelled"}[t.public_labels]
+    return f"{labels}, {PLACES[t.public]}"
+
+
+# ---- what a method is -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,58 +127,91 @@ class Model:
     weights: Weights
 
 
-class Method(Protocol):
-    """The shape of a method. Optional beside these: `finish(state, fed, server) -> State`, run once at the end,
-    `personal`, a task that scores each client's own model on its own test split, `needs`, a tuple of what the
-    method asks of the models (see NEEDS): a run without it is refused, `describe() -> Info`, where `info` depends on
-    the settings, and `ensemble_models(state) -> [(Model, share)]`, an ensemble that is saved with the models
-    (`ensemble_rule`: how its members are joined, avg_logits unless given)."""
+class Exchange(NamedTuple):
+    """A task and what is sent with it, as in `fed.map(task, clients, **payload)`."""
+
+    task: Task
+    payload: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(ABC):
+    """The base of every method. What has a body here may be left out.
+
+    `State` is a frozen dataclass inside the method; the hooks take and return it. (It is not a type parameter: a class
+    cannot name what is inside it in its own head.)
+    """
 
     State: ClassVar[type]
-    info: ClassVar[Info]
 
-    def init(self, fed: Federation, server: Server) -> Any: ...
+    @property
+    @abstractmethod
+    def about(self) -> About:
+        """The words for people: `about: ClassVar[About] = About(...)`, or a property where they follow the settings."""
 
-    def round(self, state: Any, fed: Federation, server: Server) -> Any: ...
+    def traits(self) -> Traits:
+        """What the method needs and allows with these settings. Unless given: any models, no public data, individual
+        replies."""
+        return Traits()
 
-    def models(self, state: Any) -> dict[str, Model]: ...
+    def fits(self, server: Server) -> Iterable[str]:
+        """Every reason why the method cannot run here, each with its way out. Asked once the traits fit, and before
+        any work."""
+        return ()
+
+    @abstractmethod
+    def init(self, fed: Federation, server: Server) -> Any:
+        """The state before the first round."""
+
+    @abstractmethod
+    def round(self, state: Any, fed: Federation, server: Server) -> Any:
+        """The next state. The one given stays as it is."""
+
+    def finish(self, state: Any, fed: Federation, server: Server) -> Any:
+        """The state after the last round: what is to be done once, at the end."""
+        return state
+
+    @abstractmethod
+    def models(self, state: Any) -> dict[str, Model]:
+        """The models to measure and to save, by name; none if they are all on the clients."""
+
+    def ensemble_of(self, state: Any) -> EnsembleReport | None:
+        """An ensemble that is saved beside the models, for inference. (`ensemble` is a setting of several methods.)"""
+        return None
+
+    def personal(self, state: Any, fed: Federation) -> Exchange | None:
+        """How each client's own model is scored on its own test split: a task that returns a `Score`, and what is sent
+        with it. None without personal models; `traits().personal` says the same before there is a state."""
+        return None
 
 
-NEEDS = {
-    "split": "every model comes in body, adapter and head (solera.models.SplitModel)",
-    "shared head": "they do, and the heads of all of them have the same shape",
-    "large": "the server has a model of its own, larger than the clients' (models.server)",
-    "no BatchNorm": "no model keeps running statistics: their weights are parameters and nothing else",
-    "chain": "every model is a plain chain: Conv2d and Linear layers, one after the other, without norm layers",
-    "labels": "the public samples have labels (public.labels)",
-    "shared features": "what the body and the adapter of every model give has one shape (the method checks it)",
-    "K clients": "K clients of each architecture can be active in a round (the method checks it)",
-}
-
-M = TypeVar("M", bound=type)
-METHODS: dict[str, type] = {}
+M = TypeVar("M", bound=type[Method])
+METHODS: dict[str, type[Method]] = {}
 
 
 def register(name: str) -> Callable[[M], M]:
     """Make a method available by name, in configurations and on the command line; it then checks its settings."""
 
     def add(cls: M) -> M:
-        if not dataclasses.is_dataclass(cls):
-            raise TypeError(f"{cls.__name__} must be a dataclass: its fields are its hyper-parameters")
-        for part in ("State", "init", "round", "models", "info"):
-            if not hasattr(cls, part):
-                raise TypeError(f"method {name!r} ({cls.__name__}) lacks {part!r}")
-        needs = getattr(cls, "needs", ())
-        if unknown := (set(needs) if isinstance(needs, tuple) else set()) - set(NEEDS):
-            raise TypeError(f"method {name!r} needs {sorted(unknown)}; what can be needed: {list(NEEDS)}")
-        check_type(cls.__dict__["State"], f"{cls.__name__}.State")
-        METHODS[name] = checks_itself(cls)
+        METHODS[name] = checks_itself(check_class(cls, name))
         return cls
 
     return add
 
 
-def find_method(name: str) -> type:
+def check_class(cls: Any, name: str) -> Any:
+    """`cls`, if it is a method in form; a TypeError that says what is missing otherwise."""
+    if not isinstance(cls, type) or not issubclass(cls, Method):
+        raise TypeError(f"method {name!r}: {getattr(cls, '__name__', cls)!r} does not derive from solera.Method")
+    if "__annotations__" in cls.__dict__ and "__dataclass_fields__" not in cls.__dict__:
+        raise TypeError(f"{cls.__name__} must be a dataclass: its fields are its hyper-parameters")
+    if missing := sorted(cls.__abstractmethods__) or [n for n in ("State",) if not hasattr(cls, n)]:
+        raise TypeError(f"method {name!r} ({cls.__name__}) lacks {', '.join(missing)}")
+    check_type(cls.State, f"{cls.__name__}.State")
+    return cls
+
+
+def find_method(name: str) -> type[Method]:
     """The method called `name`; looks at other packages' entry points before giving up."""
     if name not in METHODS:
         load_plugins()
@@ -117,19 +231,12 @@ def load_plugins() -> None:
                 register(point.name)(cls)
 
 
-def name_of(method: Any) -> str:
+def name_of(method: Method) -> str:
     """The registered name of a method object, or its class name."""
     return next((n for n, cls in METHODS.items() if cls is type(method)), type(method).__name__)
 
 
-def info_of(method: Any) -> Info:
-    """What a user must know of a method with these settings."""
-    return method.describe() if hasattr(method, "describe") else type(method).info
-
-
-def needs_of(method: Any) -> set[str]:
-    """What a method asks of the models: keys of NEEDS. It may depend on its settings (a property)."""
-    return set(getattr(method, "needs", ()))
+# ---- personal models --------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,16 +250,23 @@ class MeanScore:
     total: Tensor
 
 
-def personal_task(method: Any) -> Task | None:
-    """The task that scores a client's own model, if the method has personal models.
+def scoring(method: Method, state: Any, fed: Federation) -> Exchange | None:
+    """The exchange that scores each client's own model, if the method has personal models.
 
     Its replies are single clients' scores (`Score`) where the server sees single replies anyway. From a method that
     declares less than that, the server gets the mean over clients (of `MeanScore`) and nothing else.
     """
-    found = getattr(method, "personal", None)
-    if not isinstance(found, Task):
-        return None
-    return found if info_of(method).privacy.startswith("individual") else _averaged(found)
+    found = method.personal(state, fed)
+    if found is None or method.traits().replies == "individual":
+        return found
+    return Exchange(_averaged(found.task), found.payload)
+
+
+def prepare_scoring() -> None:
+    """Have a mean form of every task that gives a `Score`. To be called before worker processes begin: they know the
+    tasks that there were at that time."""
+    for known in [t for t in TASKS.values() if t.returns is Score]:
+        _averaged(known)
 
 
 def _averaged(scoring: Task) -> Task:

@@ -12,7 +12,7 @@ import torch
 
 from .data import PartitionConfig, PublicConfig
 from .federation import FederationConfig
-from .method import info_of, needs_of, personal_task
+from .method import Method, Traits
 from .models import MODELS, build
 from .scenario import DataConfig, ModelsConfig
 
@@ -30,7 +30,7 @@ class Supplied(NamedTuple):
 
 
 def supplied(
-    method: Any,
+    method: Method,
     data: DataConfig,
     partition: PartitionConfig,
     public: PublicConfig,
@@ -40,55 +40,53 @@ def supplied(
 ) -> list[Supplied]:
     """The settings that `method` needs to run on this federation. The keys in `decided` are left alone."""
     needed = [
-        *_of_data(method, data, public),
-        *_of_models(needs_of(method), models),
+        *_of_data(method.traits(), data, public),
+        *_of_models(method.traits(), models),
         *_of_groups(method, partition, models, federation),
     ]
     return [s for s in needed if s.key not in decided]
 
 
-def _of_data(method: Any, data: DataConfig, public: PublicConfig) -> Iterator[Supplied]:
-    if personal_task(method) and data.client_test == 0:
+def _of_data(traits: Traits, data: DataConfig, public: PublicConfig) -> Iterator[Supplied]:
+    if traits.personal and data.client_test == 0:
         yield Supplied("data.client_test", CLIENT_TEST, "each client's model is scored on a test split of its own")
-    distils = getattr(getattr(method, "fusion", None), "steps", None) != 0
     source = public.source
-    if info_of(method).public != "none" and distils and source == "none":
+    if traits.public != "none" and source == "none":
         source = "held-out"
         yield Supplied("public.source", source, "it needs public samples, here some taken from the training set")
-    if "labels" in needs_of(method) and not public.labels and source in ("held-out", "dataset"):
+    if traits.public_labels == "needed" and not public.labels and source in ("held-out", "dataset"):
         yield Supplied("public.labels", True, "it needs the labels of the public samples")
 
 
-def _of_models(needs: set[str], models: ModelsConfig) -> Iterator[Supplied]:
+def _of_models(traits: Traits, models: ModelsConfig) -> Iterator[Supplied]:
     server = models.server
-    if "large" in needs and server is None and (server := _larger(models.clients)):
+    if traits.server_model == "larger" and server is None and (server := _larger(models.clients)):
         yield Supplied("models.server", server, "it trains a model of the server's own, larger than the clients'")
-    if (
-        needs & {"shared head", "shared features"}
-        and models.head == "plain"
-        and len({*models.clients, server} - {None}) > 1
-    ):
+    alike = traits.split in ("shared head", "shared features")
+    if alike and models.head == "plain" and len({*models.clients, server} - {None}) > 1:
         yield Supplied("models.head", "shared", "its models have heads of one shape")
     with_norm = models.norm != "none" and any(MODELS[name].has_norm for name in models.clients)
-    if "chain" in needs and with_norm:
+    if traits.split == "chain" and with_norm:
         yield Supplied("models.norm", "none", "it takes plain chains of layers, without norm layers")
-    elif "no BatchNorm" in needs and models.norm == "batch" and with_norm:
+    elif not traits.batchnorm and models.norm == "batch" and with_norm:
         yield Supplied("models.norm", "group", "it cannot pass on the running statistics of BatchNorm")
 
 
 def _of_groups(
-    method: Any, partition: PartitionConfig, models: ModelsConfig, federation: FederationConfig
+    method: Method, partition: PartitionConfig, models: ModelsConfig, federation: FederationConfig
 ) -> Iterator[Supplied]:
     """Fewer groups where there are few clients. Who has which model is known here only if it is dealt out evenly."""
-    if "K clients" not in needs_of(method) or getattr(method, "group_sizes", None) is not None:
+    setting = method.traits().groups
+    if not setting:
         return
     if partition.clients is None or partition.kind == "user" or models.assign != "even":
         return
     dealt = Counter(models.clients[i % len(models.clients)] for i in range(partition.clients))
     active = min(min(dealt.values()), federation.cohort(partition.clients))
-    if active < method.K:
-        why = f"no more clients of one architecture can be active in a round, and {method.K} groups would need them"
-        yield Supplied("method.K", active, why)
+    groups = getattr(method, setting)
+    if active < groups:
+        why = f"no more clients of one architecture can be active in a round, and {groups} groups would need them"
+        yield Supplied(f"method.{setting}", active, why)
 
 
 def _larger(clients: list[str]) -> str | None:

@@ -10,7 +10,9 @@ import solera
 import solera.methods
 from run_directories import lines_of
 from solera.federation import Federation, FederationConfig, QuorumNotMet
-from solera.method import METHODS, MeanScore, find_method, info_of, personal_task
+from solera.method import METHODS, MeanScore, find_method, scoring
+from solera.parts.local import Score
+from solera.task import TASKS
 from solera.testing import run_toy, small
 from toys import World
 
@@ -111,15 +113,15 @@ def test_rejected_uploads_count_against_the_quorum(tmp_path):
 # ---- scores of clients' own models ------------------------------------------------------------------
 
 OURS = {n: cls for n, cls in METHODS.items() if cls.__module__.startswith("solera.methods.")}
-PERSONAL = sorted(n for n, cls in OURS.items() if personal_task(cls()) is not None)
+PERSONAL = sorted(n for n, cls in OURS.items() if cls().traits().personal)
 
 
 @pytest.mark.parametrize("name", PERSONAL)
 def test_single_scores_leave_only_where_single_replies_do(name, tmp_path, monkeypatch):
     """What the server gets to see of the scores, and what it writes down."""
     method = small(find_method(name)())
-    alone = info_of(method).privacy.startswith("individual")
-    scoring = personal_task(method)
+    alone = method.traits().replies == "individual"
+    single = {t.name for t in TASKS.values() if t.returns is Score}
     used, submit = [], Federation.submit
 
     def noted(self, task, clients, /, **payload):
@@ -130,8 +132,7 @@ def test_single_scores_leave_only_where_single_replies_do(name, tmp_path, monkey
     result = run_toy(method, tmp_path, rounds=1)
     (metrics,) = lines_of(tmp_path)
     assert metrics["personal"]["clients"] in (metrics["cohort"], 8)  # some score only who has a model of its own
-    assert (scoring.name in used) == alone, "scores came one by one"
-    assert not {n for n in used if n.startswith("score") and not alone}
+    assert bool(single & set(used)) == alone, "scores came one by one"
     assert ("personal_accuracies" in metrics) == alone
     assert ("worst_decile" in metrics["personal"]) == alone
     assert "personal" in result.summary
@@ -139,20 +140,16 @@ def test_single_scores_leave_only_where_single_replies_do(name, tmp_path, monkey
 
 def test_means_of_scores_are_those_of_the_single_ones(tmp_path, monkeypatch):
     """The same run, once as it is and once as if the method saw single replies."""
-    import solera.method as module
-
     method = small(find_method("ditto")())
     means = run_toy(method, tmp_path / "a", rounds=1).summary["personal"]
-    info = dataclasses.replace(type(method).info, privacy="individual replies")
-    monkeypatch.setattr(type(method), "info", info)
-    assert personal_task(method).returns is not MeanScore
+    as_declared = method.traits()
+    monkeypatch.setattr(type(method), "traits", lambda self: dataclasses.replace(as_declared, replies="individual"))
     single = run_toy(method, tmp_path / "b", rounds=1).summary["personal"]
     each = lines_of(tmp_path / "b")[0]["personal_accuracies"].values()
     assert means["mean"] == pytest.approx(sum(each) / len(each), abs=1e-4)
     assert means["mean"] == pytest.approx(single["mean"], abs=1e-12)
     assert means["std"] == pytest.approx(single["std"], abs=1e-9)
     assert means["clients"] == single["clients"] == 8
-    assert module.personal_task(method) is type(method).personal
 
 
 def test_a_client_counts_once_in_a_mean_of_scores_however_often_it_was_drawn(tmp_path):
@@ -165,9 +162,10 @@ def test_a_client_counts_once_in_a_mean_of_scores_however_often_it_was_drawn(tmp
     scenario = toy_for(method)
     config = FederationConfig(sampling="size", replacement=True)
     fed = Federation(InProcess(scenario, ClientStates(tmp_path)), 0, config)
-    payload = method.personal_payload(method.init(fed, scenario.server), fed)
-    once = _measure_mean(personal_task(method), payload, fed, 8)
+    asked = scoring(method, method.init(fed, scenario.server), fed)
+    assert asked.task.returns is MeanScore
+    once = _measure_mean(asked, fed, 8)
     fed.begin(0)
     fed.sample()
     assert max(fed.copies.values()) > 1
-    assert _measure_mean(personal_task(method), payload, fed, 8) == once
+    assert _measure_mean(asked, fed, 8) == once

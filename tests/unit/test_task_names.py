@@ -18,6 +18,7 @@ NAMES = {
     "digest_and_revisit",
     "distil_and_predict",
     "distil_and_train",
+    "distil_and_train.mean",
     "distil_locally",
     "envelope_update",
     "extract_features",
@@ -34,14 +35,17 @@ NAMES = {
     "personal_update",
     "prepare_and_score",
     "score_chosen",
+    "score_chosen.mean",
     "score_own",
     "score_own.mean",
     "score_own_or_received",
     "score_own_or_received.mean",
     "score_received",
+    "score_received.mean",
     "score_tuned",
     "score_tuned.mean",
     "score_with_tower",
+    "score_with_tower.mean",
     "take_others",
     "train_alone",
     "train_and_answer",
@@ -59,13 +63,12 @@ NAMES = {
 
 
 def registered() -> set[str]:
-    """The names after importing the package and asking every method for its scoring task, in a process of its own."""
+    """The names after importing the package and making the mean form of every score, in a process of its own."""
     code = (
         "import solera.methods\n"
-        "from solera.method import METHODS, personal_task\n"
+        "from solera.method import prepare_scoring\n"
         "from solera.task import TASKS\n"
-        "for cls in METHODS.values():\n"
-        "    personal_task(cls())\n"
+        "prepare_scoring()\n"
         "print(*TASKS)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

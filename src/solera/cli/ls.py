@@ -63,12 +63,14 @@ def _text(value: Any) -> str:
 
 def _methods() -> Rows:
     from .. import methods  # noqa: F401  (importing them is what registers them)
-    from ..method import METHODS, info_of, load_plugins
+    from ..method import METHODS, described, load_plugins
 
     load_plugins()
     rows = []
     for name, cls in sorted(METHODS.items()):
-        rows.append({"name": name, **dataclasses.asdict(info_of(cls())), "settings": _settings(cls)})
+        method = cls()
+        told = {"name": name, **described(method)._asdict(), "traits": dataclasses.asdict(method.traits())}
+        rows.append({**told, "settings": _settings(cls)})
     return rows
 
 
@@ -152,4 +154,4 @@ LISTS: dict[Kind, Callable[[], Rows]] = {
     Kind.recipes: _recipes,
     Kind.engines: _engines,
 }
-HIDDEN: dict[Kind, tuple[str, ...]] = {Kind.methods: ("settings",)}
+HIDDEN: dict[Kind, tuple[str, ...]] = {Kind.methods: ("traits", "settings")}

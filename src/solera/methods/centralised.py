@@ -5,7 +5,7 @@ from functools import partial
 from typing import ClassVar
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.local import Diverged, Local, fit
 from ..server import Server
 from ..tensors import Weights, weights_of
@@ -15,24 +15,25 @@ from .common.fusion import outcome_of
 
 @register("centralised")
 @dataclass(frozen=True)
-class Centralised:
+class Centralised(Method):
     """All clients' data in one place: the upper bound that a federation gives up for privacy."""
 
     local: Local = field(default_factory=Local)  # a round is that much training on all data
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="Centralised training",
         paper="baseline",
-        models="any mix; each architecture is trained on all data",
         wire="nothing (in a simulation, the server holds all data)",
-        public="none",
         state="nothing",
-        privacy="none: the data itself leaves the clients",
+        models="each architecture is trained on all data",
     )
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]
+
+    def traits(self) -> Traits:
+        return Traits(replies="data")
 
     def init(self, fed: Federation, server: Server) -> State:
         large = [server.large] if server.large else []

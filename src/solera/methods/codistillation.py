@@ -8,12 +8,11 @@ leaves out the student itself (exclude_self = true).
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from ..errors import ConfigError
-from ..method import Info, register
+from ..method import About, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import Rule
-from ..settings import Replaceable
+from ..settings import NonNegativeInt, PositiveInt, Replaceable
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
@@ -28,30 +27,20 @@ class Codistillation(Setting):
 
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=section_6)
-    K: int = 4  # global models
-    W: int = 20  # rounds of warm-up
+    K: PositiveInt = 4  # global models
+    W: NonNegativeInt = 20  # rounds of warm-up
     exclude_self: bool = False  # a model is not among its own teachers
     local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
     report_ensemble: bool = True
 
-    info: ClassVar[Info] = Info(
+    of_paper: ClassVar[About] = About(
         title="Codistillation",
         paper="Anil et al., ICLR 2018; FedEED, section 4.2",
-        models="any mix; K groups in each architecture",
         wire="model down, model up (with scaffold also control variates)",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="means only",
     )
-    needs: ClassVar[tuple[str, ...]] = Framework.needs
-    State = Framework.State
-
-    def __post_init__(self) -> None:
-        if self.W < 0:
-            raise ConfigError(f"W = {self.W}: must not be negative")
-        super().__post_init__()
 
     @property
     def framework(self) -> Framework:

@@ -5,6 +5,7 @@ combines them sample by sample with a mean that leaves out what stands out. Clie
 and the public ones, with these labels, mixed. Models stay on the clients and may be of any architecture.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -14,16 +15,16 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.local import Local, fit
 from ..parts.robust import filtered_mean
 from ..server import Server
 from ..settings import Hint
 from ..task import Client, task
 from ..tensors import weights_of
-from .common.fusion import check_logits
+from .common.fusion import logits_problems
 from .common.personal import score_own
-from .common.predictions import Done, ask, asked_inputs, check_public, draw, towards_targets
+from .common.predictions import Done, ask, asked_inputs, draw, public_problems, towards_targets
 
 
 @task("train_mixed")
@@ -42,7 +43,7 @@ Liars = Annotated[float, Ge(0), Lt(0.5), Hint("no mean survives a majority")]
 
 @register("cronus")
 @dataclass(frozen=True)
-class Cronus:
+class Cronus(Method):
     """Personal models that learn from a robust mean of all clients' soft labels."""
 
     first: Local = field(default_factory=lambda: Local(epochs=20, batch=64, lr=0.05))  # a new client's, alone
@@ -50,23 +51,21 @@ class Cronus:
     aggregate: Literal["robust", "mean"] = "robust"  # of the clients' soft labels, sample by sample
     epsilon: Liars = 0.2  # share of the clients that may lie: so many answers to each sample are left out
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="Cronus",
         paper="Chang et al., 2019",
-        models="any mix",
         wire="indices down, predictions up, targets down",
-        public="unlabelled, the same on the server and on every client",
         state="its model",
-        privacy="individual replies",
     )
-    personal: ClassVar = score_own
 
     @dataclass(frozen=True)
     class State:
         rounds: int  # everything else is on the clients
 
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="everywhere", personal=True)
+
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         return self.State(0)
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
@@ -77,10 +76,12 @@ class Cronus:
         fed.map(train_mixed, S, targets=y, local=self.local)
         return self.State(state.rounds + 1)
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        check_public("cronus", None, server)
-        check_logits("cronus", server)
+    def fits(self, server: Server) -> Iterator[str]:
+        yield from public_problems("cronus", None, server)
+        yield from logits_problems("cronus", server)
+
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

@@ -6,12 +6,12 @@ w it received. Only w travels. Different architectures are separate federations 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.local import Local, fit
 from ..server import Server
 from ..settings import NonNegative, Problem
@@ -40,27 +40,26 @@ def update_both(client: Client, weights: Weights, local: Local, lam: float) -> U
 
 @register("ditto")
 @dataclass(frozen=True)
-class Ditto:
+class Ditto(Method):
     """Averaging for a common model, which pulls on the clients' own ones."""
 
     local: Local = field(default_factory=Local)  # of both models
     average: Average = "weighted"
     lam: NonNegative = 0.1  # lambda, pull of the global model; 0: every client for itself
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="Ditto",
         paper="Li, Hu, Beirami, Smith, ICML 2021",
-        models="any mix; only clients of the same architecture share",
         wire="model down, model up",
-        public="none",
         state="its model",
-        privacy="means only",
     )
-    personal: ClassVar = score_own_or_received
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # w: architecture -> weights
+
+    def traits(self) -> Traits:
+        return Traits(replies="means", personal=True)
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong between them."""
@@ -78,8 +77,8 @@ class Ditto:
         mean = mean_of(update_both, w, fed, self.average, local=self.local, lam=self.lam)
         return self.State(w | {P: mean[P].weights for P in mean})
 
-    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
-        return common_model(state.weights, fed)
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own_or_received, common_model(state.weights, fed))
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

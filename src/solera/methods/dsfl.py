@@ -5,6 +5,7 @@ mean of the predictions (entropy reduction aggregation, ERA); on these labels al
 model of the server's own, which never travels. Clients keep their models, of any architecture.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,21 +14,20 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.labels import reduce_entropy
 from ..parts.local import Diverged, Fitted, Local, fit
 from ..server import Server
 from ..settings import Hint
-from ..task import Task
 from ..tensors import Weights, weights_of
-from .common.fusion import check_logits, outcome_of, side_by_side
+from .common.fusion import logits_problems, outcome_of, side_by_side
 from .common.personal import score_own
 from .common.predictions import (
     StudentNorm,
     answered,
-    check_public,
     distil_locally,
     draw,
+    public_problems,
     question,
     towards_targets,
     train_and_answer,
@@ -39,7 +39,7 @@ Sharpening = Annotated[float, Gt(0), Lt(1), Hint("or set aggregation = 'sa'")]
 
 @register("dsfl")
 @dataclass(frozen=True)
-class DSFL:
+class DSFL(Method):
     """Semi-supervised collaboration: clients and a server model learn from sharpened mean predictions."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on private samples
@@ -51,26 +51,23 @@ class DSFL:
     judge_clients: bool = True  # score the clients' own models too, which needs data.client_test
 
     RENAMED: ClassVar = {"distil": "distill"}
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="DS-FL",
         paper="Itahara et al., IEEE TMC 2021",
-        models="any mix, and a model of the server's own",
         wire="indices down, predictions up, targets down",
-        public="unlabelled, the same on the server and on every client",
         state="its model",
-        privacy="means only",
     )
 
     @dataclass(frozen=True)
     class State:
         server: Model  # the server's own; the others are on the clients
 
-    @property
-    def personal(self) -> Task | None:
-        return score_own if self.judge_clients else None
+    def traits(self) -> Traits:
+        return Traits(
+            across="knowledge", public="everywhere", server_model="own", replies="means", personal=self.judge_clients
+        )
 
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         P = server.large or server.architectures[0]
         return self.State(Model(P, server.init(P)))
 
@@ -106,10 +103,12 @@ class DSFL:
             return own
         return Model(own.architecture, weights)
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        check_public("dsfl", None, server)
-        check_logits("dsfl", server)
+    def fits(self, server: Server) -> Iterator[str]:
+        yield from public_problems("dsfl", None, server)
+        yield from logits_problems("dsfl", server)
+
+    def personal(self, state: State, fed: Federation) -> Exchange | None:
+        return Exchange(score_own) if self.judge_clients else None
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.server.architecture: state.server}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..federation import Federation, per_client
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.labels import LabelSums, label_loss, others
 from ..parts.local import Local, fit
 from ..server import Server
@@ -68,27 +68,26 @@ def take_others(client: Client, total: Tensor, copies: int) -> Done:
 
 @register("fd")
 @dataclass(frozen=True)
-class FD:
+class FD(Method):
     """Models that regularise each other by their mean output for each label."""
 
     local: Local = field(default_factory=lambda: Local(steps=250, batch=64))
     gamma: NonNegative = 0.01  # weight of the others' averages in the loss; 0: local training
     final_pass: bool = False  # average the outputs of the trained model, instead of those of the steps it took
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FD",
         paper="Jeong et al., 2018",
-        models="any mix",
         wire="a table of classes x classes up, another down",
-        public="none",
         state="its model, and the others' table",
-        privacy="means only",
     )
-    personal: ClassVar = score_own
 
     @dataclass(frozen=True)
     class State:
         table: Tensor  # what the last cohort said of each label on average, zeros where nobody held it
+
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", replies="means", personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State(torch.zeros(server.num_classes, server.num_classes))
@@ -103,6 +102,9 @@ class FD:
         # Device i takes the mean over j != i itself, knowing its own share of the sum: the server sees no single one.
         fed.mean(take_others, S, uniform=True, total=total, copies=per_client(copies.__getitem__))
         return self.State(others(total, torch.zeros_like(total)))
+
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

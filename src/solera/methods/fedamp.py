@@ -6,12 +6,12 @@ models in which similar ones count more. Client i trains on its own data and is 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..federation import Federation, per_client
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.attention import attention, cosine_attention, cosines_of, median_distance, squared_distances
 from ..parts.local import Local
 from ..parts.norms import parameter_names
@@ -26,7 +26,7 @@ from .common.training import local_update
 
 @register("fedamp")
 @dataclass(frozen=True)
-class FedAMP:
+class FedAMP(Method):
     """Personal models that attend to models like themselves."""
 
     local: Local = field(default_factory=Local)
@@ -36,20 +36,19 @@ class FedAMP:
     heuristic: bool = False  # HeurFedAMP: attention by the cosine of the models, sigma being its factor
     self_weight: BelowOne = 0.2  # heuristic only: xi_ii, a client's attention to itself
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedAMP",
         paper="Huang et al., AAAI 2021",
-        models="any mix; only clients of the same architecture share",
         wire="own mixture of models down, model up",
-        public="none",
         state="nothing (the server keeps its model)",
-        privacy="individual replies",
     )
-    personal: ClassVar = score_received
 
     @dataclass(frozen=True)
     class State:
         models: dict[str, Weights]  # w: client -> its model; those never asked have none
+
+    def traits(self) -> Traits:
+        return Traits(personal=True)
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong between them."""
@@ -115,8 +114,8 @@ class FedAMP:
             return self.lam / alpha
         return min(self.lam / alpha, max(self.lam / self.alpha, 1 / self.local.lr))
 
-    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
-        return {"weights": per_client(state.models.get)}
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_received, {"weights": per_client(state.models.get)})
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from ..federation import Federation, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.aggregate import momentum_step
 from ..parts.local import Local
 from ..parts.norms import parameter_names
@@ -23,32 +23,32 @@ from ..tensors import Weights
 from .common.averaging import Average, average_round, models_of
 
 
-def info(title: str, paper: str) -> Info:
+def about(title: str, paper: str) -> About:
     """The three methods differ in name only, as far as a user who has to choose is concerned."""
-    return Info(
+    return About(
         title=title,
         paper=paper,
-        models="any mix; only clients of the same architecture share",
         wire="model down, model up",
-        public="none",
         state="nothing",
-        privacy="means only",
     )
 
 
 @register("fedavg")
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Method):
     """Federated averaging."""
 
     local: Local = field(default_factory=Local)
     average: Average = "weighted"  # by number of examples, or every client the same
 
-    info: ClassVar[Info] = info("FedAvg", "McMahan et al., AISTATS 2017")
+    about: ClassVar[About] = about("FedAvg", "McMahan et al., AISTATS 2017")
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # architecture -> weights
+
+    def traits(self) -> Traits:
+        return Traits(replies="means")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})
@@ -65,7 +65,7 @@ class FedAvg:
 
 @register("fedprox")
 @dataclass(frozen=True)
-class FedProx:
+class FedProx(Method):
     """FedAvg with a proximal term in the clients' objective, and clients that may do less than their full share."""
 
     local: Local = field(default_factory=Local)
@@ -73,11 +73,14 @@ class FedProx:
     mu: NonNegative = 0.01  # mu/2 ||w - w_t||^2
     straggler_fraction: Share = 0.0  # of the cohort; these do between one epoch and one less than all
 
-    info: ClassVar[Info] = info("FedProx", "Li et al., MLSys 2020")
+    about: ClassVar[About] = about("FedProx", "Li et al., MLSys 2020")
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]
+
+    def traits(self) -> Traits:
+        return Traits(replies="means")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})
@@ -108,19 +111,22 @@ class FedProx:
 
 @register("fedavgm")
 @dataclass(frozen=True)
-class FedAvgM:
+class FedAvgM(Method):
     """FedAvg with momentum on the server."""
 
     local: Local = field(default_factory=Local)
     average: Average = "weighted"
     momentum: BelowOne = 0.3  # beta
 
-    info: ClassVar[Info] = info("FedAvgM", "Hsu et al., 2019")
+    about: ClassVar[About] = about("FedAvgM", "Hsu et al., 2019")
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]
         velocity: dict[str, Weights]  # v, of parameters only
+
+    def traits(self) -> Traits:
+        return Traits(replies="means")
 
     def init(self, fed: Federation, server: Server) -> State:
         x = {P: server.init(P) for P in server.architectures}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.local import Local
 from ..server import Server
 from ..settings import NonNegative, NonNegativeInt
@@ -19,7 +19,7 @@ from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
 
 @register("fedavgft")
 @dataclass(frozen=True)
-class FedAvgFT:
+class FedAvgFT(Method):
     """Averaging, and models that are made personal at the end."""
 
     local: Local = field(default_factory=Local)
@@ -28,25 +28,21 @@ class FedAvgFT:
     freeze_base: bool = False  # fine-tune the head alone
     kd: NonNegative = 0.0  # in fine-tuning, weight of KL(common model || own), a distance of answers
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedAvg with local fine-tuning",
         paper="Yu et al., 2020",
-        models="any mix; only clients of the same architecture share",
         wire="model down, model up; at the end once more down",
-        public="none",
         state="at the end, its fine-tuned model",
-        privacy="means only (fine-tuning sends nothing up)",
+        privacy="fine-tuning sends nothing up",
     )
-    personal: ClassVar = score_tuned
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # architecture -> weights
         tuned: bool  # the clients hold fine-tuned copies of these
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("split",) if self.freeze_base else ()
+    def traits(self) -> Traits:
+        return Traits(split="split" if self.freeze_base else "none", replies="means", personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures}, False)
@@ -61,8 +57,8 @@ class FedAvgFT:
         fed.map(fine_tune, list(fed.clients), **self.sent(state, fed))
         return self.State(state.weights, True)
 
-    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
-        return {**self.sent(state, fed), "tuned": state.tuned}
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_tuned, {**self.sent(state, fed), "tuned": state.tuned})
 
     def sent(self, state: State, fed: Federation) -> dict[str, Any]:
         local = replace(self.local, epochs=self.tune_epochs, steps=None)

@@ -8,7 +8,7 @@ follow noisy teachers too closely. Settings of the framework: K = 1, FedAvg, bay
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from ..method import Info, register
+from ..method import About, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.posterior import Kind
@@ -21,16 +21,14 @@ from .framework.loop import Framework
 from .framework.setting import Setting
 
 
-def info(title: str, paper: str) -> Info:
+def about(title: str, paper: str) -> About:
     """The two differ in the distribution only."""
-    return Info(
+    return About(
         title=title,
         paper=paper,
-        models="any mix; models are drawn inside each architecture",
         wire="model down, model up",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="individual replies",
+        models="models are drawn inside each architecture",
     )
 
 
@@ -64,8 +62,7 @@ class FedBE(Setting):
     save_ensemble: bool = False
     report_ensemble: bool = True
 
-    info: ClassVar[Info] = info("FedBE", "Chen & Chao, ICLR 2021")
-    State = Framework.State
+    of_paper: ClassVar[About] = about("FedBE", "Chen & Chao, ICLR 2021")
 
     @property
     def framework(self) -> Framework:
@@ -104,8 +101,7 @@ class FedDistill(Setting):
     save_ensemble: bool = False
     report_ensemble: bool = True
 
-    info: ClassVar[Info] = info("FedDistill (SWAG)", "Chen & Chao, arXiv v1 of FedBE")
-    State = Framework.State
+    of_paper: ClassVar[About] = about("FedDistill (SWAG)", "Chen & Chao, arXiv v1 of FedBE")
 
     @property
     def framework(self) -> Framework:

@@ -12,73 +12,91 @@ such clients), teachers drawn around the clients' models (`swag`, Table 7), only
 sure of (`low_entropy_top`), and defences against single clients (`ensemble`, `average`, `update_clip`, `drop_worst`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from ..errors import ConfigError
+from torch import nn
+
 from ..federation import Federation, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.lowbit import OFF, LowBit
-from ..parts.teachers import Rule
+from ..parts.teachers import Ensemble, Rule, Teacher
 from ..server import Server
+from ..settings import NonNegative, Positive, PositiveInt, Problem
 from ..tensors import Weights
 from .common.averaging import average_of, models_of
-from .common.defences import check_defences, clipped, without_worst
+from .common.defences import clipped, defences_problems, without_worst
 from .common.fusion import (
-    check_logits,
-    check_top,
-    ensemble_of,
+    copies_of,
     finite_models,
     first_batch,
     fuse,
+    logits_problems,
     public_indices,
     surest,
+    top_problems,
 )
 from .common.lowbit import map_lowbit
 from .common.reporting import report_teachers
-from .common.swag import Swag, check_swag, drawn_around
+from .common.swag import Swag, drawn_around, swag_problems
 from .common.training import local_update
 
 
 @register("feddf")
 @dataclass(frozen=True)
-class FedDF:
+class FedDF(Method):
     """Server-side fusion of client models by distilling their averaged logits."""
 
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=Distill)
-    mu: float = 0.0  # proximal term in the clients' objective, as in FedProx
+    mu: NonNegative = 0.0  # proximal term in the clients' objective, as in FedProx
     average: Literal["weighted", "uniform", "median"] = "weighted"  # line 11; teachers always count the same
     student_init: Literal["from_average", "from_previous"] = "from_average"
     ensemble: Rule = "avg_logits"
     drop_worst: bool = False  # clients that guess on the validation set are neither averaged nor teachers
-    drop_threshold: float = 1.2  # in multiples of chance
+    drop_threshold: NonNegative = 1.2  # in multiples of chance
     drop_outliers: bool = False  # and if there are none, those far below the others
     distill_absent: bool = False  # also distil architectures that had no client this round
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
     quantise: LowBit = field(default_factory=LowBit)
     swag: Swag = field(default_factory=Swag)
-    low_entropy_top: int | None = None  # distil on so many public samples of a round: those the teachers are surest of
-    update_clip: float | None = None  # longest update of a client, in multiples of its architecture's median
+    low_entropy_top: PositiveInt | None = None  # distil on the public samples that the teachers are surest of
+    update_clip: Positive | None = None  # longest update of a client, in multiples of its architecture's median
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedDF",
         paper="Lin et al., NeurIPS 2020",
-        models="any mix",
         wire="model down, model up",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="individual replies",
     )
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # M: architecture -> weights
 
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="server" if self.fusion.steps else "none")
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between the settings."""
+        if self.drop_outliers and not self.drop_worst:
+            yield "drop_outliers = true has no effect without drop_worst = true"
+        if self.fusion.steps == 0 and (self.swag.samples or self.low_entropy_top is not None):
+            yield "fusion.steps = 0: swag and low_entropy_top concern distillation and need steps"
+
+    def fits(self, server: Server) -> Iterator[str]:
+        yield from defences_problems("feddf", self, server)
+        yield from swag_problems("feddf", self.swag, server)
+        if self.fusion.keep_init_if_better and server.validation is None:
+            yield "feddf: fusion.keep_init_if_better needs a validation set on the server: set data.validation"
+        if self.fusion.steps:
+            yield from top_problems("feddf", self.low_entropy_top, server)
+            yield from logits_problems("feddf", server)
+
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         return self.State({A: server.init(A) for A in server.architectures})  # line 2
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
@@ -107,25 +125,14 @@ class FedDF:
                 x_0[A] = M[A]
 
         teachers = drawn_around(teachers, self.swag, d, fed, server, self.ensemble if self.report_ensemble else None)
-        avg_logits = ensemble_of(teachers, self.ensemble, self.fusion, fed)
+        avg_logits = self.teacher(list(teachers.values()), copies_of(teachers, fed))
         asked, d = surest(self.low_entropy_top, avg_logits, d, self.fusion, fed.seed, server)
         return self.State(M | fuse(x_0, asked, d, self.fusion, fed.seed, server))  # lines 12-15
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail, or do nothing, in the middle."""
-        if self.mu < 0:
-            raise ConfigError(f"feddf: mu = {self.mu} must not be negative")
-        check_defences("feddf", self, server)
-        if self.fusion.keep_init_if_better and server.validation is None:
-            raise ConfigError("feddf: fusion.keep_init_if_better needs a validation set on the server")
-        if self.fusion.steps == 0 and (self.swag.samples or self.low_entropy_top is not None):
-            raise ConfigError("feddf: swag and low_entropy_top concern distillation: they need fusion.steps above 0")
-        check_swag("feddf", self.swag, server)
-        if self.fusion.steps:
-            if server.public is None:
-                raise ConfigError("feddf distils on public samples: set public.source, or fusion.steps = 0 to average")
-            check_top("feddf", self.low_entropy_top, server)
-            check_logits("feddf", server)
+    def teacher(self, models: list[nn.Module], copies: list[float]) -> Teacher:
+        """What the clients' models say together, and how often each counts: a function of a batch of inputs that gives
+        targets [samples, classes] at the fusion's temperature and their entropy [samples]."""
+        return Ensemble(models, self.ensemble, copies, self.fusion.temperature)
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

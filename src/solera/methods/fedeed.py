@@ -8,11 +8,11 @@ while the server distils. A setting of the framework: FedAvg, aggregated, design
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from ..method import Info, register
+from ..method import About, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import Rule
-from ..settings import Replaceable
+from ..settings import PositiveInt, Replaceable
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
@@ -27,26 +27,21 @@ class FedEED(Setting):
 
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=section_6)
-    K: int = 4  # global models
-    R: int = 1  # rounds whose checkpoints are in the ensemble
+    K: PositiveInt = 4  # global models
+    R: PositiveInt = 1  # rounds whose checkpoints are in the ensemble
     local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"  # F, how the ensemble answers
-    group_sizes: tuple[int, ...] | None = None  # how the clients are shared out; left out: evenly
+    group_sizes: tuple[PositiveInt, ...] | None = None  # how the clients are shared out; left out: evenly
     pipeline: Literal["off", "strict", "eager"] = "off"  # appendix A.7
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
     report_ensemble: bool = True
 
-    info: ClassVar[Info] = Info(
+    of_paper: ClassVar[About] = About(
         title="FedEED",
         paper="anonymous ICLR submission",
-        models="any mix; K groups in each architecture",
         wire="model down, model up (with scaffold also control variates)",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="means only",
     )
-    needs: ClassVar[tuple[str, ...]] = Framework.needs
-    State = Framework.State
 
     @property
     def framework(self) -> Framework:

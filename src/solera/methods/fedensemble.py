@@ -8,7 +8,7 @@ rule = "avg_probs" for that).
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from ..method import Info, register
+from ..method import About, register
 from ..parts.local import Local
 from ..parts.teachers import Rule
 from ..settings import PositiveInt, Replaceable
@@ -32,17 +32,12 @@ class FedEnsemble(Setting):
     rule: Rule = "avg_logits"
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
 
-    info: ClassVar[Info] = Info(
+    of_paper: ClassVar[About] = About(
         title="Fed-ensemble",
         paper="Shi et al., 2021",
-        models="any mix; K groups in each architecture",
         wire="model down, model up (with scaffold also control variates)",
-        public="none",
         state="nothing",
-        privacy="means only",
     )
-    needs: ClassVar[tuple[str, ...]] = Framework.needs
-    State = Framework.State
 
     @property
     def framework(self) -> Framework:

@@ -10,21 +10,21 @@ their designated model M(k) (line 1) by models.assign = "random". The public sam
 public.augment = "once", or transformed at each draw with "draw". Before the first round all models get one head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
-from ..parts.consensus import ConsensusTeacher, ensemble_loss, normalised
+from ..method import About, Method, Model, Traits, register
+from ..parts.consensus import ConsensusTeacher, confidence_weights, ensemble_loss, normalised
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import BATCH, Cache
 from ..server import Server
+from ..settings import NonNegative, Problem, show
 from ..tensors import Weights
 from .common.averaging import average_of, models_of
 from .common.fusion import Asked, asked, finite_models, first_batch, fuse, visited
@@ -40,49 +40,48 @@ def tau_s_steps() -> Distill:
 
 @register("fedet")
 @dataclass(frozen=True)
-class FedET:
+class FedET(Method):
     """A large server model from small, different client models."""
 
     local: Local = field(default_factory=lambda: Local(steps=30))  # tau, b = 64, eta = 0.1
     fusion: Distill = field(default_factory=tau_s_steps)
-    diversity: float = 0.05  # lambda
+    diversity: NonNegative = 0.05  # lambda; 0 switches the term off
     div_target: Literal["raw", "normalised"] = "raw"  # s_div as it is, or divided by its sum
     average: Literal["uniform", "median"] = "uniform"  # lines 9, 10; median: number by number, against liars
     report_ensemble: bool = True  # measure the teachers' consensus each round (costs a pass of each)
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="Fed-ET",
         paper="Cho et al., IJCAI 2022",
-        models="any mix with heads of one shape, and a model of the server's own",
         wire="model down, model up",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="individual replies",
     )
-    needs: ClassVar[tuple[str, ...]] = ("shared head", "large")
 
     @dataclass(frozen=True)
     class State:
         small: dict[str, Weights]  # the hashmap M: model id -> weights
         large: Model  # w, the server's own
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.diversity < float("inf"):
-            raise ConfigError(f"fedet: diversity = {self.diversity} must not be negative (0 switches the term off)")
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="server", split="shared head", server_model="larger")
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between the settings."""
         if self.local.steps is not None and self.local.epochs != Local.epochs:
-            raise ConfigError(
-                f"fedet: local.epochs = {self.local.epochs} has no effect beside local.steps = {self.local.steps}: "
+            yield (
+                f"local.epochs = {self.local.epochs} has no effect beside local.steps = {self.local.steps}: "
                 "leave it out, or set local.steps = 'none' to train by epochs"
             )
-        if self.fusion.temperature != 1 or self.fusion.t_squared or self.fusion.keep_init_if_better:
-            raise ConfigError(
-                "fedet: labels have no temperature and the last of the server's steps counts: leave out "
-                "fusion.temperature, fusion.t_squared and fusion.keep_init_if_better"
-            )
+        fusion = self.fusion
+        for key, off in (("temperature", 1), ("t_squared", False), ("keep_init_if_better", False)):
+            if (value := getattr(fusion, key)) != off:
+                yield (
+                    f"fusion.{key} = {show(value)}: labels have no temperature, and the last of the server's steps "
+                    "counts; leave it out"
+                )
 
     def init(self, fed: Federation, server: Server) -> State:
-        if server.large is None:
-            raise ConfigError("fedet trains a model of the server's own: set models.server, say to 'vgg19'")
+        assert server.large is not None  # the traits say that it is needed
         w = server.init(server.large)
         M = {i: server.init(i) | head_of(w) for i in server.architectures}  # line 1
         return self.State(M, Model(server.large, w))
@@ -98,7 +97,7 @@ class FedET:
             self.report(x, teachers, d, fed, server)
 
         copies = [fed.copies.get(k, 1) for k in teachers]  # with replacement, S is a multiset
-        consensus = ConsensusTeacher(list(teachers.values()), copies)  # line 8, eq. (2)-(7)
+        consensus = ConsensusTeacher(list(teachers.values()), copies, self.weights)  # line 8, eq. (2)-(7)
         heads = Replies((k, Update(head_of(x[k].weights))) for k in teachers)
         w = w | average_of(self.average, heads, list(teachers), fed)  # line 9
         labels = asked(consensus, False, d, self.fusion, fed.seed, server)
@@ -112,8 +111,14 @@ class FedET:
         h = head_of(w)
         return self.State({i: w_i | h for i, w_i in M.items()}, Model(large, w))  # line 11: also those without a client
 
+    def weights(self, probs: Tensor, copies: Tensor | None) -> Tensor:
+        """alpha_k(x) of eq. (3): how much each teacher counts, from the teachers' probabilities [teachers, samples,
+        classes] and how often each was drawn. [teachers, samples], with sum 1 over the teachers."""
+        return confidence_weights(probs, copies)
+
     def loss(self, logits: Tensor, labels: Tensor, dissent: Tensor) -> Tensor:
-        """Eq. (10), which the server's steps of eq. (11) go down: cross-entropy, and the diversity term of eq. (9)."""
+        """Eq. (10), which the server's steps of eq. (11) go down: cross-entropy, and the diversity term of eq. (9). Of
+        the server's logits [samples, classes], consensus labels [samples] and s_div [samples, classes]: a number."""
         target = normalised(dissent) if self.div_target == "normalised" else dissent
         return ensemble_loss(logits, labels, target, self.diversity)
 

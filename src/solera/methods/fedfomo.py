@@ -12,7 +12,7 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from ..federation import Federation, per_client
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.first_order import distance, epsilon_greedy, gains_of, step_towards
 from ..parts.local import Local, evaluate, fit
 from ..parts.norms import parameter_names
@@ -83,7 +83,7 @@ Part = Annotated[float, Gt(0), Lt(1)]
 
 @register("fedfomo")
 @dataclass(frozen=True)
-class FedFomo:
+class FedFomo(Method):
     """Personal models, mixed by the clients themselves from the models that help them."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=50, lr=0.1))  # E
@@ -93,21 +93,21 @@ class FedFomo:
     epsilon_decay: Share = 0.05  # by how much that falls each round, down to 0
     validation: Part = 0.2  # share of a client's training samples it judges models by, and never trains on
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedFomo",
         paper="Zhang et al., ICLR 2021",
-        models="any mix; only clients of the same architecture share",
         wire="M other clients' models down, model and M numbers up",
-        public="none",
         state="its model, before and after its last training",
-        privacy="individual replies, and clients receive other clients' models",
+        privacy="and clients receive other clients' models",
     )
-    personal: ClassVar = score_own
 
     @dataclass(frozen=True)
     class State:
         models: dict[str, Weights]  # client -> the last model it sent
         affinity: dict[str, dict[str, float]]  # P: receiver -> giver -> sum of gains; missing: 0
+
+    def traits(self) -> Traits:
+        return Traits(personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({}, {})
@@ -142,6 +142,9 @@ class FedFomo:
         generator = torch.Generator().manual_seed(fed.seed("givers", k))
         epsilon = max(0.0, self.epsilon - self.epsilon_decay * fed.round)
         return [known[i] for i in epsilon_greedy(scores, self.M, epsilon, generator)]
+
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

@@ -9,6 +9,7 @@ With several architectures the average of each is fine-tuned, by all clients' mo
 which are then to be hard for the mean of them. With no fine-tuning steps this is FedAvg.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
@@ -16,9 +17,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.data_free import FineTune, fine_tune
 from ..parts.generators import Conditional, draw, input_generator, label_prior, label_weights, restored
 from ..parts.local import Local
@@ -32,21 +32,18 @@ from .common.fusion import finite_models, side_by_side
 
 @register("fedftg")
 @dataclass(frozen=True)
-class FedFTG:
+class FedFTG(Method):
     """FedAvg, and after it a global model that learns from the clients' models on generated hard samples."""
 
     local: Local = field(default_factory=Local)
     average: Literal["weighted", "uniform"] = "weighted"
     tune: FineTune = field(default_factory=FineTune)
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedFTG",
         paper="Zhang et al., CVPR 2022",
-        models="any mix",
         wire="model down, model up, label counts up once",
-        public="none",
         state="nothing",
-        privacy="individual replies",
     )
 
     @dataclass(frozen=True)
@@ -55,8 +52,10 @@ class FedFTG:
         generator: Weights
         counts: dict[str, Tensor]  # client -> its samples of each label, as told when it first took part
 
+    def traits(self) -> Traits:
+        return Traits(across="knowledge")
+
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         generator: Weights = {}
         if self.tune.steps:
             generator = weights_of(repeatable(fed.seed("generator"), partial(self.generator, server)))
@@ -118,17 +117,16 @@ class FedFTG:
 
     def generator(self, server: Server) -> Conditional:
         """A new generator of inputs."""
-        assert server.shape is not None  # see check
+        assert server.shape is not None  # see fits
         return input_generator(server.shape, self.tune.noise, server.num_classes, self.tune.features)
 
-    def check(self, server: Server) -> None:
-        """Refuse inputs that cannot be generated."""
+    def fits(self, server: Server) -> Iterator[str]:
         if self.tune.steps == 0:
             return
         if server.tokens:
-            raise ConfigError("fedftg generates images or vectors, but the inputs here are tokens: fedgen can do those")
-        if server.shape is None or len(server.shape) not in (1, 3):
-            raise ConfigError(f"fedftg generates images [C, H, W] or vectors [F], but an input here is {server.shape}")
+            yield "fedftg generates images or vectors, but the inputs here are tokens: fedgen can do those"
+        elif server.shape is None or len(server.shape) not in (1, 3):
+            yield f"fedftg generates images [C, H, W] or vectors [F], but an input here is {server.shape}"
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

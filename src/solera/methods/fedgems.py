@@ -7,6 +7,7 @@ asked for. Its logits then teach the clients, whose models stay with them. With 
 learns from the plain mean of all clients' logits on all samples.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -14,9 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.local import Diverged, Fitted, Local, fit, logits_of
 from ..parts.objectives import Objective
 from ..parts.selective import fused_logits, reliable_weights, selective_loss
@@ -28,7 +28,7 @@ from ..task import Client, task
 from ..tensors import Weights, weights_of
 from .common.fusion import outcome_of, side_by_side
 from .common.personal import score_own
-from .common.predictions import Drawn, ask, check_labels, check_public, draw, public_inputs
+from .common.predictions import Drawn, ask, draw, label_problems, public_inputs, public_problems
 
 
 def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:
@@ -57,7 +57,7 @@ def learn_from_server(
 
 @register("fedgems")
 @dataclass(frozen=True)
-class FedGEMS:
+class FedGEMS(Method):
     """A large server model that learns from those clients that are right where it is wrong."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=0.05))  # clients, on private data
@@ -67,17 +67,12 @@ class FedGEMS:
     selective: bool = True  # false: FedGEM, all samples and the plain mean of all clients
 
     RENAMED: ClassVar = {"distil": "distill"}
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedGEMS",
         paper="Cheng et al., 2021",
-        models="any mix, and a model of the server's own",
         wire="predictions up of samples the server gets wrong, logits of all public samples down",
-        public="labelled, the same on the server and on every client",
         state="its model",
-        privacy="individual replies",
     )
-    needs: ClassVar[tuple[str, ...]] = ("large", "labels")
-    personal: ClassVar = score_own
 
     @dataclass(frozen=True)
     class State:
@@ -85,15 +80,16 @@ class FedGEMS:
         pool: Tensor  # [public samples, classes]: logits of the large model when it was last right about the sample
         pooled: Tensor  # [public samples]: whether it ever was
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        if server.large is None:
-            raise ConfigError("fedgems trains a model of the server's own: set models.server, say to 'mcmahan-cnn'")
-        check_public("fedgems", None, server)
-        check_labels("fedgems", server, "another public.source")
+    def traits(self) -> Traits:
+        return Traits(
+            across="knowledge", public="everywhere", public_labels="needed", server_model="larger", personal=True
+        )
+
+    def fits(self, server: Server) -> Iterator[str]:
+        yield from public_problems("fedgems", None, server)
+        yield from label_problems("fedgems", server, "another public.source")
 
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         P = len(server.public)
         large = Model(str(server.large), server.init(str(server.large)))
         return self.State(large, torch.zeros(P, server.num_classes), torch.zeros(P, dtype=torch.bool))
@@ -147,6 +143,9 @@ class FedGEMS:
             return before
         server.event("server_trained", steps=done.steps, loss=done.loss if done.steps else None)
         return Model(before.architecture, weights)
+
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.large.architecture: state.large}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.data_free import LatentGenerator, teach_latents
 from ..parts.distill import divergence
 from ..parts.generators import Conditional, draw, label_prior, label_weights, latent_generator, latent_generator_of
@@ -91,7 +91,7 @@ def phases(local: Local, epochs: int, n: int) -> tuple[Local, Local]:
 
 @register("fedgen")
 @dataclass(frozen=True)
-class FedGen:
+class FedGen(Method):
     """FedAvg with a generator of latents that carries what all clients know to each of them."""
 
     local: Local = field(default_factory=lambda: Local(batch=32, lr=0.01))
@@ -104,22 +104,21 @@ class FedGen:
     labels: Literal["counts", "uniform"] = "counts"  # p(y): as often as clients hold them, or each the same
     share_head: bool = True  # several architectures: one head for all, not one for each
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedGen",
         paper="Zhu et al., ICML 2021",
-        models="any mix with heads of one shape",
         wire="model, generator and label prior down, model and label counts up",
-        public="none",
         state="nothing",
-        privacy="individual replies",
     )
-    needs: ClassVar[tuple[str, ...]] = ("shared head",)
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # theta: architecture -> weights
         generator: Weights  # w
         prior: Tensor  # p(y); all 0 as long as the generator has not learned anything
+
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", split="shared head")
 
     @property
     def alpha(self) -> float:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.feature_server import check_shape, epochs_at, extract, taught, tower, tower_with
 from ..parts.local import Diverged, Local, Score, evaluate, fit, logits_of
 from ..parts.teachers import soft_targets
@@ -184,7 +184,7 @@ LAYERS = {"representation": "adapter", "body": "body"}  # the layer of a split m
 
 @register("fedgkt")
 @dataclass(frozen=True)
-class FedGKT:
+class FedGKT(Method):
     """A large server model on the features of small clients' models; each side teaches the other."""
 
     local: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=1e-3, optimizer="adam"))
@@ -201,23 +201,21 @@ class FedGKT:
     partial: Literal["on_the_fly", "cached"] = "on_the_fly"  # where not all take part: whose features the tower judges
     judged: Literal["together", "alone"] = "together"  # personal accuracy: of extractor and tower, or the small model
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedGKT",
         paper="He et al., NeurIPS 2020",
-        models="any mix with features of one shape; the server's model works on these",
         wire="features, logits and labels of the training samples up, logits down",
-        public="none",
         state="its model",
-        privacy="individual replies",
     )
-    needs: ClassVar[tuple[str, ...]] = ("split", "shared features")
-    personal: ClassVar = score_with_tower
 
     @dataclass(frozen=True)
     class State:
         weights: Weights  # of the tower
         trained: bool  # has it been? before, it has nothing to teach
         kept: dict[str, Tensor]  # by client, of its last upload: the tower's logits, or ("cached") the features
+
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", split="shared features", server_model="own", personal=True)
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong between them."""
@@ -232,9 +230,11 @@ class FedGKT:
         """Where in a client's model the features are."""
         return LAYERS.get(self.features, self.features)
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        feature_shape("fedgkt", self.layer, server)
+    def fits(self, server: Server) -> Iterator[str]:
+        try:
+            feature_shape("fedgkt", self.layer, server)
+        except ConfigError as e:
+            yield str(e)
 
     def init(self, fed: Federation, server: Server) -> State:
         shape = feature_shape("fedgkt", self.layer, server)
@@ -297,9 +297,9 @@ class FedGKT:
         server.event("server_trained", samples=len(y), steps=done.steps, loss=done.loss if done.steps else None)
         return True
 
-    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+    def personal(self, state: State, fed: Federation) -> Exchange:
         size = {"hidden": self.server_hidden, "layers": self.server_layers, "layer": self.layer}
-        return {"weights": state.weights, "alone": self.judged == "alone", **size}
+        return Exchange(score_with_tower, {"weights": state.weights, "alone": self.judged == "alone", **size})
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

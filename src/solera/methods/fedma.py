@@ -7,15 +7,15 @@ are separate federations that share nothing.
 """
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
 from ..federation import Federation, QuorumNotMet, Replies, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts import matching as m
 from ..parts.chain import Layer, chain, redraw, resized
 from ..parts.local import Local, fit
@@ -80,7 +80,7 @@ def _train_and_send(
 
 @register("fedma")
 @dataclass(frozen=True)
-class FedMA:
+class FedMA(Method):
     """Matched averaging, one layer after the other."""
 
     local: Local = field(default_factory=Local)  # before every layer that is sent: as many trainings as layers
@@ -90,15 +90,11 @@ class FedMA:
     own_start: bool = False  # in the first round every client begins with random weights of its own
     bbp: m.BBP = field(default_factory=m.BBP)
 
-    needs: ClassVar[tuple[str, ...]] = ("chain",)
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedMA",
         paper="Wang et al., ICLR 2020",
-        models="any mix of plain chains (no norm layers, no residuals); only clients of the same architecture share",
         wire="model down; then for each layer: the layer up, the matched layer and a permutation down",
-        public="none",
         state="nothing",
-        privacy="individual replies",
     )
 
     @dataclass(frozen=True)
@@ -106,9 +102,12 @@ class FedMA:
         weights: dict[str, Weights]
         chains: dict[str, list[Layer]]  # the layers of each architecture, as read at the start
 
-    def check(self, server: Server) -> None:
+    def traits(self) -> Traits:
+        return Traits(split="chain")
+
+    def fits(self, server: Server) -> Iterator[str]:
         if self.matching != "none" and importlib.util.find_spec("scipy") is None:
-            raise ConfigError(f"fedma: matching = {self.matching!r} needs scipy: pip install 'solera[matching]'")
+            yield f"fedma: matching = {self.matching!r} needs scipy: pip install 'solera[matching]'"
 
     def init(self, fed: Federation, server: Server) -> State:
         x = {P: server.init(P) for P in server.architectures}

@@ -5,7 +5,7 @@ clients score some public samples; the mean of the scores is the consensus. Ever
 to the consensus, and revisits its own data. Scores are logits, before any softmax.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.distill import kd_loss
 from ..parts.local import Local, fit
 from ..parts.objectives import towards
 from ..randomness import seed_from
 from ..server import Server
 from ..task import Client, task
-from .common.fusion import check_logits
+from .common.fusion import logits_problems
 from .common.personal import score_own
 from .common.predictions import (
     Done,
@@ -29,11 +29,11 @@ from .common.predictions import (
     Scores,
     StudentNorm,
     answered,
-    check_labels,
-    check_public,
     distil_own,
     draw,
+    label_problems,
     public_inputs,
+    public_problems,
     question,
     remember,
     scores_of,
@@ -81,7 +81,7 @@ def adam(epochs: int, batch: int) -> Local:
 
 @register("fedmd")
 @dataclass(frozen=True)
-class FedMD:
+class FedMD(Method):
     """Personal models that learn from the mean of all clients' scores on public samples."""
 
     pretrain: Local = field(default_factory=lambda: adam(20, 128))  # a new client's, on labelled public samples
@@ -91,23 +91,21 @@ class FedMD:
     loss: Distance = "l1"  # of digest: mean absolute difference of the logits, or KL of their softmax
     student_norm: StudentNorm = "train"  # BatchNorm statistics during digest
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="FedMD",
         paper="Li and Wang, 2019",
-        models="any mix",
         wire="indices down, scores up, consensus down",
-        public="the same on the server and on every client; labelled, for the transfer learning at the start",
         state="its model",
-        privacy="means only",
     )
-    personal: ClassVar = score_own
 
     @dataclass(frozen=True)
     class State:
         rounds: int  # everything else is on the clients
 
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="everywhere", public_labels="used", replies="means", personal=True)
+
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         return self.State(0)
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
@@ -127,11 +125,13 @@ class FedMD:
             server.event("pretraining_skipped", reason="the public samples have no labels: set public.labels = true")
         return replace(self.pretrain, epochs=0, steps=None)
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        check_public("fedmd", None, server)
-        check_logits("fedmd", server)
-        check_labels("fedmd", server, "set public.labels = false")
+    def fits(self, server: Server) -> Iterator[str]:
+        yield from public_problems("fedmd", None, server)
+        yield from logits_problems("fedmd", server)
+        yield from label_problems("fedmd", server, "set public.labels = false")
+
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

@@ -9,6 +9,7 @@ to Fed-ET (Cho et al., IJCAI 2022): targets = "hard" with ensemble = "confidence
 head = "shared" (one head, passed both ways), client_models = "averaged" (not distilled), fusion by few steps of SGD.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
@@ -17,16 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.distill import Distill
 from ..parts.local import Local
-from ..parts.teachers import Rule, Targets, Teacher
+from ..parts.teachers import Ensemble, Rule, Targets, Teacher
 from ..server import Server
 from ..tensors import Weights
 from .common.averaging import average_of, models_of
-from .common.fusion import asked, ensemble_of, finite_models, first_batch, fuse
+from .common.fusion import asked, copies_of, finite_models, first_batch, fuse
 from .common.heads import head_of
 from .common.reporting import report_teachers
 from .common.training import Update, local_update
@@ -40,7 +40,7 @@ def hard(teacher: Teacher, inputs: Tensor) -> Targets:
 
 @register("fusionlarge")
 @dataclass(frozen=True)
-class FusionLarge:
+class FusionLarge(Method):
     """A large server model and better small ones, from what all clients know together."""
 
     local: Local = field(default_factory=Local)
@@ -52,14 +52,11 @@ class FusionLarge:
     average: Literal["weighted", "uniform", "median"] = "weighted"  # of the small models; heads: each client the same
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="Fusion into a large server model",
         paper="this library, after FedDF and Fed-ET",
-        models="any mix, and a model of the server's own",
         wire="model down, model up",
-        public="unlabelled, on the server",
         state="nothing",
-        privacy="individual replies",
     )
 
     @dataclass(frozen=True)
@@ -67,22 +64,19 @@ class FusionLarge:
         small: dict[str, Weights]  # client architecture -> weights
         large: Model  # the server's own
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("shared head", "large") if self.head == "shared" else ("large",)
+    def traits(self) -> Traits:
+        split: Literal["shared head", "none"] = "shared head" if self.head == "shared" else "none"
+        return Traits(across="knowledge", public="server", split=split, server_model="larger")
 
     def init(self, fed: Federation, server: Server) -> State:
-        if server.large is None:
-            raise ConfigError("fusionlarge trains a model of the server's own: set models.server, say to 'vgg9'")
-        self.check(server)
+        assert server.large is not None  # see traits
         w = server.init(server.large)
         shared = head_of(w) if self.head == "shared" else {}
         return self.State({P: server.init(P) | shared for P in server.architectures}, Model(server.large, w))
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
+    def fits(self, server: Server) -> Iterator[str]:
         if self.fusion.keep_init_if_better and server.validation is None:
-            raise ConfigError("fusionlarge: fusion.keep_init_if_better needs a validation set: set data.validation")
+            yield "fusionlarge: fusion.keep_init_if_better needs a validation set: set data.validation"
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, large = state.small, state.large.architecture
@@ -97,7 +91,8 @@ class FusionLarge:
         for P in x_0 if self.report_ensemble and self.fusion.steps and self.client_models == "distilled" else ():
             server.report_average(P, x_0[P])
         students = x_0 if self.client_models == "distilled" else {}
-        teacher: Teacher = ensemble_of(models, self.ensemble, self.fusion, fed)
+        copies = copies_of(models, fed)
+        teacher: Teacher = Ensemble(list(models.values()), self.ensemble, copies, self.fusion.temperature)
         teacher = partial(hard, teacher) if self.targets == "hard" else teacher
         several = self.client_models == "distilled"  # students beside the large model
         answers = asked(teacher, several, d, self.fusion, fed.seed, server)

@@ -13,9 +13,8 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.chain import resized
 from ..parts.local import Local, fit
 from ..parts.norms import batchnorms, parameter_names, reestimate
@@ -97,7 +96,7 @@ Rates = list[Annotated[float, Gt(0), Le(1)]]
 
 @register("heterofl")
 @dataclass(frozen=True)
-class HeteroFL:
+class HeteroFL(Method):
     """Parts of one model, as large as each client can bear."""
 
     local: Local = field(default_factory=lambda: Local(clip=1.0))  # clipped: the scaler makes gradients large
@@ -108,14 +107,11 @@ class HeteroFL:
     static_norm: bool = True  # BatchNorm keeps no statistics in training; clients give them for the averaged model
     masked: bool = True  # classes a client lacks: logits 0 in its loss, and its rows of the last layer do not count
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="HeteroFL",
         paper="Diao et al., ICLR 2021",
-        models="any mix of models that can be cut; only clients of the same architecture share",
         wire="the client's part of the model down and up; with BatchNorm once more down, and statistics up",
-        public="none",
         state="nothing",
-        privacy="means only",
     )
 
     @dataclass(frozen=True)
@@ -125,18 +121,21 @@ class HeteroFL:
         shapes: dict[str, dict[str, Shapes]]  # architecture -> rate -> shapes of that part, as read at the start
         rows: dict[str, list[str]]  # the tensors with a row for each class
 
+    def traits(self) -> Traits:
+        return Traits(split="cut", replies="means")
+
     def problems(self) -> Iterator[Problem]:
         """What is wrong between them."""
         if not self.rates or self.rates[0] != 1:
             yield f"rates = {self.rates}: the first must be 1 (the whole model)"
 
-    def check(self, server: Server) -> None:
+    def fits(self, server: Server) -> Iterator[str]:
         for P in server.architectures:
             try:
                 for rate in self.rates:
                     sub_shapes(server.template(P), rate)
             except ValueError as e:
-                raise ConfigError(f"heterofl: {P!r} cannot be cut to rate {rate:g}: {e}") from None
+                yield f"heterofl: {P!r} cannot be cut to rate {rate:g}: {e}"
 
     def init(self, fed: Federation, server: Server) -> State:
         models = {P: server.template(P) for P in server.architectures}

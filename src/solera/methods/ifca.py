@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..federation import Federation, per_client
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.clusters import lowest
 from ..parts.local import Local, Score, evaluate, fit
 from ..server import Server
@@ -58,34 +58,34 @@ def choice(client: Client, models: list[Weights]) -> int:
 
 @register("ifca")
 @dataclass(frozen=True)
-class IFCA:
+class IFCA(Method):
     """One model for each cluster of clients; clients choose by themselves."""
 
     local: Local = field(default_factory=lambda: Local(steps=10, batch=64, lr=0.1))  # tau, gamma
     k: PositiveInt = 2  # clusters of each architecture
     average: Average = "uniform"  # within a cluster
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="IFCA",
         paper="Ghosh et al., NeurIPS 2020",
-        models="any mix; only clients of the same architecture share",
         wire="k models down, one model and which it is up",
-        public="none",
         state="nothing",
-        privacy="individual replies: which cluster a client takes decides where its model counts",
+        privacy="which cluster a client takes decides where its model counts",
     )
-    personal: ClassVar = score_chosen
 
     @dataclass(frozen=True)
     class State:
         clusters: dict[str, list[Weights]]  # architecture -> theta_1 ... theta_k
+
+    def traits(self) -> Traits:
+        return Traits(personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: [server.init(P, j) for j in range(self.k)] for P in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         S = fed.sample()
-        replies = fed.map(choose_and_train, S, local=self.local, **self.personal_payload(state, fed))
+        replies = fed.map(choose_and_train, S, local=self.local, **self.clusters(state, fed))
         for k in [k for k, r in replies.items() if not 0 <= r.cluster < self.k]:
             fed.reject(replies, k, f"cluster {int(replies[k].cluster)} of {self.k}")
         chosen = {k: int(r.cluster) for k, r in replies.items()}
@@ -96,7 +96,11 @@ class IFCA:
             theta[P][j] = average_of(self.average, replies, members, fed)
         return self.State(theta)
 
-    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_chosen, self.clusters(state, fed))
+
+    def clusters(self, state: State, fed: Federation) -> dict[str, Any]:
+        """What is sent to a client that is to choose: all models of its architecture."""
         first = {P: own[0] for P, own in state.clusters.items()}
         others = {P: own[1:] for P, own in state.clusters.items()}
         return {

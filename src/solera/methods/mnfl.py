@@ -5,77 +5,74 @@ predictions on public samples. The mixtures are the columns of the knowledge coe
 learns along with the models. The equations are numbered as in the paper; docs/methods/mnfl.md has what it leaves open.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
-from ..parts.local import Local, check_number
+from ..method import About, Exchange, Method, Model, Traits, register
+from ..parts.local import Local
 from ..parts.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mixtures, mse_loss
 from ..server import Server
+from ..settings import NonNegativeInt, Positive, PositiveInt, Problem
 from .common.coefficients import block, note, note_objective, shares, uniform_matrix, with_block
 from .common.personal import score_own, train_alone
 from .common.predictions import (
     StudentNorm,
     ask_and_assess,
-    check_public,
-    check_temperature,
     distil_and_predict,
     distil_and_train,
     distil_locally,
     draw,
     participants,
+    public_problems,
     usable,
 )
 
 
 @register("mnfl")
 @dataclass(frozen=True)
-class MNFL:
+class MNFL(Method):
     """Personal models that learn from each other, and learn from whom."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
     distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
     coefficients: Coefficients = field(default_factory=Coefficients)  # eta_3, lambda, rho
-    temperature: float = 10.0  # T, of predictions and of distillation
-    public_size: int | None = None  # public samples a round; 0: local training only; none: public.per_round
+    temperature: Positive = 10.0  # T, of predictions and of distillation
+    public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
     rule: Literal["learned", "uniform"] = "learned"  # uniform: c stays 1/N, the plain average of FedMD
     c_loss: Literal["kl", "mse"] = "kl"  # collaborative loss of eq. (7): the paper's, or the authors' code's
     c_reduction: Reduction = "sum"  # of that loss over samples; with the mean, c hardly moves at the paper's rate
-    c_batch: int = 256  # public samples it is taken over, at most
+    c_batch: PositiveInt = 256  # public samples it is taken over, at most
     c_pred: Literal["reuse", "post_distill"] = "reuse"  # what eq. (7) sees: this round's predictions, or new ones
     order: Literal["paper", "code"] = "paper"  # code: predict, learn c, distil, train; paper: train, predict, ...
     grow_epochs: bool = False  # local epochs 1, 2, 3, ... up to local.epochs, as in the authors' code
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
     RENAMED: ClassVar = {"distil": "distill"}
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="MNFL (KT-pFL)",
         paper="Zhang et al., NeurIPS 2021; Beikmohammadi et al.",
-        models="any mix",
         wire="indices down, predictions up, targets down",
-        public="unlabelled, the same on the server and on every client",
         state="its model",
-        privacy="individual replies",
     )
-    personal: ClassVar = score_own
 
     @dataclass(frozen=True)
     class State:
         c: Tensor  # row m: giver, column n: receiver; the models are on the clients
 
-    def __post_init__(self) -> None:
-        check_temperature("mnfl", self.temperature)
-        check_number("c_batch", self.c_batch, 1)
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="everywhere", personal=True)
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between the settings."""
         if self.order == "code" and self.c_pred == "post_distill":
-            raise ConfigError("mnfl: c_pred = 'post_distill' is too late for order = 'code', which learns c first")
+            yield "c_pred = 'post_distill' is too late for order = 'code', which learns c first"
 
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         return self.State(uniform_matrix(fed))  # line 1
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
@@ -141,9 +138,11 @@ class MNFL:
         g = torch.Generator().manual_seed(fed.seed("coefficients"))
         return torch.randperm(samples, generator=g)[: self.c_batch].sort().values
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        check_public("mnfl", self.public_size, server)
+    def fits(self, server: Server) -> Iterator[str]:
+        yield from public_problems("mnfl", self.public_size, server)
+
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from ..federation import Federation, per_client
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.local import Local, evaluate, fit
 from ..parts.norms import parameter_names
 from ..parts.similarity import Coefficients, Loss, Reduction, gram_loss, gram_matrix, learn, mixtures
@@ -42,7 +42,7 @@ def personal_update(client: Client, weights: Weights, local: Local) -> Trained:
 
 @register("mnflparam")
 @dataclass(frozen=True)
-class MNFLParameters:
+class MNFLParameters(Method):
     """Personal models of one architecture that are mixed by learned coefficients."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.005))  # E, eta_1
@@ -50,21 +50,20 @@ class MNFLParameters:
     order: Literal["paper", "code"] = "paper"  # mix with the old coefficients, or learn them first
     c_reduction: Reduction = "sum"  # of the loss over parameters; with the mean, c hardly moves at the paper's rate
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="MNFL, parameter version",
         paper="Beikmohammadi et al.; Zhang et al., NeurIPS 2021",
-        models="one architecture",
         wire="model down, model up",
-        public="none",
         state="its model",
-        privacy="individual replies",
     )
-    personal: ClassVar = score_own
 
     @dataclass(frozen=True)
     class State:
         c: Tensor  # row m: giver, column n: receiver
         start: dict[str, Weights]  # from which each client trains next; those who never took part: the initial model
+
+    def traits(self) -> Traits:
+        return Traits(architectures="one", personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State(uniform_matrix(fed), {})
@@ -88,6 +87,9 @@ class MNFLParameters:
         names = parameter_names(server.template(server.architectures[0]))
         parameters = sum(w[0][n].numel() for n in names)
         return gram_loss(gram_matrix(w, names), 1 if self.c_reduction == "sum" else parameters)
+
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

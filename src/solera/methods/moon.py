@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.local import Local, fit
 from ..parts.representations import contrastive, representations_of
 from ..server import Server
@@ -45,7 +45,7 @@ def slot(age: int) -> str:
 
 @register("moon")
 @dataclass(frozen=True)
-class MOON:
+class MOON(Method):
     """Averaging, with clients that correct their drift in the representations they learn."""
 
     local: Local = field(
@@ -56,20 +56,19 @@ class MOON:
     tau: Positive = 0.5  # temperature of the contrastive term
     buffer: PositiveInt = 1  # how many of its last models a client keeps to get away from
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="MOON",
         paper="Li, He, Song, CVPR 2021",
-        models="any mix; only clients of the same architecture share",
         wire="model down, model up",
-        public="none",
         state="its last model (or `buffer` of them)",
-        privacy="means only",
     )
-    needs: ClassVar[tuple[str, ...]] = ("split",)
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # architecture -> weights
+
+    def traits(self) -> Traits:
+        return Traits(split="split", replies="means")
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})

@@ -6,10 +6,10 @@ estimates it by a difference of gradients. Different architectures are separate 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.bilevel import after_a_step, endless
 from ..parts.local import Local, fit
 from ..randomness import seed_from
@@ -38,7 +38,7 @@ def meta_update(client: Client, weights: Weights, local: Local, mode: Mode, alph
 
 @register("perfedavg")
 @dataclass(frozen=True)
-class PerFedAvg:
+class PerFedAvg(Method):
     """Averaging of models that are trained to adapt."""
 
     local: Local = field(default_factory=lambda: Local(steps=10, batch=40, lr=0.001))  # tau, D, beta
@@ -48,20 +48,19 @@ class PerFedAvg:
     delta: Positive = 0.001  # mode hf: how far apart the two gradients are taken, in multiples of the gradient
     adapt_steps: NonNegativeInt = 1  # of a client that makes the model its own, on its training samples
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="Per-FedAvg",
         paper="Fallah et al., NeurIPS 2020",
-        models="any mix; only clients of the same architecture share",
         wire="model down, model up",
-        public="none",
         state="nothing",
-        privacy="means only",
     )
-    personal: ClassVar = score_tuned
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # w: architecture -> weights
+
+    def traits(self) -> Traits:
+        return Traits(replies="means", personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})
@@ -72,10 +71,10 @@ class PerFedAvg:
         mean = mean_of(meta_update, w, fed, self.average, **how)
         return self.State(w | {P: mean[P].weights for P in mean})
 
-    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
+    def personal(self, state: State, fed: Federation) -> Exchange:
         """Each evaluation adapts a copy and drops it: clients keep nothing."""
         adapt = Local(steps=self.adapt_steps, batch=self.local.batch, lr=self.alpha)
-        return {**tuning_payload(state.weights, Tuning(adapt), fed), "tuned": False}
+        return Exchange(score_tuned, {**tuning_payload(state.weights, Tuning(adapt), fed), "tuned": False})
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

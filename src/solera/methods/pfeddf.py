@@ -1,10 +1,11 @@
 """pFedDF (footnote 2 of MNFL): FedDF, and at the end every client fine-tunes its architecture on its own data."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.lowbit import LowBit
@@ -19,7 +20,7 @@ from .feddf import FedDF
 
 @register("pfeddf")
 @dataclass(frozen=True)
-class PFedDF:
+class PFedDF(Method):
     """FedDF with models that are made personal at the end."""
 
     tune_epochs: NonNegativeInt = 5  # of fine-tuning, otherwise as local training; 0: the architectures as they are
@@ -42,21 +43,20 @@ class PFedDF:
     low_entropy_top: int | None = None  # distil on so many public samples of a round: those the teachers are surest of
     update_clip: float | None = None  # longest update of a client, in multiples of its architecture's median
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="pFedDF",
         paper="comparison method of MNFL, on Lin et al., NeurIPS 2020",
-        models="any mix",
         wire="model down, model up; at the end once more down",
-        public="unlabelled, on the server",
         state="at the end, its fine-tuned model",
-        privacy="individual replies",
     )
-    personal: ClassVar = score_tuned
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # M: architecture -> weights
         tuned: bool  # the clients hold fine-tuned copies of these
+
+    def traits(self) -> Traits:
+        return replace(self.feddf.traits(), personal=True)
 
     @property
     def feddf(self) -> FedDF:
@@ -74,15 +74,15 @@ class PFedDF:
         fed.map(fine_tune, list(fed.clients), **self.sent(state, fed))
         return self.State(state.weights, True)
 
-    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
-        return {**self.sent(state, fed), "tuned": state.tuned}
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_tuned, {**self.sent(state, fed), "tuned": state.tuned})
 
     def sent(self, state: State, fed: Federation) -> dict[str, Any]:
         tuning = Tuning(replace(self.local, epochs=self.tune_epochs, steps=None))
         return tuning_payload(state.weights, tuning, fed)
 
-    def check(self, server: Server) -> None:
-        self.feddf.check(server)
+    def fits(self, server: Server) -> Iterable[str]:
+        return self.feddf.fits(server)
 
     def models(self, state: State) -> dict[str, Model]:
         return self.feddf.models(FedDF.State(state.weights))

@@ -4,15 +4,15 @@ Client i has an embedding v_i on the server; its model is theta_i = h(v_i; phi).
 sends it back; the change is taken for the gradient of its loss by theta_i, and carried on to phi and v_i.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.hypernet import Hypernet, generate, new_hypernet, pull_back, sgd_step
 from ..parts.local import Local
 from ..parts.norms import parameter_names
@@ -26,7 +26,7 @@ EMBEDDINGS = "embeddings"  # the key of v among phi's tensors while both take th
 
 @register("pfedhn")
 @dataclass(frozen=True)
-class PFedHN:
+class PFedHN(Method):
     """Personal models made by one hypernetwork, which only the server has."""
 
     local: Local = field(
@@ -34,17 +34,13 @@ class PFedHN:
     )  # the inner steps
     hypernet: Hypernet = field(default_factory=Hypernet)
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="pFedHN",
         paper="Shamsian et al., ICML 2021",
-        models="any mix without BatchNorm; the hypernetwork's trunk is shared by all of them",
         wire="own model down, model up",
-        public="none",
         state="nothing (the server makes its model)",
-        privacy="individual replies",
+        models="the hypernetwork's trunk is shared by all of them",
     )
-    needs: ClassVar = ("no BatchNorm",)
-    personal: ClassVar = score_received
 
     @dataclass(frozen=True)
     class State:
@@ -52,8 +48,10 @@ class PFedHN:
         v: Tensor  # embeddings: row i belongs to the i-th client in canonical order
         velocity: Weights  # momentum of both, which lasts from round to round
 
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", batchnorm=False, personal=True)
+
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         generator = torch.Generator().manual_seed(fed.seed("hypernetwork"))
         size = self.hypernet.embedding or 1 + len(fed.clients) // 4
         phi = new_hypernet({P: server.init(P) for P in server.architectures}, size, self.hypernet, generator)
@@ -80,16 +78,16 @@ class PFedHN:
         """The model of client k."""
         return generate(state.phi, state.v[fed.clients.index(k)], fed.architecture(k))
 
-    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
-        return {"weights": per_client(lambda k: self.made(state, k, fed))}
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_received, {"weights": per_client(lambda k: self.made(state, k, fed))})
 
-    def check(self, server: Server) -> None:
-        """Refuse models with tensors that are no parameters of their own: the hypernetwork could not make them."""
+    def fits(self, server: Server) -> Iterator[str]:
+        """Models with tensors that are no parameters of their own: the hypernetwork could not make them."""
         for P in server.architectures:
             unique = {name for name, _ in server.template(P).named_parameters()}
             if odd := [n for n in server.template(P).state_dict() if n not in unique]:
                 kind = "shared with another" if odd[0] in parameter_names(server.template(P)) else "a buffer"
-                raise ConfigError(f"pfedhn: {P!r} has {odd[0]!r}, {kind}: only parameters can be generated")
+                yield f"pfedhn: {P!r} has {odd[0]!r}, {kind}: only parameters can be generated"
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

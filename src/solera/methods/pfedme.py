@@ -6,10 +6,10 @@ share nothing.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..federation import Federation
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.bilevel import Envelope, follow_envelope
 from ..parts.norms import parameter_names
 from ..server import Server
@@ -32,27 +32,26 @@ def envelope_update(client: Client, weights: Weights, local: Envelope) -> Update
 
 @register("pfedme")
 @dataclass(frozen=True)
-class PFedMe:
+class PFedMe(Method):
     """A common model that clients follow at a distance, with personal models nearby."""
 
     local: Envelope = field(default_factory=Envelope)
     average: Average = "weighted"
     beta: Positive = 1.0  # how far the server goes towards the mean of the clients' w; 1: to it, more: beyond
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="pFedMe",
         paper="Dinh et al., NeurIPS 2020",
-        models="any mix; only clients of the same architecture share",
         wire="model down, model up",
-        public="none",
         state="its model theta",
-        privacy="means only",
     )
-    personal: ClassVar = score_own_or_received
 
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # w: architecture -> weights
+
+    def traits(self) -> Traits:
+        return Traits(replies="means", personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({P: server.init(P) for P in server.architectures})
@@ -66,8 +65,8 @@ class PFedMe:
             w[P] = reply.weights | moved  # statistics: the mean
         return self.State(w)
 
-    def personal_payload(self, state: State, fed: Federation) -> dict[str, Any]:
-        return common_model(state.weights, fed)
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own_or_received, common_model(state.weights, fed))
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

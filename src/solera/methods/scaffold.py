@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from ..federation import Federation, Replies, per_client
-from ..method import Info, Model, register
+from ..method import About, Method, Model, Traits, register
 from ..parts.aggregate import RunningMean
 from ..parts.local import Local, fit, gradient_of, planned_steps
 from ..parts.norms import has_batchnorm, parameter_names
@@ -75,7 +75,7 @@ def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) 
 
 @register("scaffold")
 @dataclass(frozen=True)
-class Scaffold:
+class Scaffold(Method):
     """Averaging with control variates against client drift."""
 
     local: Local = field(default_factory=Local)
@@ -85,14 +85,11 @@ class Scaffold:
     derive_dc: bool = False  # send only the model up: the server sees single clients, but 1/4 less travels
     allow_momentum: bool = False  # option II assumes plain SGD: c_k is then not a mean of gradients
 
-    info: ClassVar[Info] = Info(
+    about: ClassVar[About] = About(
         title="SCAFFOLD",
         paper="Karimireddy et al., ICML 2020",
-        models="any mix; only clients of the same architecture share",
         wire="model and control variate down and up (with derive_dc: model up)",
-        public="none",
         state="its control variate",
-        privacy="means only (with derive_dc: individual replies)",
     )
 
     @dataclass(frozen=True)
@@ -100,6 +97,9 @@ class Scaffold:
         weights: dict[str, Weights]  # x
         control: dict[str, Weights]  # c, of parameters only
         clients: dict[str, int]  # N
+
+    def traits(self) -> Traits:
+        return Traits(replies="individual" if self.derive_dc else "means")
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong between them."""

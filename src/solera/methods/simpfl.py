@@ -4,13 +4,14 @@ Both compare the clients' soft predictions by their cosine. Sim-pFL mixes all cl
 takes the plain mean of the K nearest.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from ..federation import Federation, per_client
-from ..method import Info, Model, register
+from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.local import Local
 from ..parts.similarity import by_cosine, by_rank, cosines, mixtures
 from ..server import Server
@@ -20,23 +21,20 @@ from .common.personal import score_own, train_alone
 from .common.predictions import (
     StudentNorm,
     ask_and_assess,
-    check_public,
     distil_locally,
     draw,
     participants,
+    public_problems,
 )
 
 
-def info(title: str) -> Info:
+def about(title: str) -> About:
     """The two differ in one line."""
-    return Info(
+    return About(
         title=title,
         paper="comparison method of MNFL",
-        models="any mix",
         wire="indices down, predictions up, targets down",
-        public="unlabelled, the same on the server and on every client",
         state="its model",
-        privacy="individual replies",
     )
 
 
@@ -65,7 +63,7 @@ def similar_round(method: Any, c: Tensor, fed: Federation, server: Server) -> Te
 
 @register("simpfl")
 @dataclass(frozen=True)
-class SimPFL:
+class SimPFL(Method):
     """Each client learns from the others in proportion to how similarly they predict."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
@@ -76,15 +74,16 @@ class SimPFL:
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
     RENAMED: ClassVar = {"distil": "distill"}
-    info: ClassVar[Info] = info("Sim-pFL")
-    personal: ClassVar = score_own
+    about: ClassVar[About] = about("Sim-pFL")
 
     @dataclass(frozen=True)
     class State:
         c: Tensor  # the columns last used by each receiver
 
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="everywhere", personal=True)
+
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         return self.State(uniform_matrix(fed))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
@@ -93,8 +92,11 @@ class SimPFL:
     def mixture(self, cosine: Tensor) -> Tensor:
         return by_cosine(cosine, self.scale)
 
-    def check(self, server: Server) -> None:
-        check_public("simpfl", self.public_size, server)
+    def fits(self, server: Server) -> Iterator[str]:
+        yield from public_problems("simpfl", self.public_size, server)
+
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {}
@@ -102,7 +104,7 @@ class SimPFL:
 
 @register("topkpfl")
 @dataclass(frozen=True)
-class TopKPFL:
+class TopKPFL(Method):
     """Each client learns from the K clients that predict most like it, itself among them."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
@@ -113,15 +115,16 @@ class TopKPFL:
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
     RENAMED: ClassVar = {"distil": "distill"}
-    info: ClassVar[Info] = info("TopK-pFL")
-    personal: ClassVar = score_own
+    about: ClassVar[About] = about("TopK-pFL")
 
     @dataclass(frozen=True)
     class State:
         c: Tensor  # the columns last used by each receiver
 
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="everywhere", personal=True)
+
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         return self.State(uniform_matrix(fed))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
@@ -130,8 +133,11 @@ class TopKPFL:
     def mixture(self, cosine: Tensor) -> Tensor:
         return by_rank(cosine, self.k)
 
-    def check(self, server: Server) -> None:
-        check_public("topkpfl", self.public_size, server)
+    def fits(self, server: Server) -> Iterator[str]:
+        yield from public_problems("topkpfl", self.public_size, server)
+
+    def personal(self, state: State, fed: Federation) -> Exchange:
+        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

@@ -8,7 +8,7 @@ Everything here is a tensor operation over [teachers, samples, classes]. `copies
 where clients were drawn with replacement.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,9 +46,13 @@ def confidence_weights(probs: Tensor, copies: Tensor | None = None) -> Tensor:
     return torch.where(total > 0, variance / total, (n / n.sum())[:, None])
 
 
-def consensus(probs: Tensor, copies: Tensor | None = None) -> Consensus:
+# How much each teacher counts: probabilities [teachers, samples, classes] and copies -> [teachers, samples], sum 1.
+Weighting = Callable[[Tensor, Tensor | None], Tensor]
+
+
+def consensus(probs: Tensor, copies: Tensor | None = None, weights: Weighting = confidence_weights) -> Consensus:
     """The consensus of the teachers' probabilities [teachers, samples, classes]."""
-    alpha = confidence_weights(probs, copies)
+    alpha = weights(probs, copies)
     weighted = alpha[..., None] * probs
     s = weighted.sum(0)  # eq. 2
     y = s.argmax(-1)  # eq. 4
@@ -85,7 +89,12 @@ class ConsensusTeacher:
     never change and an answer never depends on the rest of the batch. Only one batch's answers are held at a time.
     """
 
-    def __init__(self, models: Sequence[nn.Module], copies: Sequence[int] | None = None):
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        copies: Sequence[int] | None = None,
+        weights: Weighting = confidence_weights,
+    ):
         if not models:
             raise ValueError("a consensus needs at least one model")
         if copies is not None and (len(copies) != len(models) or min(copies) < 1):
@@ -95,10 +104,11 @@ class ConsensusTeacher:
             model.eval()
             model.requires_grad_(False)
         self.copies = None if copies is None else torch.tensor(copies)
+        self.weights = weights
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         logits = torch.stack([logits_of(model, inputs) for model in self.models])
-        found = consensus(logits.double().softmax(-1), self.copies)
+        found = consensus(logits.double().softmax(-1), self.copies, self.weights)
         return found.labels, found.dissent.to(logits.dtype)
 
 

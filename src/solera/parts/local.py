@@ -208,9 +208,3 @@ def momentum_problems(optimizer: str, momentum: float) -> Iterator[Problem]:
     """What is wrong with a momentum: Adam has its own."""
     if momentum and optimizer == "adam":
         yield f"momentum = {momentum}: momentum belongs to sgd; adam has its own: leave momentum at 0"
-
-
-def check_number(name: str, value: float | None, least: float) -> None:
-    """Refuse a setting below `least` (None means: not set)."""
-    if value is not None and not least <= value < math.inf:
-        raise ValueError(f"{name} must be a number from {least} up, not {value}")

@@ -24,7 +24,7 @@ from ..devices import Numerics, keep_freed_memory, numerics
 from ..engines import ENGINES, Call, ClientStates, Engine, Reply, Roster, default_engine, default_workers
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
-from ..method import info_of, name_of, needs_of, personal_task
+from ..method import Method, Traits, name_of, prepare_scoring
 from ..models import require_split
 from ..parts.chain import chain
 from ..parts.norms import has_batchnorm
@@ -118,7 +118,7 @@ def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None) -> d
 
 def simulate(
     scenario: Scenario,
-    method: Any,
+    method: Method,
     out: str | os.PathLike[str],
     config: RunConfig | None = None,
     federation: FederationConfig | None = None,
@@ -145,6 +145,7 @@ def simulate(
     check_fit(method, scenario)
     keep_freed_memory()  # workers that are forked inherit it
     _check_quorum(federation, len(scenario.roster))
+    prepare_scoring()
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
     experiment = _experiment(scenario, method, federation)
     with (
@@ -193,7 +194,7 @@ def simulate(
         return result
 
 
-def _experiment(scenario: Scenario, method: Any, federation: FederationConfig) -> dict[str, Any]:
+def _experiment(scenario: Scenario, method: Method, federation: FederationConfig) -> dict[str, Any]:
     """All that determines the results, in a form that can be written down and compared."""
     roster = scenario.roster
     facts = {
@@ -221,7 +222,7 @@ class _Loop:
     def __init__(
         self,
         scenario: Scenario,
-        method: Any,
+        method: Method,
         fed: Federation,
         home: RunDirectory,
         states: ClientStates,
@@ -258,7 +259,7 @@ class _Loop:
                 if empty >= fed.config.max_empty_rounds:
                     raise QuorumNotMet(f"{empty} rounds in a row were void; last: {e}") from None
                 self._void("round_empty", e)
-            if t == rounds - 1 and hasattr(self.method, "finish"):  # also after a void last round
+            if t == rounds - 1:  # also after a void last round
                 fed.settle()
                 try:
                     state = self.method.finish(state, fed, server)
@@ -345,11 +346,11 @@ class _Loop:
             facts["class_names"] = json.dumps(data.class_names)
         for name, m in models.items():
             self.home.write_model(name, m.weights, facts | {"architecture": m.architecture})
-        ensemble = self.method.ensemble_models(state) if hasattr(self.method, "ensemble_models") else []
-        rule = getattr(self.method, "ensemble_rule", "avg_logits")
-        for i, (m, share) in enumerate(ensemble):
-            member = {"architecture": m.architecture, "share": str(share), "rule": rule}
-            self.home.write_model(f"ensemble-{i}", m.weights, facts | member)
+        if (e := self.method.ensemble_of(state)) is not None:
+            shares = [1 / len(e.members)] * len(e.members) if e.weights is None else e.weights
+            for i, ((architecture, weights), share) in enumerate(zip(e.members, shares, strict=True)):
+                member = {"architecture": architecture, "share": str(share), "rule": e.rule}
+                self.home.write_model(f"ensemble-{i}", weights, facts | member)
         summary = summarise(self.home, self.method, state, self.fed, self.config)
         summary["environment"] |= {"numerics": self.held.needed, "set_aside": self.held.found}
         self.home.write_summary(summary)
@@ -357,29 +358,37 @@ class _Loop:
 
 
 @numerics()
-def check_fit(method: Any, scenario: Scenario) -> None:
-    """Refuse, before any work, a scenario that lacks what the method needs."""
-    name, info = name_of(method), info_of(method)
-    steps = getattr(getattr(method, "fusion", None), "steps", None)  # 0: averaging only, nothing to distil on
-    if info.public != "none" and scenario.public is None and steps != 0:
-        raise ConfigError(f"method {name!r} needs public data: set public.source (it is 'none')")
-    if info.models == "one architecture" and len(scenario.server.architectures) > 1:
+def check_fit(method: Method, scenario: Scenario) -> None:
+    """Refuse, before any work, a scenario that lacks what the method needs: with every reason, not only the first."""
+    if method.traits().personal and not scenario.client_test:
         raise ConfigError(
-            f"method {name!r} needs clients of one architecture, models.clients has "
-            f"{', '.join(scenario.server.architectures)}"
+            f"method {name_of(method)!r} is judged by each client's own test split: set data.client_test, "
+            "for example 0.2"
         )
-    if personal_task(method) and not scenario.client_test:
-        raise ConfigError(
-            f"method {name!r} is judged by each client's own test split: set data.client_test, for example 0.2"
-        )
-    _check_models(name, needs_of(method), scenario.server)
-    if "labels" in needs_of(method) and scenario.server.public is not None and scenario.server.public.labels is None:
-        raise ConfigError(f"method {name!r} needs the labels of the public samples: set public.labels = true")
-    if hasattr(method, "check"):
-        method.check(scenario.server)
+    check_server(method, scenario.server)
 
 
-def check_start(method: Any, scenario: Scenario, federation: FederationConfig) -> None:
+def check_server(method: Method, server: Server) -> None:
+    """Refuse a server that lacks what the method needs. The method itself is asked once its traits fit."""
+    if found := list(_misfits(name_of(method), method.traits(), server)) or list(method.fits(server)):
+        raise ConfigError("; ".join(found))
+
+
+def _misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
+    """What the traits ask for and the server has not."""
+    if traits.public != "none" and server.public is None:
+        yield f"method {name!r} needs public data: set public.source (it is 'none')"
+    if traits.architectures == "one" and len(server.architectures) > 1:
+        yield (
+            f"method {name!r} needs clients of one architecture, models.clients has {', '.join(server.architectures)}"
+        )
+    yield from _server_misfits(name, traits, server)
+    yield from _model_misfits(name, traits, server)
+    if traits.public_labels == "needed" and server.public is not None and server.public.labels is None:
+        yield f"method {name!r} needs the labels of the public samples: set public.labels = true"
+
+
+def check_start(method: Method, scenario: Scenario, federation: FederationConfig) -> None:
     """Refuse all that a run would refuse before its first exchange, without any client and without a run directory."""
     check_fit(method, scenario)
     _check_quorum(federation, len(scenario.roster))
@@ -413,35 +422,45 @@ def _check_quorum(federation: FederationConfig, clients: int) -> None:
         )
 
 
-def _check_models(name: str, needs: set[str], server: Server) -> None:
-    """Refuse models that are not what the method `needs` (the keys are those of method.NEEDS)."""
-    if "large" in needs and server.large is None:
-        raise ConfigError(
-            f"method {name!r} trains a model of the server's own, which is not set: set models.server, say to 'vgg19'"
-        )
-    if "large" in needs and server.large in server.architectures:
-        raise ConfigError(f"models.server = {server.large!r}: it is a client's architecture too; choose a larger one")
-    for P in server.architectures if "no BatchNorm" in needs else ():
-        if has_batchnorm(server.template(P)):
-            raise ConfigError(
+def _server_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
+    if traits.server_model == "larger" and server.large is None:
+        yield f"method {name!r} trains a model of the server's own, which is not set: set models.server, say to 'vgg19'"
+    elif traits.server_model == "larger" and server.large in server.architectures:
+        yield f"models.server = {server.large!r}: it is a client's architecture too; choose a larger one"
+
+
+def _model_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
+    """Models that are not what the method takes."""
+    for P in server.architectures:
+        if not traits.batchnorm and has_batchnorm(server.template(P)):
+            yield (
                 f"method {name!r} cannot pass on the running statistics of BatchNorm, which {P!r} has: set "
                 "models.norm = 'group' (or 'none'), or choose another architecture"
             )
-    for P in server.architectures if "chain" in needs else ():
-        try:
-            chain(server.template(P))
-        except ValueError as e:
-            raise ConfigError(f"method {name!r} takes plain chains of layers, and {P!r} is none: {e}") from None
-    if not needs & {"split", "shared head"}:
-        return
+        if traits.split == "chain":
+            try:
+                chain(server.template(P))
+            except ValueError as e:
+                yield f"method {name!r} takes plain chains of layers, and {P!r} is none: {e}"
+    if traits.split in ("split", "shared features", "shared head"):
+        yield from _head_misfits(name, traits, server)
+
+
+def _head_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
     heads = {}
     for P in server.builders:
-        head = require_split(server.template(P), f"method {name!r}", P).head
-        heads[P] = [f"{n} {tuple(t.shape)}" for n, t in head.state_dict().items()]
+        try:
+            head = require_split(server.template(P), f"method {name!r}", P).head
+        except ConfigError as e:
+            yield str(e)
+        else:
+            heads[P] = [f"{n} {tuple(t.shape)}" for n, t in head.state_dict().items()]
+    if traits.split != "shared head" or not heads:
+        return
     first, *others = heads
-    for P in others if "shared head" in needs else ():
+    for P in others:
         if heads[P] != heads[first]:
-            raise ConfigError(
+            yield (
                 f"method {name!r} passes one head between all models, but the head of {P!r} ({', '.join(heads[P])}) "
                 f"differs from that of {first!r} ({', '.join(heads[first])}): set models.head = 'shared', and split "
                 "models of your own with solera.models.wrap or as_split and head='shared'"

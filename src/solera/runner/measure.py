@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ..config import RunConfig
 from ..federation import Federation
-from ..method import MeanScore, Model, name_of, personal_task
+from ..method import Exchange, MeanScore, Method, Model, name_of, scoring
 from ..parts.local import Score, evaluate, logits_of
 from ..parts.teachers import Ensemble, frozen
 from ..runs import record as rows
 from ..runs.directory import RunDirectory
 from ..runs.record import FORMAT, OWN, WAYS, RoundRecord, Traffic
 from ..server import EnsembleReport, Server
-from ..task import Data, Task
+from ..task import Data
 from ..version import __version__
 
 NOTED_CLIENTS = 1000  # of whom a round's line says how good their own models are
@@ -40,7 +40,7 @@ def traffic(fed: Federation) -> Traffic:
 
 
 def measure(
-    method: Any, state: Any, fed: Federation, server: Server, test: Data, eval_clients: int
+    method: Method, state: Any, fed: Federation, server: Server, test: Data, eval_clients: int
 ) -> list[rows.Score]:
     """Accuracy and loss of every reported model and ensemble, and of personal models where there are any."""
     models = method.models(state)
@@ -53,11 +53,10 @@ def measure(
     judged = server.parallel([job for _, _, job in named], range(len(named)))
     for (kind, name, _), s in zip(named, judged, strict=True):
         found += rows.scores(kind, name, {"accuracy": s.accuracy, "loss": s.loss})
-    if task := personal_task(method):
-        payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
-        if task.returns is MeanScore:
-            return [*found, *rows.scores("own", OWN, _measure_mean(task, payload, fed, eval_clients))]
-        own = _measure_personal(task, payload, fed, eval_clients)
+    if (asked := scoring(method, state, fed)) is not None:
+        if asked.task.returns is MeanScore:
+            return [*found, *rows.scores("own", OWN, _measure_mean(asked, fed, eval_clients))]
+        own = _measure_personal(asked, fed, eval_clients)
         spread = _spread(list(own.values()))
         found += rows.scores("own", OWN, spread)
         for stage, scored in server.stages.items():
@@ -94,10 +93,12 @@ def why_unusable(rounds: Sequence[RoundRecord]) -> str | None:
     return f"at the end the loss of {', '.join(bad)} is not finite{why}"
 
 
-def _measure_personal(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, Score]:
+def _measure_personal(asked: Exchange, fed: Federation, eval_clients: int) -> dict[str, Score]:
     """The score of each client's own model on its own test split. What this costs on the wire is not the method's
     traffic."""
-    replies = fed.map(task, _scored(fed, eval_clients), min_replies=0, **payload)  # who is missing is not measured
+    replies = fed.map(
+        asked.task, _scored(fed, eval_clients), min_replies=0, **asked.payload
+    )  # who is missing is not measured
     return {k: r for k, r in replies.items() if r.total}
 
 
@@ -107,11 +108,11 @@ def _scored(fed: Federation, eval_clients: int) -> list[str]:
     return [fed.clients.id(i) for i in torch.randperm(len(fed.clients), generator=g)[:eval_clients].tolist()]
 
 
-def _measure_mean(task: Task, payload: dict[str, Any], fed: Federation, eval_clients: int) -> dict[str, Any]:
+def _measure_mean(asked: Exchange, fed: Federation, eval_clients: int) -> dict[str, Any]:
     """The same where the server may see means only: single clients' accuracies, and so the worst, stay unknown."""
     fed.dismiss()
     means = fed.mean(
-        task, _scored(fed, eval_clients), by=lambda k: "all", uniform=True, min_replies=0, **payload
+        asked.task, _scored(fed, eval_clients), by=lambda k: "all", uniform=True, min_replies=0, **asked.payload
     )  # fmt: skip
     if "all" not in means or not means["all"].scored:
         return {"clients": 0}
@@ -161,7 +162,7 @@ def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Ten
     return torch.cat([ensemble(x)[0] for x in inputs.split(512)])
 
 
-def summarise(home: RunDirectory, method: Any, state: Any, fed: Federation, config: RunConfig) -> dict[str, Any]:
+def summarise(home: RunDirectory, method: Method, state: Any, fed: Federation, config: RunConfig) -> dict[str, Any]:
     """The outcome of a run, from what it recorded."""
     rounds = list(home.records())
     failures = Counter(f["client"] for r in rounds for f in r.failures)

@@ -14,7 +14,7 @@ from ..devices import numerics
 from ..engines import Call, ClientStates, Engine, InProcess, Site
 from ..engines.faulty import Faulty
 from ..federation import Federation, FederationConfig
-from ..method import METHODS, find_method, info_of, name_of
+from ..method import METHODS, Method, find_method, name_of
 from ..randomness import Parallel, same_bits
 from ..runner.loop import NothingLearned
 from ..task import Client, task
@@ -29,12 +29,13 @@ ENGINES_TO_COMPARE = ("inprocess", "threads", "processes")
 
 
 @numerics(threads=1)
-def check_method(method: Any, tmp: str | os.PathLike[str], engines: Sequence[str] = ENGINES_TO_COMPARE) -> None:
+def check_method(
+    method: Method | str, tmp: str | os.PathLike[str], engines: Sequence[str] = ENGINES_TO_COMPARE
+) -> None:
     """Everything the library promises of a method. `method` is an object or a registered name."""
-    method = find_method(method)() if isinstance(method, str) else method
-    assert type(method) in METHODS.values(), f"{type(method).__name__} is not registered: decorate it with @register"
-    name, tmp = name_of(method), pathlib.Path(tmp)
-    method = small(method)
+    given = find_method(method)() if isinstance(method, str) else method
+    assert type(given) in METHODS.values(), f"{type(given).__name__} is not registered: decorate it with @register"
+    name, tmp, method = name_of(given), pathlib.Path(tmp), small(given)
 
     try:
         reference = run_toy(method, tmp / "reference")
@@ -70,7 +71,7 @@ class _Twice(Parallel):
         return again
 
 
-def _check_round_is_pure(method: Any, tmp: pathlib.Path) -> None:
+def _check_round_is_pure(method: Method, tmp: pathlib.Path) -> None:
     """`round` leaves its input as it was, gives the same twice, and uses the verbs its privacy class declares."""
     name, scenario = name_of(method), toy_for(method)
     fed, server = _federation(scenario, tmp), scenario.server
@@ -84,20 +85,22 @@ def _check_round_is_pure(method: Any, tmp: pathlib.Path) -> None:
     fed.void()  # what clients keep is as it was, too
     fed.begin(0)
     assert digest(method.round(before, fed, server)) == first, f"{name}: the same round twice gives other bits"
-    declared = info_of(method).privacy
+    declared = method.traits().replies
     silent = sum(t.floats + t.integers for t in fed.up.values()) == 0  # nothing but acknowledgements came up
-    used = "nothing" if silent else "individual replies" if "map" in verbs else "means only"
-    assert declared.startswith((used, "none" if silent else used)), f"{name}: declares {declared!r}, shows {used!r}"
+    used = "none" if silent else "individual" if "map" in verbs else "means"
+    assert declared == used or (silent and declared == "data"), f"{name}: declares replies {declared!r}, shows {used!r}"
+    scored = method.personal(before, fed) is not None
+    assert scored == method.traits().personal, f"{name}: traits().personal is {not scored}, but personal() is not"
 
 
-def _check_resume(method: Any, tmp: pathlib.Path, expected: str) -> None:
+def _check_resume(method: Method, tmp: pathlib.Path, expected: str) -> None:
     """Stopping after each round and starting again ends in the same bits."""
     for rounds in (1, 2, 3):
         result = run_toy(method, tmp, rounds=rounds)
     assert result.digest == expected, f"{name_of(method)}: a resumed run ends in other bits"
 
 
-def _check_order(method: Any, tmp: pathlib.Path) -> None:
+def _check_order(method: Method, tmp: pathlib.Path) -> None:
     """The order in which replies arrive changes nothing."""
     digests = []
     for reverse in (False, True):
@@ -113,7 +116,7 @@ def _only(client: str, fault: str, call: Call) -> str | None:
     return fault if call.client == client else None
 
 
-def _check_bad_client(method: Any, tmp: pathlib.Path) -> None:
+def _check_bad_client(method: Method, tmp: pathlib.Path) -> None:
     """A client whose replies are spoiled loses its seat, not the round; and the rest is as if it had not answered."""
     digests = set()
     for fault in ("drop", "nan", "shape", "garbage"):

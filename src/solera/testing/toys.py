@@ -11,7 +11,7 @@ from torch import nn
 from ..config import EngineConfig, RunConfig
 from ..data import PartitionConfig, PublicConfig, from_tensors
 from ..federation import FederationConfig
-from ..method import needs_of
+from ..method import Method
 from ..models import wrap
 from ..runner.loop import Result, simulate
 from ..scenario import Scenario
@@ -76,7 +76,7 @@ def toy(
     return Scenario(data, models or {"wide": wide, "deep": deep}, split, seed=seed, **options)
 
 
-def small(method: Any) -> Any:
+def small(method: Method) -> Method:
     """The same method with so little local training and distillation that a round takes milliseconds."""
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(method):
@@ -89,26 +89,26 @@ def small(method: Any) -> Any:
     return dataclasses.replace(method, **changes)
 
 
-def toy_for(method: Any, **options: Any) -> Scenario:
-    """The toy federation a method accepts: one architecture where it can handle only one, and what it `needs`."""
-    needs = needs_of(method)
+def toy_for(method: Method, **options: Any) -> Scenario:
+    """The toy federation a method accepts: what its traits ask for, with one architecture if it can do no more."""
+    traits = method.traits()
     models: dict[str, Any] = {"wide": wide, "deep": deep}
-    if needs & {"split", "shared head"}:
+    if traits.split in ("split", "shared features", "shared head"):
         models = {"wide": split_wide, "deep": split_deep}
-    if "no BatchNorm" in needs:
+    if not traits.batchnorm:
         models["deep"] = deep_group
-    if "chain" in needs:
+    if traits.split == "chain":
         models = {"wide": wide, "deep": stacked}
-    if type(method).info.models == "one architecture":
+    if traits.architectures == "one":
         del models["wide"]
-    if "labels" in needs:
+    if traits.public_labels == "needed":
         options.setdefault("public", PublicConfig(size=60, labels=True))
-    if "large" in needs:
+    if traits.server_model == "larger":
         options.setdefault("server", ("large", large))
     return toy(**{"models": models, **options})
 
 
-def run_toy(method: Any, out: pathlib.Path, engine: str = "inprocess", rounds: int = 3, **options: Any) -> Result:
+def run_toy(method: Method, out: pathlib.Path, engine: str = "inprocess", rounds: int = 3, **options: Any) -> Result:
     """A toy run of a method."""
     return simulate(
         toy_for(method, **options),

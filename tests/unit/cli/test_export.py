@@ -159,7 +159,7 @@ def test_the_members_of_an_ensemble(tmp_path):
     manifest = exported(tmp_path / "r", "safetensors", tmp_path / "x", "--ensemble")
     assert [m["name"] for m in manifest["models"]] == ["ensemble-0", "ensemble-1"]
     assert all(m["share"] > 0 for m in manifest["models"])
-    assert manifest["ensemble_rule"] == load_config(tmp_path / "r/config.toml").method.ensemble_rule
+    assert manifest["ensemble_rule"] == load_config(tmp_path / "r/config.toml").method.rule
 
 
 def test_the_example_of_the_help(tmp_path, monkeypatch):

@@ -208,7 +208,7 @@ def test_the_ensemble_is_joined_as_the_method_joins_it(joint, images, tmp_path):
     np.save(tmp_path / "x.npy", images)
     trained = open_run(joint)
     assert [name for name, _ in trained.members] == ["ensemble-0", "ensemble-1"]
-    assert trained.rule == load_config(joint / "config.toml").method.ensemble_rule
+    assert trained.rule == load_config(joint / "config.toml").method.rule
     found = predict(trained, tmp_path / "x.npy", ensemble=True)
     assert found.by == "ensemble"
     members = []

@@ -13,6 +13,7 @@ from solera.methods.cronus import Cronus
 from solera.parts.local import Local, fit, logits_of
 from solera.parts.objectives import towards
 from solera.parts.robust import filtered_mean
+from solera.runner.loop import check_server
 from solera.task import Data
 from solera.tensors import weights_of
 from solera.testing import check_method
@@ -164,10 +165,10 @@ def test_it_needs_public_samples_that_stay_the_same(tmp_path):
     world = mixed(tmp_path)
     world.server.public.fresh = True
     with pytest.raises(ConfigError, match="same public samples"):
-        METHOD.init(world.fed, world.server)
+        check_server(METHOD, world.server)
     world.server.public = None
     with pytest.raises(ConfigError, match=r"set public\.source"):
-        METHOD.check(world.server)
+        check_server(METHOD, world.server)
 
 
 def test_the_variant_keeps_the_contract_of_a_method(tmp_path):

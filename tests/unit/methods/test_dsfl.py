@@ -13,7 +13,7 @@ from solera.methods.dsfl import DSFL
 from solera.methods.local import LocalOnly
 from solera.parts.labels import reduce_entropy
 from solera.parts.local import Local, evaluate, fit, logits_of
-from solera.runner.loop import check_fit
+from solera.runner.loop import check_fit, check_server
 from solera.task import Data
 from solera.tensors import weights_of
 from solera.testing import check_method, large, run_toy, toy
@@ -178,14 +178,14 @@ def test_what_it_needs(tmp_path):
     world = mixed(tmp_path)
     world.server.public.fresh = True
     with pytest.raises(ConfigError, match="same public samples"):
-        METHOD.init(world.fed, world.server)
+        check_server(METHOD, world.server)
     with pytest.raises(ConfigError, match=r"data\.client_test"):
         check_fit(DSFL(), toy(client_test=0.0))
     check_fit(DSFL(judge_clients=False), toy(client_test=0.0))
     narrow = mixed(tmp_path / "narrow")
     narrow.server.builders["c"] = lambda: Conv(0, classes=3)
     with pytest.raises(ConfigError, match="logits"):
-        METHOD.check(narrow.server)
+        check_server(METHOD, narrow.server)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,8 @@ def test_clients_are_judged_by_the_model_the_server_keeps(tmp_path):
     world = camps(tmp_path, fraction=0.5)
     method = FedAMP(LOCAL)
     state = world.run(method)[-1]
-    scores = world.fed.map(method.personal, list(world.fed.clients), **method.personal_payload(state, world.fed))
+    asked = method.personal(state, world.fed)
+    scores = world.fed.map(asked.task, list(world.fed.clients), **asked.payload)
     for k, score in scores.items():
         if k not in state.models:
             assert score.total == 0  # never asked: there is no model to judge

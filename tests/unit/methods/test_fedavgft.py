@@ -41,7 +41,7 @@ def finished(world: World, method: FedAvgFT, rounds: int = 1):
 
 
 def scored(world: World, method: FedAvgFT, state) -> dict:
-    return world.fed.map(score_tuned, CLIENTS, **method.personal_payload(state, world.fed))
+    return world.fed.map(score_tuned, CLIENTS, **method.personal(state, world.fed).payload)
 
 
 def test_it_is_fedavg_and_then_fine_tuning(tmp_path):
@@ -183,8 +183,8 @@ def test_it_learns_models_that_suit_their_clients(tmp_path):
     world = World(tmp_path, {"m": lambda: mlp(1)}, [("m", d) for d in parts])
     method = FedAvgFT(Local(epochs=3, batch=20, lr=0.1), tune_epochs=10)
     end = finished(world, method, 3)
-    personal = world.fed.map(score_tuned, list(world.fed.clients), **method.personal_payload(end, world.fed))
-    common = dataclasses.replace(method, tune_epochs=0).personal_payload(FedAvgFT.State(end.weights, False), world.fed)
+    personal = world.fed.map(score_tuned, list(world.fed.clients), **method.personal(end, world.fed).payload)
+    common = dataclasses.replace(method, tune_epochs=0).personal(FedAvgFT.State(end.weights, False), world.fed).payload
     plain = world.fed.map(score_tuned, list(world.fed.clients), **common)
     assert min(s.accuracy for s in personal.values()) > 0.85
     assert max(s.accuracy for s in plain.values()) < 0.8
@@ -205,6 +205,6 @@ def test_what_makes_no_sense_is_refused(tmp_path):
         FedAvgFT(tune_epochs=-1)
     with pytest.raises(ConfigError, match="kd = -1"):
         FedAvgFT(kd=-1.0)
-    assert FedAvgFT().needs == ()
+    assert FedAvgFT().traits().split == "none"
     with pytest.raises(ConfigError, match="'fedavgft' needs models made of a body, an adapter and a head"):
         run_toy(FedAvgFT(LOCAL, freeze_base=True), tmp_path, models={"wide": wide})

@@ -17,6 +17,7 @@ from solera.methods.feddf import FedDF
 from solera.parts.distill import Distill
 from solera.parts.local import Local, evaluate
 from solera.parts.teachers import Ensemble
+from solera.runner.loop import check_server
 from solera.task import Data
 from solera.wire import digest
 from toys import Conv, World, images, mlp, same_bits
@@ -398,14 +399,14 @@ def test_when_all_guess_the_best_teacher_stays(tmp_path):
 def test_settings_that_need_something_are_refused_before_the_first_round(tmp_path):
     world = mixed(tmp_path / "a", public=None)
     with pytest.raises(ConfigError, match="public"):
-        FedDF().init(world.fed, world.server)
+        check_server(FedDF(), world.server)
     world = mixed(tmp_path / "b")
     for method in (FedDF(drop_worst=True), FedDF(fusion=Distill(keep_init_if_better=True))):
         with pytest.raises(ConfigError, match="validation"):
-            method.init(world.fed, world.server)
+            check_server(method, world.server)
     for bad in ({"mu": -1.0}, {"drop_threshold": 4.1}, {"drop_outliers": True}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
-            FedDF(**bad).init(world.fed, world.server)
+            check_server(FedDF(**bad), world.server)
 
 
 def test_architectures_must_answer_with_the_same_classes(tmp_path):
@@ -413,7 +414,7 @@ def test_architectures_must_answer_with_the_same_classes(tmp_path):
     parties = [("c", Data(*images(5))), ("odd", Data(*images(5)))]
     world = World(tmp_path, builders, parties, public=images(10)[0])
     with pytest.raises(ConfigError, match="'odd' gives logits"):
-        FedDF().init(world.fed, world.server)
+        check_server(FedDF(), world.server)
 
 
 def test_it_beats_averaging_where_clients_differ(tmp_path):

@@ -26,6 +26,7 @@ from solera.parts.norms import parameter_names, reestimate
 from solera.parts.posterior import moments, swag
 from solera.parts.robust import coordinate_median
 from solera.parts.teachers import Ensemble, entropy, frozen
+from solera.runner.loop import check_server
 from solera.scenario import Scenario
 from solera.task import Data
 from solera.tensors import is_finite, weights_of
@@ -369,16 +370,16 @@ def test_a_clipped_update_is_noted_and_short_ones_are_not(tmp_path):
 def test_settings_that_make_no_sense_are_refused_before_the_first_round(tmp_path, settings, message):
     world = mixed(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        FedDF(**settings).init(world.fed, world.server)
+        check_server(FedDF(**settings), world.server)
 
 
 def test_samples_that_change_with_every_draw_cannot_be_chosen(tmp_path):
     world = mixed(tmp_path, per_round=10)
     with pytest.raises(ConfigError, match="a round has 10 public samples"):
-        FedDF(low_entropy_top=11).init(world.fed, world.server)
+        check_server(FedDF(low_entropy_top=11), world.server)
     world.server.public = type("Fresh", (Samples,), {"fresh": True})(images(40)[0])
     with pytest.raises(ConfigError, match="change with every draw"):
-        FedDF(low_entropy_top=5).init(world.fed, world.server)
+        check_server(FedDF(low_entropy_top=5), world.server)
 
 
 @pytest.mark.parametrize(

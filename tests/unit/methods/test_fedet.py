@@ -11,14 +11,14 @@ from solera.config import EngineConfig, RunConfig
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet, draw_clients
-from solera.method import needs_of, register
+from solera.method import Traits
 from solera.methods.common.heads import head_of
 from solera.methods.fedet import FedET
 from solera.models import as_split, build, wrap
 from solera.parts.consensus import ConsensusTeacher
 from solera.parts.distill import Distill
 from solera.parts.local import Local
-from solera.runner.loop import simulate
+from solera.runner.loop import check_server, simulate
 from solera.scenario import Scenario
 from solera.task import Data
 from solera.testing import check_method, large, run_toy, small, split_deep, split_wide, toy, wide
@@ -375,7 +375,7 @@ def test_a_missing_or_common_server_model_is_refused(tmp_path):
         run_toy(FedET(), tmp_path, public=PublicConfig(source="none"))
     w = world(tmp_path, large=None)
     with pytest.raises(ConfigError, match=r"models\.server"):
-        FEDET.init(w.fed, w.server)
+        check_server(FEDET, w.server)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,6 @@ def test_contract(tmp_path):
 
 
 def test_a_method_can_need_only_what_is_known():
-    odd = type("Odd", (FedET,), {"needs": ("a miracle",), "State": FedET.State})
-    with pytest.raises(TypeError, match="a miracle"):
-        register("odd")(odd)
-    assert needs_of(FedET()) == {"shared head", "large"}
+    with pytest.raises(ValueError, match=r"split = 'a miracle'.*\"shared head\""):
+        Traits(split="a miracle")
+    assert (FedET().traits().split, FedET().traits().server_model) == ("shared head", "larger")

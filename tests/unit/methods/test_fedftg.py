@@ -13,6 +13,7 @@ from solera.methods.fedavg import FedAvg
 from solera.methods.fedftg import FedFTG
 from solera.parts.data_free import FineTune
 from solera.parts.local import Local, evaluate
+from solera.runner.loop import check_server
 from solera.tensors import weights_of
 from solera.testing import run_toy
 from solera.wire import digest
@@ -245,9 +246,9 @@ def test_tokens_are_refused_unless_nothing_is_generated(tmp_path):
     data = Data(torch.randint(9, (20, 5), generator=g), torch.randint(4, (20,), generator=g))
     place = World(tmp_path, {"t": Words}, [("t", data)], shape=(5,), tokens=True)
     with pytest.raises(ConfigError, match="tokens"):
-        FedFTG().check(place.server)
+        check_server(FedFTG(), place.server)
     with pytest.raises(ConfigError, match="tokens"):
-        FedFTG().init(place.fed, place.server)
+        check_server(FedFTG(), place.server)
     place.run(FedFTG(LOCAL, tune=FineTune(steps=0)))
 
 
@@ -255,4 +256,4 @@ def test_tokens_are_refused_unless_nothing_is_generated(tmp_path):
 def test_inputs_of_an_unknown_shape_are_refused(shape, tmp_path):
     place = world(tmp_path, HALVES, shape=shape)
     with pytest.raises(ConfigError, match=r"images \[C, H, W\] or vectors"):
-        FedFTG().check(place.server)
+        check_server(FedFTG(), place.server)

@@ -14,6 +14,7 @@ from solera.methods.fedgems import FedGEMS, learn_from_server, towards
 from solera.parts.local import Diverged, Local, fit, logits_of
 from solera.parts.selective import fused_logits, reliable_weights
 from solera.randomness import seed_from
+from solera.runner.loop import check_server
 from solera.task import Data
 from solera.tensors import weights_of
 from solera.testing import check_method, run_toy
@@ -277,17 +278,17 @@ def test_what_is_refused(tmp_path):
         with pytest.raises(ConfigError, match="epsilon"):
             FedGEMS(epsilon=epsilon)
     with pytest.raises(ConfigError, match=r"models\.server"):
-        FedGEMS().check(Site(tmp_path / "a", large=None).server)
+        check_server(FedGEMS(), Site(tmp_path / "a", large=None).server)
     with pytest.raises(ConfigError, match=r"public\.labels = true"):
         run_toy(FedGEMS(), tmp_path / "b", public=PublicConfig(size=60))
     site = Site(tmp_path / "c")
     site.server.public.labels = Y + 3
     with pytest.raises(ConfigError, match=r"public labels go up to 6, but the models have 4 outputs.*another public"):
-        FedGEMS().init(site.fed, site.server)
+        check_server(FedGEMS(), site.server)
     site = Site(tmp_path / "d")
     site.server.public.fresh = True
     with pytest.raises(ConfigError, match=r"public\.augment"):
-        FedGEMS().init(site.fed, site.server)
+        check_server(FedGEMS(), site.server)
 
 
 def test_contract_of_fedgem(tmp_path):

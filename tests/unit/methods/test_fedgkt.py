@@ -14,6 +14,7 @@ from solera.methods.local import LocalOnly
 from solera.models import wrap
 from solera.parts.feature_server import extract, taught, tower
 from solera.parts.local import Diverged, Local, evaluate, fit, logits_of
+from solera.runner.loop import check_server
 from solera.task import TASKS, Data
 from solera.tensors import weights_of
 from solera.testing import check_method, run_toy, wide
@@ -238,7 +239,7 @@ def test_feature_maps_are_a_layer_s_output(tmp_path):
     n = sum(SIZES)
     assert floats(site) == (n * C, n * (6 * 8 * 8 + C), 0, n)
     client = site.client("c1", 0, {"model": site.model("c1")})
-    assert score_with_tower(client, **method.personal_payload(state, site.fed)).total == 12
+    assert score_with_tower(client, **method.personal(state, site.fed).payload).total == 12
 
 
 # ---- clients that misbehave -------------------------------------------------------------------------
@@ -352,12 +353,12 @@ def test_the_score_is_that_of_extractor_and_tower(tmp_path):
     top.load_state_dict(state.weights)
     whole = torch.nn.Sequential(model.body, model.adapter, top)
     x, y = client.test.inputs, client.test.labels
-    assert score_with_tower(client, **METHOD.personal_payload(state, site.fed)) == evaluate(whole, x, y)
-    alone = dataclasses.replace(METHOD, judged="alone").personal_payload(state, site.fed)
+    assert score_with_tower(client, **METHOD.personal(state, site.fed).payload) == evaluate(whole, x, y)
+    alone = dataclasses.replace(METHOD, judged="alone").personal(state, site.fed).payload
     assert score_with_tower(client, **alone) == evaluate(model, x, y)
     assert METHOD.models(state) == {}
     empty = dataclasses.replace(client, test=Data(x[:0], y[:0]))
-    assert score_with_tower(empty, **METHOD.personal_payload(state, site.fed)).total == 0
+    assert score_with_tower(empty, **METHOD.personal(state, site.fed).payload).total == 0
 
 
 def test_it_learns(tmp_path):
@@ -401,16 +402,16 @@ def test_settings_that_make_no_sense_are_refused(settings, why):
 def test_scenarios_it_cannot_work_in_are_refused_before_any_work(tmp_path):
     site = Site(tmp_path)
     with pytest.raises(ConfigError, match=r"\(24,\) in 'c', \(16,\) in 'm'.*models\.head = 'shared'"):
-        FedGKT(features="body").check(site.server)
+        check_server(FedGKT(features="body"), site.server)
     with pytest.raises(ConfigError, match=r"'body\.conv9' is no layer of 'c'; it has, for example"):
-        FedGKT(features="body.conv9").check(site.server)
+        check_server(FedGKT(features="body.conv9"), site.server)
     rows = Site(tmp_path / "rows", builders={"c": Sequence, "m": Sequence})
     with pytest.raises(ConfigError, match=r"features = 'sequence' in 'c': features are vectors or maps.*\(8, 8\)"):
-        FedGKT(features="sequence").check(rows.server)
+        check_server(FedGKT(features="sequence"), rows.server)
     assert feature_shape("fedgkt", "adapter", site.server) == (H,)
     site.server.shape = None
     with pytest.raises(ConfigError, match="shape of an input"):
-        FedGKT().check(site.server)
+        check_server(FedGKT(), site.server)
     with pytest.raises(ConfigError, match="plain Sequential"):
         run_toy(FedGKT(), tmp_path / "x", models={"wide": wide})
 

@@ -12,7 +12,7 @@ from solera.methods.local import LocalOnly
 from solera.parts.local import Local, fit, logits_of
 from solera.parts.objectives import towards
 from solera.randomness import seed_from
-from solera.runner.loop import check_fit
+from solera.runner.loop import check_fit, check_server
 from solera.task import Data
 from solera.tensors import weights_of
 from solera.testing import check_method, toy
@@ -235,14 +235,14 @@ def test_labels_must_fit_the_models_and_samples_must_be_the_same_for_all(tmp_pat
     world = mixed(tmp_path, labelled=True)
     world.server.public.labels = world.server.public.labels + 3
     with pytest.raises(ConfigError, match="public labels go up to 6, but the models have 4 outputs"):
-        METHOD.init(world.fed, world.server)
+        check_server(METHOD, world.server)
     world.server.public = None
     with pytest.raises(ConfigError, match=r"set public\.source"):
-        METHOD.check(world.server)
+        check_server(METHOD, world.server)
     world = mixed(tmp_path)
     world.server.public.fresh = True
     with pytest.raises(ConfigError, match="same public samples"):
-        METHOD.check(world.server)
+        check_server(METHOD, world.server)
     with pytest.raises(ConfigError, match=r"data\.client_test"):
         check_fit(FedMD(), toy(client_test=0.0))
 

@@ -13,7 +13,7 @@ from run_directories import lines_of
 from solera.config import EngineConfig, RunConfig, load_config
 from solera.errors import ConfigError
 from solera.federation import FederationConfig, QuorumNotMet
-from solera.method import info_of
+from solera.method import described
 from solera.methods.codistillation import Codistillation
 from solera.methods.fedavg import FedAvg, FedAvgM, FedProx
 from solera.methods.fedbe import FedBE, FedDistill
@@ -261,7 +261,7 @@ def test_uneven_groups(tmp_path):
 def test_eed_2_ensemble_sizes(tmp_path):
     method = FedEED(LOCAL, FUSION, K=4, R=4)
     states = one_kind(tmp_path).run(method, 5)
-    assert [len(method.ensemble_models(s)) for s in states[1:]] == [4, 8, 12, 16, 16]
+    assert [len(method.ensemble_of(s).members) for s in states[1:]] == [4, 8, 12, 16, 16]
 
 
 def test_eed_3_the_teacher_is_the_mean_of_logits():
@@ -292,8 +292,8 @@ def test_eed_4_traffic(tmp_path):
 def test_be_5_ensemble_size(tmp_path):
     method = FedBE(LOCAL, FUSION, samples=10, save_ensemble=True)
     state = one_kind(tmp_path, 8).run(method)[-1]
-    assert len(method.ensemble_models(state)) == 10 + 8 + 1
-    assert FedBE(LOCAL, FUSION).ensemble_models(one_kind(tmp_path / "b").run(FedBE(LOCAL, FUSION))[-1]) == []
+    assert len(method.ensemble_of(state).members) == 10 + 8 + 1
+    assert FedBE(LOCAL, FUSION).ensemble_of(one_kind(tmp_path / "b").run(FedBE(LOCAL, FUSION))[-1]) is None
 
 
 def test_scaffold_variates_are_kept_for_each_client_and_group(tmp_path):
@@ -424,7 +424,7 @@ def test_feddistill_can_leave_the_clients_out(tmp_path):
     for include, size in ((True, 8 + 10), (False, 10)):
         method = FedDistill(LOCAL, FUSION, include_clients=include, save_ensemble=True)
         state = one_kind(tmp_path / str(include)).run(method)[-1]
-        assert len(method.ensemble_models(state)) == size
+        assert len(method.ensemble_of(state).members) == size
 
 
 def test_fedbes_sharpened_and_normalised_variants_differ(tmp_path):
@@ -468,7 +468,7 @@ def test_fed_ensemble_needs_no_public_samples(tmp_path):
     world = one_kind(tmp_path, public=None)
     method = FedEnsemble(LOCAL, K=2)
     end = world.run(method)[-1]
-    assert info_of(method).public == "none"
+    assert described(method).public == "none"
     assert set(method.models(end)) == {"c", "c.1"}
     (report,) = world.server.ensembles
     assert [w for _, w in report.members] == [m.weights for m in end.history[-1]]
@@ -680,14 +680,19 @@ def test_no_usable_upload_leaves_the_state(tmp_path):
 
 
 def test_privacy_follows_from_the_slots():
-    assert info_of(Framework()).privacy == "means only (no slot needs single models)"
+    assert described(Framework()).privacy == "means only (no slot needs single models)"
     assert (
-        info_of(FedEED()).privacy == info_of(FedEnsemble()).privacy == info_of(Codistillation()).privacy == "means only"
+        described(FedEED()).privacy
+        == described(FedEnsemble()).privacy
+        == described(Codistillation()).privacy
+        == "means only"
     )
-    assert info_of(FedBE()).privacy == info_of(FedDistill()).privacy == "individual replies"
+    assert described(FedBE()).privacy == described(FedDistill()).privacy == "individual replies"
     curious = framework(ensemble_trainer=CLIENTS)
-    assert info_of(curious).privacy == "individual replies (for method.ensemble_trainer)"
-    assert info_of(FedEED(local_trainer=LocalTrainer("scaffold"))).state == "a control variate for each group it was in"
+    assert described(curious).privacy == "individual replies (for method.ensemble_trainer)"
+    assert (
+        described(FedEED(local_trainer=LocalTrainer("scaffold"))).state == "a control variate for each group it was in"
+    )
 
 
 def test_strata_are_of_one_size_and_meet_every_model_in_an_age(tmp_path):
@@ -886,7 +891,7 @@ def test_own_objects_fill_slots_too(tmp_path):
     method = framework(K=2, ensemble_trainer=LargestGroup(), global_trainer=BASIC)
     state = world.run(method)[-1]
     assert [m.group for m in state.history[-1]] == [0]
-    assert info_of(method).privacy.startswith("means only")
+    assert described(method).privacy.startswith("means only")
     aggregate = one_kind(tmp_path / "b").run(framework(K=2, global_trainer=NONE))[-1]
     student = world.server.model("c", aggregate.models["c"][1])
     teacher = world.server.model("c", aggregate.models["c"][0])

@@ -18,6 +18,7 @@ from solera.models import wrap
 from solera.parts.distill import Distill
 from solera.parts.local import Local
 from solera.parts.teachers import Ensemble
+from solera.runner.loop import check_server
 from solera.task import Data
 from solera.testing import check_method, run_toy, small, split_wide, toy_for, wide
 from solera.wire import digest
@@ -179,7 +180,7 @@ def test_what_is_refused(tmp_path):
         run_toy(FusionLarge(fusion=Distill(keep_init_if_better=True)), tmp_path, validation=0.0)
     w = world(tmp_path, large=None)
     with pytest.raises(ConfigError, match=r"models\.server"):
-        FusionLarge().init(w.fed, w.server)
+        check_server(FusionLarge(), w.server)
 
 
 def test_it_learns_on_the_toy_federation(tmp_path):

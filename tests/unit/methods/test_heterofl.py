@@ -15,7 +15,7 @@ from solera.models import build
 from solera.parts.chain import resized
 from solera.parts.local import Local, evaluate
 from solera.parts.subnetwork import cut, sub_shapes
-from solera.runner.loop import check_fit, simulate
+from solera.runner.loop import check_fit, check_server, simulate
 from solera.task import Data
 from solera.tensors import weights_of
 from solera.testing import check_method, deep_group, run_toy, toy, wide
@@ -272,7 +272,7 @@ def test_models_that_cannot_be_cut_are_refused_by_name(tmp_path):
         check_fit(HeteroFL(rates=[1.0, 0.3]), toy({"wide": wide, "deep": deep_group}))
     w = world(tmp_path, lambda: build("shufflenetv2", 4, (1, 8, 8)))
     with pytest.raises(ConfigError, match=r"'net' cannot be cut to rate 1: its layer 'body\.stage1\.0\.left\.0'"):
-        HeteroFL().check(w.server)
+        check_server(HeteroFL(), w.server)
 
 
 def test_group_norm_is_cut_where_its_groups_allow_it(tmp_path):

@@ -102,7 +102,8 @@ def test_clients_are_judged_by_the_cluster_they_choose(tmp_path):
     world = seeded(tmp_path)
     method = IFCA(LOCAL, k=2)
     state = world.run(method, 2)[-1]
-    scores = world.fed.map(method.personal, list(world.fed.clients), **method.personal_payload(state, world.fed))
+    asked = method.personal(state, world.fed)
+    scores = world.fed.map(asked.task, list(world.fed.clients), **asked.payload)
     for k, score in scores.items():
         data = world.data[k]
         found = [evaluate(world.server.model("m", w), data.inputs, data.labels) for w in state.clusters["m"]]

@@ -28,6 +28,7 @@ from solera.parts.distill import Distill, divergence
 from solera.parts.local import Local, evaluate, fit, logits_of
 from solera.parts.similarity import Coefficients, by_cosine, by_rank, cosines
 from solera.parts.teachers import entropy
+from solera.runner.loop import check_server
 from solera.task import Data
 from solera.tensors import weights_of
 from solera.testing import check_method
@@ -672,7 +673,7 @@ def test_pfeddf_is_feddf_and_then_fine_tuning(tmp_path):
     for k, seed in zip(CLIENTS, a.seeds[seen:], strict=True):
         model = trained(a, k, seed, end.weights[a.fed.architecture(k)], three)
         assert same_bits(a.model(k), weights_of(model))
-        score = a.fed.map(score_tuned, [k], **method.personal_payload(end, a.fed))[k]
+        score = a.fed.map(score_tuned, [k], **method.personal(end, a.fed).payload)[k]
         assert score.correct == evaluate(model, a.data[k].inputs, a.data[k].labels).correct
 
 
@@ -688,10 +689,10 @@ def test_pfeddf_before_the_end_a_tuned_copy_is_judged_and_dropped(tmp_path):
     world = mixed(tmp_path)
     method = PFedDF(tune_epochs=30, local=Local(batch=8, lr=0.1), fusion=FUSION)
     state = world.run(method)[-1]
-    scores = world.fed.map(score_tuned, CLIENTS, **method.personal_payload(state, world.fed))
+    scores = world.fed.map(score_tuned, CLIENTS, **method.personal(state, world.fed).payload)
     assert kept_by(world.fed, "c0") == {}
     untuned = world.fed.map(
-        score_tuned, CLIENTS, **dataclasses.replace(method, tune_epochs=0).personal_payload(state, world.fed)
+        score_tuned, CLIENTS, **dataclasses.replace(method, tune_epochs=0).personal(state, world.fed).payload
     )
     assert sum(s.correct for s in scores.values()) > sum(s.correct for s in untuned.values())
 
@@ -720,13 +721,13 @@ def test_pfeddf_has_all_settings_of_feddf():
 def test_public_data_that_cannot_be_used_is_refused(tmp_path, method):
     world = mixed(tmp_path)
     with pytest.raises(ConfigError, match="public_size = 41, but there are 40"):
-        method(public_size=41).init(world.fed, world.server)
+        check_server(method(public_size=41), world.server)
     world.server.public.fresh = True
     with pytest.raises(ConfigError, match="must see the same"):
-        method().init(world.fed, world.server)
+        check_server(method(), world.server)
     world.server.public = None
     with pytest.raises(ConfigError, match=r"set public\.source"):
-        method().init(world.fed, world.server)
+        check_server(method(), world.server)
 
 
 def test_settings_that_contradict_each_other_are_refused():

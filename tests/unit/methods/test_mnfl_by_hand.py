@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import mnfl_by_hand as by_hand
 from public_toys import Exchange, Known, mixed
 from solera.config import RunConfig
-from solera.method import METHODS, personal_task
+from solera.method import METHODS
 from solera.methods.local import LocalOnly
 from solera.methods.mnfl import MNFL
 from solera.methods.mnflparam import MNFLParameters
@@ -265,7 +265,7 @@ def test_in_the_order_of_the_code_they_are_scored_after_distilling_first(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, cls in METHODS.items() if personal_task(small(cls())) and cls.__module__.startswith("solera.")]
+    "name", [n for n, cls in METHODS.items() if cls().traits().personal and cls.__module__.startswith("solera.")]
 )
 def test_own_models_are_judged_on_the_test_split(tmp_path, name):
     """Every method with a model for each client: as many answers are counted as the client's test split has samples."""
@@ -274,8 +274,8 @@ def test_own_models_are_judged_on_the_test_split(tmp_path, name):
     fed = _federation(scenario, tmp_path)
     fed.begin(0)
     state = method.round(method.init(fed, scenario.server), fed, scenario.server)
-    payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
-    scores = fed.map(method.personal, list(fed.clients), **payload)
+    asked = method.personal(state, fed)
+    scores = fed.map(asked.task, list(fed.clients), **asked.payload)
     clients = {k: scenario.client(k, 0, {}) for k in scores}
     assert {k: s.total for k, s in scores.items()} == {k: len(c.test) for k, c in clients.items()}
     assert all(len(c.test) not in (0, len(c.train)) for c in clients.values())

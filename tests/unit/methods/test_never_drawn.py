@@ -6,11 +6,11 @@ import pytest
 
 from solera.engines import ClientStates, InProcess
 from solera.federation import Federation, FederationConfig
-from solera.method import METHODS, find_method, personal_task
+from solera.method import METHODS, find_method, scoring
 from solera.parts.local import evaluate
 from solera.testing import small, toy_for
 
-WITH_PERSONAL_SCORES = sorted(name for name in METHODS if personal_task(find_method(name)()))
+WITH_PERSONAL_SCORES = sorted(name for name in METHODS if find_method(name)().traits().personal)
 ASKED, MISSED = ["c00", "c01", "c02"], ["c03", "c04"]
 # what a client starts from that was never asked: of the state's models, that of its architecture
 COMMON = {"ditto": lambda s, P: s.weights[P], "pfedme": lambda s, P: s.weights[P]}
@@ -35,8 +35,8 @@ def test_no_untrained_model_is_judged(name, tmp_path, monkeypatch):
         fed.begin(t)
         server.begin()
         state = method.round(state, fed, server)
-    payload = method.personal_payload(state, fed) if hasattr(method, "personal_payload") else {}
-    scores = fed.map(method.personal, [*ASKED, *MISSED], **payload)
+    asked = scoring(method, state, fed)
+    scores = fed.map(asked.task, [*ASKED, *MISSED], **asked.payload)
     assert all(scores[k].total > 0 for k in ASKED)
     for k in MISSED:
         test = scenario.client(k, 0, {}).test

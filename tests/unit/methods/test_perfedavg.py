@@ -40,7 +40,7 @@ def test_per_1(tmp_path, mode, expected):
     world = quadratics(tmp_path, (2, 1, 1))
     state = world.run(PerFedAvg(Local(steps=1, lr=0.05), mode=mode, alpha=0.1))[-1]
     assert value(state) == pytest.approx(expected, abs=1e-9)
-    scores = world.fed.map(score_tuned, ["c0"], **PerFedAvg(alpha=0.1).personal_payload(state, world.fed))
+    scores = world.fed.map(score_tuned, ["c0"], **PerFedAvg(alpha=0.1).personal(state, world.fed).payload)
     adapted = expected - 0.1 * 2 * (expected - 1)
     assert scores["c0"].loss == pytest.approx((adapted - 1) ** 2 + 1, abs=1e-9)  # the toy's loss is f + 1
 
@@ -91,7 +91,7 @@ def test_no_adaptation_scores_the_common_model(tmp_path):
     world = mixed(tmp_path)
     method = PerFedAvg(LOCAL, adapt_steps=0)
     state = world.run(method)[-1]
-    scores = world.fed.map(score_tuned, list(world.fed.clients), **method.personal_payload(state, world.fed))
+    scores = world.fed.map(score_tuned, list(world.fed.clients), **method.personal(state, world.fed).payload)
     for k, score in scores.items():
         P, data = world.fed.architecture(k), world.data[k]
         assert score == evaluate(world.server.model(P, state.weights[P]), data.inputs, data.labels)
@@ -132,7 +132,7 @@ def test_it_learns_a_model_that_adapts(tmp_path, mode):
     def scores(method, *adapt_steps):
         world = World(tmp_path / type(method).__name__, {"m": lambda: mlp(1)}, [("m", d) for d in parts])
         state, k = world.run(method, 6)[-1], list(world.fed.clients)
-        how = [dataclasses.replace(ours, adapt_steps=n).personal_payload(state, world.fed) for n in adapt_steps]
+        how = [dataclasses.replace(ours, adapt_steps=n).personal(state, world.fed).payload for n in adapt_steps]
         return [world.fed.map(score_tuned, k, **payload).values() for payload in how]
 
     before, adapted = scores(ours, 0, 1)

@@ -111,7 +111,8 @@ def test_clients_are_judged_by_the_model_made_for_them(tmp_path):
     world = mixed(tmp_path, fraction=0.4)
     method = PFedHN(LOCAL, SMALL)
     state = world.run(method)[-1]
-    scores = world.fed.map(method.personal, list(world.fed.clients), **method.personal_payload(state, world.fed))
+    asked = method.personal(state, world.fed)
+    scores = world.fed.map(asked.task, list(world.fed.clients), **asked.payload)
     assert len(scores) == 5  # also those that never took part: they have an embedding
     model = world.server.model("c", method.made(state, "c4", world.fed))
     assert scores["c4"].correct == int((model(world.data["c4"].inputs).argmax(-1) == world.data["c4"].labels).sum())

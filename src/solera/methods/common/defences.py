@@ -1,9 +1,9 @@
 """Defences against single clients of methods that see every upload: long updates, and models that only guess."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
-from ...errors import ConfigError
 from ...federation import Federation, Replies
 from ...parts.local import evaluate
 from ...parts.norms import parameter_names
@@ -58,13 +58,9 @@ def without_worst(
     return {k: model for i, (k, model) in enumerate(models.items()) if i in kept}
 
 
-def check_defences(name: str, cfg: Defended, server: Server) -> None:
-    """Refuse settings that would fail, or do nothing, in the middle of a run."""
-    if not 0 <= cfg.drop_threshold <= server.num_classes:
-        raise ConfigError(f"{name}: drop_threshold = {cfg.drop_threshold} must be in [0, {server.num_classes}]")
-    if cfg.drop_outliers and not cfg.drop_worst:
-        raise ConfigError(f"{name}: drop_outliers = true has no effect without drop_worst = true")
+def defences_problems(name: str, cfg: Defended, server: Server) -> Iterator[str]:
+    """Settings that would fail, or do nothing, in the middle of a run."""
+    if cfg.drop_threshold > server.num_classes:
+        yield f"{name}: drop_threshold = {cfg.drop_threshold}: {server.num_classes} times chance is an accuracy of 1"
     if cfg.drop_worst and server.validation is None:
-        raise ConfigError(f"{name}: drop_worst needs a validation set on the server: set data.validation")
-    if cfg.update_clip is not None and not 0 < cfg.update_clip < float("inf"):
-        raise ConfigError(f"{name}: update_clip = {cfg.update_clip} must be positive: multiples of the median update")
+        yield f"{name}: drop_worst needs a validation set on the server: set data.validation"

@@ -3,19 +3,18 @@
 FedDF, Fed-ET, `fusionlarge` and FedEED's framework differ in who teaches and who is taught, not in this.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import ConfigError
 from ...federation import Federation, Replies
 from ...parts.distill import Distill, Distilled, Loss, Memo, Validate, cached, distill, visits
 from ...parts.local import Diverged, Fitted, evaluate, logits_of
 from ...parts.norms import reestimate
-from ...parts.teachers import Cache, Ensemble, Frozen, Rule, Teacher, frozen, lowest_entropy
+from ...parts.teachers import Cache, Frozen, Teacher, frozen, lowest_entropy
 from ...server import Server
 from ...task import Data
 from ...tensors import Weights, weights_of
@@ -103,9 +102,9 @@ def _kept(teacher: Teacher, seen: Tensor, cfg: Distill, seeds: Seeds, server: Se
     return cached(teacher, server.public, seen, cfg, partial(side_by_side, seeds, server))
 
 
-def ensemble_of(models: Mapping[str, nn.Module], rule: Rule, cfg: Distill, fed: Federation) -> Ensemble:
-    """The clients' models as one teacher; a client counts as often as it was drawn."""
-    return Ensemble(list(models.values()), rule, [float(fed.copies.get(k, 1)) for k in models], cfg.temperature)
+def copies_of(clients: Iterable[str], fed: Federation) -> list[float]:
+    """How often each client was drawn: with replacement the cohort is a multiset, and its models count as often."""
+    return [float(fed.copies.get(k, 1)) for k in clients]
 
 
 def finite_models(
@@ -170,23 +169,23 @@ def accuracy_on(data: Data | None) -> Validate | None:
 # ---- what cannot work ------------------------------------------------------------------------------
 
 
-def check_logits(name: str, server: Server) -> None:
-    """Refuse architectures that do not answer to a public sample with one logit for each class."""
+def logits_problems(name: str, server: Server) -> Iterator[str]:
+    """Architectures that do not answer to a public sample with one logit for each class."""
     for A in server.architectures:
         shape = tuple(logits_of(server.model(A, server.init(A)), server.public[torch.tensor([0])]).shape)
         if shape != (1, server.num_classes):
-            raise ConfigError(f"{name}: {A!r} gives logits {shape} for one sample, not (1, {server.num_classes})")
+            yield f"{name}: {A!r} gives logits {shape} for one sample, not (1, {server.num_classes})"
 
 
-def check_top(name: str, top: int | None, server: Server) -> None:
-    """Refuse a `low_entropy_top` that `surest` cannot give."""
+def top_problems(name: str, top: int | None, server: Server) -> Iterator[str]:
+    """A `low_entropy_top` that `surest` cannot give."""
     if top is None:
         return
     most = len(server.public) if server.per_round is None else server.per_round
     if not 1 <= top <= most:
-        raise ConfigError(f"{name}: low_entropy_top = {top}: a round has {most} public samples; keep 1 to {most}")
+        yield f"{name}: low_entropy_top = {top}: a round has {most} public samples; keep 1 to {most}"
     if server.public.fresh:
-        raise ConfigError(
+        yield (
             f"{name}: low_entropy_top chooses samples by what the teachers say of them, but these change with every "
             "draw: use public.augment = 'off' or 'once', or a cached generator"
         )

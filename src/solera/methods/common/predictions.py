@@ -6,14 +6,14 @@ client, under "model" in its state.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import ConfigError, DataError
+from ...errors import DataError
 from ...federation import Federation, Replies
 from ...parts.distill import divergence
 from ...parts.local import Diverged, Local, Score, evaluate, fit, logits_of
@@ -314,28 +314,20 @@ def usable(replies: Replies, samples: int, fed: Federation, server: Server) -> t
     return list(fine), torch.stack(list(fine.values()))
 
 
-def check_public(name: str, size: int | None, server: Server) -> None:
-    """Refuse public data on which predictions cannot be exchanged."""
-    if server.public is None:
-        raise ConfigError(f"{name} exchanges predictions on public samples: set public.source")
+def public_problems(name: str, size: int | None, server: Server) -> Iterator[str]:
+    """Public data on which predictions cannot be exchanged."""
     if server.public.fresh:
-        raise ConfigError(f"{name}: all clients must see the same public samples; public.augment = 'draw' is not that")
+        yield f"{name}: all clients must see the same public samples; public.augment = 'draw' is not that"
     if size is not None and not 0 <= size <= len(server.public):
-        raise ConfigError(f"{name}: public_size = {size}, but there are {len(server.public)} public samples")
+        yield f"{name}: public_size = {size}, but there are {len(server.public)} public samples"
     _ = server.public.digest  # computed once and kept: before workers are forked, not by each of them
 
 
-def check_labels(name: str, server: Server, way_out: str) -> None:
-    """Refuse public labels for which the models have no output."""
+def label_problems(name: str, server: Server, way_out: str) -> Iterator[str]:
+    """Public labels for which the models have no output."""
     labels = server.public.labels
     if labels is not None and int(labels.max()) >= server.num_classes:
-        raise ConfigError(
+        yield (
             f"{name}: public labels go up to {int(labels.max())}, but the models have {server.num_classes} outputs, "
             f"which public and private labels share: choose public.classes, or {way_out}"
         )
-
-
-def check_temperature(name: str, temperature: float) -> None:
-    """Refuse what no softmax can be divided by."""
-    if not 0 < temperature < float("inf"):
-        raise ConfigError(f"{name}: temperature = {temperature} must be positive")

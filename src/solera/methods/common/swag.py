@@ -1,15 +1,16 @@
 """Teachers drawn around the clients' models (FedDF's Table 7, FedDistill): SWAG's normal distribution."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
 from ...federation import Federation
 from ...parts.norms import parameter_names
 from ...parts.posterior import swag
 from ...parts.teachers import Frozen, frozen
 from ...server import Server
-from ...settings import settings
+from ...settings import NonNegative, NonNegativeInt, Problem, settings
 from .fusion import with_statistics
 
 NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm statistics
@@ -19,17 +20,14 @@ NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm stat
 class Swag:
     """Teachers drawn from a normal distribution around the clients' models (FedDF's Table 7, FedDistill)."""
 
-    samples: int = 0  # how many are drawn each round; 0: none
-    scale: float = 0.5  # of the covariance; 0.5 gives SWAG's own factors
+    samples: NonNegativeInt = 0  # how many are drawn each round; 0: none
+    scale: NonNegative = 0.5  # of the covariance; 0.5 gives SWAG's own factors
     include_clients: bool = True  # the clients' models teach as well
 
-    def __post_init__(self) -> None:
-        if self.samples < 0:
-            raise ValueError(f"samples = {self.samples}: at least 0 is needed (0: no teachers are drawn)")
-        if not 0 <= self.scale < float("inf"):
-            raise ValueError(f"scale = {self.scale}: must not be negative")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
         if self.samples == 0 and (self.scale, self.include_clients) != (0.5, True):
-            raise ValueError("samples = 0 draws no teacher: set it, or leave out the other settings")
+            yield "samples = 0 draws no teacher: set it, or leave out the other settings"
 
 
 def drawn_around(
@@ -57,10 +55,10 @@ def drawn_around(
     return dict(zip(joined, frozen(members, server.model), strict=True))
 
 
-def check_swag(name: str, cfg: Swag, server: Server) -> None:
-    """Refuse models of different shapes, between which nothing can be drawn."""
+def swag_problems(name: str, cfg: Swag, server: Server) -> Iterator[str]:
+    """Models of different shapes, between which nothing can be drawn."""
     if cfg.samples and len(server.architectures) > 1:
-        raise ConfigError(
+        yield (
             f"{name}: swag.samples = {cfg.samples} draws around models of one architecture, but the clients have "
             f"{', '.join(server.architectures)}: leave it out, or name one architecture in models.clients"
         )

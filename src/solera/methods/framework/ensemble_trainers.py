@@ -8,19 +8,18 @@ Numbers are those of FedEED's section 4.1. Only the last needs no individual cli
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
 from ...parts.norms import has_batchnorm, parameter_names
 from ...parts.posterior import Kind, dirichlet, gaussian, normalised_gaussian, sharpened, swag
 from ...parts.teachers import Ensemble, Rule, frozen
 from ...server import Server
-from ...settings import settings
+from ...settings import Positive, PositiveInt, Problem, settings
 from ...tensors import Weights
 from ..common.fusion import with_statistics
 from .local_trainers import Group, Models, Seeds
@@ -52,28 +51,22 @@ class EnsembleTrainer:
     """The ensembles there are by name. An object of your own with the same methods can take this one's place."""
 
     kind: Literal["clients", "bayesian", "aggregated"] = "aggregated"
-    R: int = 1  # aggregated: checkpoints of the last R rounds
+    R: PositiveInt = 1  # aggregated: checkpoints of the last R rounds
     weighted: bool = False  # clients count by their examples
     rule: Rule = "avg_logits"  # how voices become one; "confidence": Fed-ET's, who is sure counts more
     posterior: Kind = "gaussian"
-    samples: int = 10  # M, of each global model
-    alpha: float = 1.0  # dirichlet: all of its parameters
-    scale: float = 0.5  # swag: of its covariance
+    samples: PositiveInt = 10  # M, of each global model
+    alpha: Positive = 1.0  # dirichlet: all of its parameters
+    scale: Positive = 0.5  # swag: of its covariance
     update_normalised: bool = False  # gaussian: of the directions of the updates, as FedBE's code has it
     include_clients: bool = True
     include_average: bool = True
-    sharpen: float | None = None  # temperature on the teacher's probabilities, below 1
+    sharpen: Positive | None = None  # temperature on the teacher's probabilities, below 1
 
-    def __post_init__(self) -> None:
-        for key in ("R", "samples"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key} = {getattr(self, key)}: at least 1 is needed")
-        for key in ("alpha", "scale", "sharpen"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{key} = {value}: must be positive")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between the settings."""
         if self.R > 1 and self.kind != "aggregated":
-            raise ConfigError(f"R = {self.R}: only kind = 'aggregated' keeps checkpoints, not {self.kind!r}")
+            yield f"R = {self.R}: only kind = 'aggregated' keeps checkpoints, not {self.kind!r}"
 
     @property
     def needs_client_models(self) -> bool:

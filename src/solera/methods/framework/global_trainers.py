@@ -9,19 +9,18 @@
 Teachers are copies made before any student moves, and all students see the same mini-batches.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
 from ...parts.distill import Distill
 from ...parts.teachers import frozen
 from ...server import Server
-from ...settings import settings
-from ..common.fusion import Asked, answers_finitely, asked, check_logits, fuse, public_indices
+from ...settings import NonNegativeInt, Problem, settings
+from ..common.fusion import Asked, answers_finitely, asked, fuse, logits_problems, public_indices
 from .cohort import Clock
 from .ensemble_trainers import EnsembleTrainer, Member
 from .local_trainers import Group, Models, Seeds
@@ -32,17 +31,16 @@ class GlobalTrainer:
     """The schemes there are by name. An object of your own with the same methods can take this one's place."""
 
     kind: Literal["none", "basic", "warmup", "codistillation", "designated"] = "designated"
-    warmup: int = 20  # W, of warmup and codistillation: rounds before the first distillation
+    warmup: NonNegativeInt = 20  # W, of warmup and codistillation: rounds before the first distillation
     exclude_self: bool = False  # codistillation: a model's own checkpoints and clients are not among its teachers
     early_stop: bool = True  # by the server's validation set, where there is one
 
     needs_client_models: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise ConfigError(f"warmup = {self.warmup}: must not be negative")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between the settings."""
         if self.exclude_self and self.kind != "codistillation":
-            raise ConfigError(f"exclude_self = true: only with kind = 'codistillation', not {self.kind!r}")
+            yield f"exclude_self = true: only with kind = 'codistillation', not {self.kind!r}"
 
     @property
     def designated(self) -> bool:
@@ -96,15 +94,13 @@ class GlobalTrainer:
             teachers = dict.fromkeys(students, ask(fine))
         return Lesson(teachers, d, fusion, seeds, server, clock, self.early_stop)
 
-    def check(self, fusion: Distill, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
+    def misfits(self, fusion: Distill, server: Server) -> Iterator[str]:
+        """What would fail in the middle of a run."""
         if not self.distils or not fusion.steps:
             return
-        if server.public is None:
-            raise ConfigError("distillation needs public samples: set public.source, or method.fusion.steps = 0")
         if fusion.keep_init_if_better and (server.validation is None or not self.early_stop):
-            raise ConfigError("method.fusion.keep_init_if_better = true: there is no validation set to compare on")
-        check_logits("method.fusion", server)
+            yield "method.fusion.keep_init_if_better = true: there is no validation set to compare on"
+        yield from logits_problems("method.fusion", server)
 
 
 class Lesson:

@@ -5,18 +5,17 @@ global model. It sees means only. FedAvg, FedProx and FedAvgM are those of fedav
 option II; a test holds a single group to them, bit for bit.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
-from ...errors import ConfigError
 from ...federation import per_client
 from ...parts.aggregate import momentum_step, weighted_mean
 from ...parts.local import Local
 from ...randomness import seed_from
-from ...settings import settings
+from ...settings import BelowOne, NonNegative, settings
 from ...task import Client, Task, task
 from ...tensors import Weights
 from ..common.training import local_update
@@ -66,22 +65,16 @@ class LocalTrainer:
 
     kind: Literal["fedavg", "fedprox", "fedavgm", "scaffold"] = "fedavg"
     average: Literal["default", "weighted", "uniform"] = "default"  # by examples; scaffold: every client the same
-    mu: float = 0.001  # fedprox: mu/2 ||w - w_t||^2
-    momentum: float = 0.3  # fedavgm: beta
+    mu: NonNegative = 0.001  # fedprox: mu/2 ||w - w_t||^2
+    momentum: BelowOne = 0.3  # fedavgm: beta
     shared_c: bool = False  # scaffold: one control variate for all groups of an architecture, not one for each
 
     needs_client_models: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ConfigError(f"mu = {self.mu}: must not be negative")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum = {self.momentum}: must be in [0, 1)")
-
-    def check(self, local: Local) -> None:
-        """Refuse local training that the trainer is not made for."""
+    def misfits(self, local: Local) -> Iterator[str]:
+        """Local training that the trainer is not made for."""
         if self.kind == "scaffold" and (local.momentum or local.optimizer != "sgd"):
-            raise ConfigError("method.local_trainer.kind = 'scaffold' needs plain SGD: set method.local.momentum = 0")
+            yield "method.local_trainer.kind = 'scaffold' needs plain SGD: set method.local.momentum = 0"
 
     @property
     def client_state(self) -> str:

@@ -8,12 +8,12 @@ With `pipeline`, clients train while the server distils: overlap.py turns this l
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from ...federation import Federation
-from ...method import Info, Model, register
+from ...method import About, Model, register
 from ...parts.norms import parameter_names
-from ...server import Server
+from ...server import EnsembleReport, Server
 from ...tensors import Weights
 from ..common.fusion import public_indices
 from .cohort import Clock, Cohort
@@ -39,16 +39,16 @@ class Aggregated(NamedTuple):
 class Framework(Slots):
     """Local trainer, ensemble trainer and global trainer, freely combined."""
 
-    info: ClassVar[Info] = Info(
-        title="Generalised framework",
-        paper="FedEED's Algorithm 1, ICLR submission",
-        models="any mix; K groups in each architecture",
-        wire="model down, model up (with scaffold also control variates)",
-        public="unlabelled, on the server",
-        state="nothing",
-        privacy="means only",
-    )
-    needs: ClassVar[tuple[str, ...]] = ("K clients",)
+    @property
+    def about(self) -> About:
+        single = f"for {', '.join(self.curious)}" if self.curious else "no slot needs single models"
+        return About(
+            title="Generalised framework",
+            paper="FedEED's Algorithm 1, ICLR submission",
+            wire="model down, model up (with scaffold also control variates)",
+            state=self.local_trainer.client_state,
+            privacy=single,
+        )
 
     @dataclass(frozen=True)
     class State:
@@ -61,7 +61,6 @@ class Framework(Slots):
     # -- Algorithm 1 --
 
     def init(self, fed: Federation, server: Server) -> State:
-        self.check(server)
         check_groups(self.shares, self.secure, self.global_trainer.designated, fed, server)
         w = {(A, k): server.init(A, k) for A in server.architectures for k in range(self.K)}  # w^g*_{-1,k}
         memory = {g: self.local_trainer.memory(g, w[g], parameter_names(server.template(g[0]))) for g in w}
@@ -147,11 +146,10 @@ class Framework(Slots):
         first = {A: Model(A, own[0]) for A, own in state.models.items()}
         return first | {f"{A}.{k}": Model(A, state.models[A][k]) for A in first for k in range(1, shown)}
 
-    @property
-    def ensemble_rule(self) -> str:
-        """How the ensemble's members are joined."""
-        return self.ensemble_trainer.rule
-
-    def ensemble_models(self, state: State) -> list[tuple[Model, float]]:
+    def ensemble_of(self, state: State) -> EnsembleReport | None:
         """The ensemble itself, for inference: its members, and how much each counts."""
-        return [(Model(m.architecture, m.weights), m.share) for checkpoint in state.history for m in checkpoint]
+        members = [m for checkpoint in state.history for m in checkpoint]
+        if not members:
+            return None
+        voices, shares = [(m.architecture, m.weights) for m in members], [m.share for m in members]
+        return EnsembleReport("ensemble", voices, self.ensemble_trainer.rule, shares)

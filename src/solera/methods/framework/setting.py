@@ -1,13 +1,15 @@
 """What makes a dataclass of a paper's letters a named setting of the framework."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...federation import Federation
-from ...method import Info, Model
+from ...method import About, Method, Model, Traits
 from ...parts.distill import Distill
-from ...server import Server
+from ...server import EnsembleReport, Server
+from ...settings import Problem, SettingsError
 from .loop import Framework
 
 
@@ -25,26 +27,33 @@ def section_6() -> Distill:
     )
 
 
-class Setting(ABC):
+class Setting(Method):
     """A setting gives its `framework`; all work is the framework's, and so are the refusals."""
 
-    info: ClassVar[Info]
+    of_paper: ClassVar[About]  # what it says of itself, but for what a client keeps, which follows the settings
+    State = Framework.State
 
     @property
     @abstractmethod
     def framework(self) -> Framework:
         """The three slots, filled."""
 
-    def __post_init__(self) -> None:
-        _ = self.framework  # what it refuses, it refuses now
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between the settings: what the framework refuses. A setting has its names for its keys."""
+        try:
+            _ = self.framework
+        except SettingsError as e:
+            yield from e.problems
 
-    def describe(self) -> Info:
-        said = self.framework.describe()
-        privacy = said.privacy.partition(" (")[0]  # which slot it is for is no news in a setting
-        return replace(self.info, public=said.public, state=said.state, privacy=privacy)
+    @property
+    def about(self) -> About:
+        return replace(self.of_paper, state=self.framework.about.state)
 
-    def check(self, server: Server) -> None:
-        self.framework.check(server)
+    def traits(self) -> Traits:
+        return self.framework.traits()
+
+    def fits(self, server: Server) -> Iterable[str]:
+        return self.framework.fits(server)
 
     def init(self, fed: Federation, server: Server) -> Any:
         return self.framework.init(fed, server)
@@ -58,9 +67,5 @@ class Setting(ABC):
     def models(self, state: Any) -> dict[str, Model]:
         return self.framework.models(state)
 
-    @property
-    def ensemble_rule(self) -> str:
-        return self.framework.ensemble_rule
-
-    def ensemble_models(self, state: Any) -> list[tuple[Model, float]]:
-        return self.framework.ensemble_models(state)
+    def ensemble_of(self, state: Any) -> EnsembleReport | None:
+        return self.framework.ensemble_of(state)

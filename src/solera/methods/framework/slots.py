@@ -1,14 +1,14 @@
 """The framework's settings: its three slots, and what follows from what is in them."""
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from ...errors import ConfigError
-from ...method import Info
+from ...method import Method, Traits
 from ...parts.distill import Distill
 from ...parts.local import Local
 from ...server import Server
-from ...settings import Replaceable
+from ...settings import PositiveInt, Problem, Replaceable
 from .ensemble_trainers import EnsembleTrainer
 from .global_trainers import GlobalTrainer
 from .groups import Schedule
@@ -16,7 +16,7 @@ from .local_trainers import LocalTrainer
 
 
 @dataclass(frozen=True)
-class Slots:
+class Slots(Method):
     """Local trainer, ensemble trainer and global trainer, and how clients are grouped between them."""
 
     local: Local = field(default_factory=Local)
@@ -24,27 +24,24 @@ class Slots:
     local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     ensemble_trainer: Annotated[EnsembleTrainer, Replaceable()] = field(default_factory=EnsembleTrainer)
     global_trainer: Annotated[GlobalTrainer, Replaceable()] = field(default_factory=GlobalTrainer)
-    K: int = 2  # global models (of each architecture), each trained by a group of clients
-    group_sizes: tuple[int, ...] | None = None  # how the clients are shared out; left out: evenly
+    K: PositiveInt = 2  # global models (of each architecture), each trained by a group of clients
+    group_sizes: tuple[PositiveInt, ...] | None = None  # how the clients are shared out; left out: evenly
     schedule: Schedule = "random"  # groups drawn anew each round, or Fed-ensemble's strata
     pipeline: Literal["off", "strict", "eager"] = "off"  # designated only: clients train while the server distils
     secure: bool = False  # refuse what secure aggregation forbids: individual models, groups of one client
     save_ensemble: bool = False  # keep the round's client models, for inference; aggregated ones always are
     report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
 
-    info: ClassVar[Info]
-
-    def __post_init__(self) -> None:
-        if self.K < 1:
-            raise ConfigError(f"K = {self.K}: at least 1 global model is needed")
-        if self.group_sizes is not None and (len(self.group_sizes) != self.K or min(self.group_sizes) < 1):
-            raise ConfigError(f"group_sizes = {list(self.group_sizes)}: K = {self.K} sizes of at least 1 are needed")
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between the settings."""
+        if self.group_sizes is not None and len(self.group_sizes) != self.K:
+            yield f"group_sizes = {list(self.group_sizes)}: K = {self.K} sizes are needed"
         if self.group_sizes is not None and self.schedule == "strata":
-            raise ConfigError("group_sizes: strata are of equal size; leave it out, or set schedule = 'random'")
+            yield "group_sizes: strata are of equal size; leave it out, or set schedule = 'random'"
         if self.pipeline != "off" and not self.global_trainer.designated:
-            raise ConfigError(f"pipeline = {self.pipeline!r}: only designated distillation leaves groups free to train")
+            yield f"pipeline = {self.pipeline!r}: only designated distillation leaves groups free to train"
         if self.secure and self.curious:
-            raise ConfigError(f"secure = true: {', '.join(self.curious)} needs individual client models")
+            yield f"secure = true: {', '.join(self.curious)} needs individual client models"
 
     @property
     def curious(self) -> list[str]:
@@ -61,17 +58,17 @@ class Slots:
         """Whether the ensemble stays in the state between rounds."""
         return self.save_ensemble or not self.curious
 
-    def describe(self) -> Info:
-        """`info` for these settings."""
-        privacy = (
-            f"individual replies (for {', '.join(self.curious)})"
-            if self.curious
-            else "means only (no slot needs single models)"
+    def traits(self) -> Traits:
+        """What the slots need together."""
+        distils = self.global_trainer.distils and self.fusion.steps > 0
+        return Traits(
+            across="knowledge" if distils else "predictions",
+            public="server" if distils else "none",
+            replies="individual" if self.curious else "means",
+            groups="K" if self.K > 1 and self.group_sizes is None else "",
         )
-        public = self.info.public if self.global_trainer.distils and self.fusion.steps else "none"
-        return replace(self.info, public=public, state=self.local_trainer.client_state, privacy=privacy)
 
-    def check(self, server: Server) -> None:
-        """Refuse at the start what would fail in the middle."""
-        self.local_trainer.check(self.local)
-        self.global_trainer.check(self.fusion, server)
+    def fits(self, server: Server) -> Iterator[str]:
+        """What would fail in the middle of a run."""
+        yield from self.local_trainer.misfits(self.local)
+        yield from self.global_trainer.misfits(self.fusion, server)

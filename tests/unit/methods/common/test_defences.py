@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from solera.errors import ConfigError
-from solera.methods.common.defences import check_defences, clipped, without_worst
+from solera.methods.common.defences import clipped, defences_problems, without_worst
 from solera.methods.common.training import Update
 from solera.methods.feddf import FedDF
 from solera.task import Data
@@ -75,24 +75,19 @@ def test_they_stay_unless_asked_for(guessing):
     assert list(x) == ["c0", "c1", "c2"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"drop_threshold": 2.1}, r"drop_threshold = 2.1 must be in \[0, 2\]"),
-        ({"drop_outliers": True}, "drop_outliers = true has no effect"),
-        ({"update_clip": 0.0}, "update_clip = 0.0 must be positive"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(guessing, changed, message):
-    check_defences("it", settings(drop_worst=True, update_clip=1.0), guessing.server)
-    with pytest.raises(ConfigError, match=f"it: {message}"):
-        check_defences("it", settings(**changed), guessing.server)
+def test_settings_that_make_no_sense_are_refused(guessing):
+    assert list(defences_problems("it", settings(drop_worst=True, update_clip=1.0), guessing.server)) == []
+    (found,) = defences_problems("it", settings(drop_threshold=2.1), guessing.server)
+    assert found == "it: drop_threshold = 2.1: 2 times chance is an accuracy of 1"
+    for changed in ({"drop_threshold": -0.1}, {"update_clip": 0.0}, {"drop_outliers": True}):
+        with pytest.raises(ConfigError, match=next(iter(changed))):
+            FedDF(**changed)
 
 
 def test_guessing_is_measured_on_a_validation_set(guessing):
     guessing.server.validation = None
-    with pytest.raises(ConfigError, match="it: drop_worst needs a validation set"):
-        check_defences("it", settings(drop_worst=True), guessing.server)
+    (found,) = defences_problems("it", settings(drop_worst=True), guessing.server)
+    assert "it: drop_worst needs a validation set" in found
 
 
 def test_feddf_has_these_settings():

@@ -12,20 +12,22 @@ from solera.methods.common.predictions import (
     Predictions,
     Probabilities,
     are_probabilities,
-    check_labels,
-    check_public,
-    check_temperature,
     distil_and_predict,
     distil_and_train,
     distil_locally,
     draw,
+    label_problems,
     participants,
+    public_problems,
     train_and_answer,
     train_and_assess,
     train_and_predict,
     train_and_score,
     usable,
 )
+from solera.methods.fedgkt import FedGKT
+from solera.methods.mnfl import MNFL
+from solera.methods.simpfl import SimPFL, TopKPFL
 from solera.parts.local import Diverged, Local
 from solera.task import Client, Data
 from toys import Constant, World, replies_of
@@ -167,21 +169,18 @@ def test_a_rounds_samples_are_as_many_as_asked_for(world):
 
 
 def test_public_data_on_which_nothing_can_be_exchanged_is_refused(world):
-    check_public("it", 6, world.server)
-    with pytest.raises(ConfigError, match="public_size = 7, but there are 6"):
-        check_public("it", 7, world.server)
+    assert list(public_problems("it", 6, world.server)) == []
+    assert list(public_problems("it", 7, world.server)) == ["it: public_size = 7, but there are 6 public samples"]
     world.server.public = Known(SET.inputs, torch.tensor([0, 1, 2, 0, 1, 2]))
-    with pytest.raises(ConfigError, match="labels go up to 2, but the models have 2 outputs"):
-        check_labels("it", world.server, "leave it")
+    (found,) = label_problems("it", world.server, "leave it")
+    assert "labels go up to 2, but the models have 2 outputs" in found
     world.server.public.fresh = True
-    with pytest.raises(ConfigError, match="must see the same public samples"):
-        check_public("it", None, world.server)
-    world.server.public = None
-    with pytest.raises(ConfigError, match=r"set public\.source"):
-        check_public("it", None, world.server)
+    (found,) = public_problems("it", None, world.server)
+    assert "must see the same public samples" in found
 
 
+@pytest.mark.parametrize("method", [MNFL, SimPFL, TopKPFL, FedGKT])
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
-def test_temperatures_that_divide_nothing_are_refused(temperature):
+def test_temperatures_that_divide_nothing_are_refused(method, temperature):
     with pytest.raises(ConfigError, match="temperature"):
-        check_temperature("it", temperature)
+        method(temperature=temperature)
