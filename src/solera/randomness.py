@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import SoleraError
+from .stopping import inherited
 
 log = logging.getLogger("solera")
 T = TypeVar("T")
@@ -297,7 +298,7 @@ def thread_pool(
 ) -> ThreadPoolExecutor | None:
     """A pool whose threads are there already: fewer than asked for where the system gives no more; None for none."""
     while workers:
-        pool = ThreadPoolExecutor(workers, OURS, initializer, initargs)
+        pool = ThreadPoolExecutor(workers, OURS, inherited(initializer), initargs)
         started = threading.Barrier(workers + 1)
         try:
             for _ in range(workers):

@@ -650,7 +650,7 @@ def test_all_client_state_since_the_last_checkpoint_is_flushed(tmp_path, monkeyp
 
 def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, monkeypatch):
     import solera.federation as module
-    from solera.runner.loop import Interrupted
+    from solera.stopping import Interrupted
 
     method = make("fedavg")
     expected = run_toy(method, tmp_path / "whole", rounds=2).digest

@@ -5,7 +5,6 @@ killed) stops no other; what is done is skipped, what was stopped goes on. The d
 `OUT/<case and settings>/s<seed>`, and `OUT/sweep.json` lists them all.
 """
 
-import contextlib
 import ctypes
 import dataclasses
 import hashlib
@@ -18,11 +17,10 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +30,12 @@ from ..config import TABLES, Config, EngineConfig, load_config, merged, recipe_n
 from ..errors import ConfigError, RunError, SoleraError
 from ..files import read_file
 from ..method import name_of
-from ..runner.loop import Interrupted, check_start, execute
+from ..runner.loop import check_start, execute
 from ..runs.groups import compared
 from ..runs.keys import flat, show
 from ..runs.record import count_lines
 from ..scenario import build_scenario
+from ..stopping import Interrupted, stoppable
 from ..track.display import QuietWatcher
 from ..version import __version__
 
@@ -306,7 +305,7 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
     context, waiting = _context(), list(todo)
     running: dict[str, Any] = {}  # name -> its process
     began, before = time.monotonic(), {name: count_lines(out / name) for name in todo}
-    with _stoppable():
+    with stoppable():
         try:
             while waiting or running:
                 while waiting and len(running) < workers:
@@ -435,23 +434,6 @@ def _estimate(
     done = sum(max(0, runs[n].run.rounds - before[n]) for n in over)
     done += sum(max(0, rounds - before[n]) for n, (rounds, _) in state.running.items() if n not in over)
     state.left = state.seconds / done * (due - done) if done and due else None
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM ends a sweep as Ctrl-C does."""
-
-    def stop(*_: Any) -> None:
-        raise Interrupted("stopped by SIGTERM")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ---- the index --------------------------------------------------------------------------------------

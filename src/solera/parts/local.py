@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
+from ..stopping import check_stop
 from ..tensors import Weights, is_finite
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
@@ -177,6 +178,7 @@ def logits_of(model: nn.Module, inputs: Tensor, batch: int = ASKED) -> Tensor:
 
 
 def _answer(model: nn.Module, inputs: Tensor) -> Tensor:
+    check_stop()
     missing = MIN_ROWS - len(inputs)
     if missing <= 0 or len(inputs) == 0:
         return model(inputs)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..stopping import check_stop
+
 
 class Optimizer(ABC):
     """Steps of `lr` along the gradients of `parameters`; those without a gradient stay where they are."""
@@ -31,7 +33,8 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move every parameter that has a gradient."""
+        """Move every parameter that has a gradient. A run that has been asked to stop ends here."""
+        check_stop()
         for kind in self._kinds.values():
             moving: list[Tensor] = [p for p in kind if p.grad is not None]
             if moving:

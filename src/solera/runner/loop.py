@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import pathlib
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from ..runs.notice import Notices
 from ..runs.record import RoundRecord
 from ..scenario import Scenario, build_scenario
 from ..server import Server
+from ..stopping import check_stop, stoppable
 from ..task import Data
 from ..track.display import Watcher
 from ..track.export import TrackConfig, Tracking
@@ -43,13 +43,6 @@ from .measure import first_if_all_void, measure, not_finite, summarise, traffic,
 from .profile import Profile
 
 log = logging.getLogger("solera")
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop; it can be resumed. Like Ctrl-C, it is nothing an `except Exception` may swallow:
-    a reply lost that way would change the result."""
-
-    exit_code = 143
 
 
 class NothingLearned(SoleraError):
@@ -154,7 +147,7 @@ def simulate(
         seeded(seed_from(scenario.seed, "run")),
         contextlib.closing(RunDirectory(out, __version__, resume, config_text, experiment, command)) as home,
         watcher,
-        _stoppable() as check_stop,
+        stoppable(),
     ):
         if held.found:
             watcher.warn(f"the program's settings of torch are set aside for the run: {_listed(held.found)}")
@@ -511,31 +504,3 @@ def _disk_errors() -> Iterator[None]:
             raise
         where = f"{e.filename}: " if e.filename else ""
         raise RunError(f"{where}{e.strerror}; the last checkpoint is unharmed: make room, then resume the run") from e
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[Callable[[], None]]:
-    """Turn SIGTERM into an exception, so that workers end and the lock is given free.
-
-    The exception is raised at once, but Python swallows it where it happens to hit a destructor or a fork: so the
-    run also asks, between replies.
-    """
-    asked = False
-
-    def check() -> None:
-        if asked:
-            raise Interrupted("stopped by SIGTERM")
-
-    def stop(*_: Any) -> None:
-        nonlocal asked
-        asked = True
-        check()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield check
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGTERM, before)
