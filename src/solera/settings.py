@@ -10,7 +10,7 @@
 
 A class may have `problems(self)`, which yields what is wrong between several of its settings, and `RENAMED`, old
 spellings with the new ones. A method is checked in the same way: `register` sees to it. What concerns a setting
-together with the data or the models is not known here: that is `Method.check(server)`.
+together with the data or the models is not known here: that is `Method.fits(server)`.
 """
 
 import collections.abc

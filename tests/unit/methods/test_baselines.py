@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from solera.errors import ConfigError
+from solera.method import Exchange
 from solera.methods.centralised import Centralised
 from solera.methods.common.personal import score_own
 from solera.methods.local import LocalOnly
@@ -41,7 +42,7 @@ def test_nothing_of_a_local_model_leaves_the_client(tmp_path):
 
 def test_each_client_scores_its_own_model(tmp_path):
     world = mixed(tmp_path)
-    assert LocalOnly.personal is score_own
+    assert LocalOnly().personal(LocalOnly.State(1), world.fed) == Exchange(score_own)
     untrained = world.fed.map(score_own, list(world.fed.clients))
     assert all(score.total == 0 for score in untrained.values())  # nobody has a model of its own yet
     world.run(LocalOnly(Local(epochs=30, batch=8, lr=0.1)))

@@ -31,7 +31,7 @@ from solera.parts.distill import Distill
 from solera.parts.local import Local
 from solera.parts.teachers import Ensemble
 from solera.randomness import seed_from
-from solera.runner.loop import simulate
+from solera.runner.loop import check_server, simulate
 from solera.task import Data
 from solera.testing import check_method, deep, run_toy, toy, wide
 from solera.wire import digest
@@ -798,15 +798,26 @@ def test_temperatures_below_zero_are_refused():
         (FedEED(K=9), {}, r"method.K = 9: only 8 clients of 'c' can be active"),
         (FedEED(K=5), {"fraction": 0.5}, r"method.K = 5: only 4 clients.*fraction = 0.5"),
         (FedEED(K=4, secure=True), {"fraction": 0.5}, "method.secure = true: 4 clients"),
+    ],
+)
+def test_groups_that_cannot_be_filled_are_refused_before_the_first_round(tmp_path, method, options, words):
+    world = one_kind(tmp_path, **options)
+    with pytest.raises(ConfigError, match=words) as caught:
+        method.init(world.fed, world.server)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
         (FedEED(K=2), {"public": None}, "public.source"),
         (FedEED(K=2, fusion=Distill(keep_init_if_better=True)), {}, "keep_init_if_better"),
         (FedEED(K=2, local=Local(momentum=0.9), local_trainer=LocalTrainer("scaffold")), {}, "plain SGD"),
     ],
 )
-def test_what_does_not_fit_the_federation_is_refused_before_the_first_round(tmp_path, method, options, words):
-    world = one_kind(tmp_path, **options)
+def test_what_the_server_lacks_is_refused_before_any_work(tmp_path, method, options, words):
     with pytest.raises(ConfigError, match=words) as caught:
-        method.init(world.fed, world.server)
+        check_server(method, one_kind(tmp_path, **options).server)
     assert "\n" not in str(caught.value)
 
 
@@ -858,7 +869,7 @@ def test_mistakes_in_a_configuration_name_their_key(table, words):
 def test_the_papers_letters_can_be_set():
     config = load_config("feddf/table1", ["method.name=fedeed", "method.R=2", "method.K=3"])
     assert (config.method.K, config.method.R) == (3, 2)
-    with pytest.raises(ConfigError, match=r"^method.R = 0: at least 1 is needed"):
+    with pytest.raises(ConfigError, match=r"^method.R = 0: an integer of at least 1 is wanted"):
         load_config({"method": {"name": "fedeed", "R": 0}})
 
 

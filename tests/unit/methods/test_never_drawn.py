@@ -6,7 +6,7 @@ import pytest
 
 from solera.engines import ClientStates, InProcess
 from solera.federation import Federation, FederationConfig
-from solera.method import METHODS, find_method, scoring
+from solera.method import METHODS, find_method
 from solera.parts.local import evaluate
 from solera.testing import small, toy_for
 
@@ -35,7 +35,7 @@ def test_no_untrained_model_is_judged(name, tmp_path, monkeypatch):
         fed.begin(t)
         server.begin()
         state = method.round(state, fed, server)
-    asked = scoring(method, state, fed)
+    asked = method.personal(state, fed)
     scores = fed.map(asked.task, [*ASKED, *MISSED], **asked.payload)
     assert all(scores[k].total > 0 for k in ASKED)
     for k in MISSED:

@@ -11,7 +11,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from solera.cli.main import app
-from solera.method import Model, find_method
+from solera.method import About, Method, Model, find_method
 from solera.parts.local import Score
 from solera.runner.measure import _spread, first_if_all_void, measure, not_finite, traffic, why_unusable
 from solera.runs.record import RoundRecord, Traffic, read_records
@@ -66,8 +66,11 @@ class OneRight(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reports:
+class Reports(Method):
     """Has the models it is given, and no own models of clients."""
+
+    about = About("", "", "", "")
+    init = round = None
 
     def models(self, state):
         return state

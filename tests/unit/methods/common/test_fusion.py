@@ -8,7 +8,7 @@ import by_hand
 from solera.methods.common import fusion
 from solera.methods.common.fusion import (
     asked,
-    ensemble_of,
+    copies_of,
     finite_models,
     first_batch,
     fuse,
@@ -22,6 +22,7 @@ from solera.methods.common.fusion import (
     with_statistics,
 )
 from solera.methods.common.training import Update
+from solera.methods.feddf import FedDF
 from solera.parts.distill import Distill, Memo
 from solera.parts.local import Diverged, Fitted
 from solera.parts.teachers import Cache
@@ -268,8 +269,9 @@ def test_the_surest_samples_are_chosen_by_the_teachers_entropy(world):
 
 def test_a_client_drawn_twice_has_two_voices(world):
     world.fed.copies.update({"c0": 2, "c1": 1})
-    models = {"c0": Constant(3.0, 0.0), "c1": Constant(0.0, 3.0)}
-    probs, entropy = ensemble_of(models, "avg_logits", Distill(temperature=2.0), world.fed)(torch.zeros(1, 1))
+    assert copies_of(["c0", "c1", "c2"], world.fed) == [2.0, 1.0, 1.0]
+    teacher = FedDF(fusion=Distill(temperature=2.0)).teacher([Constant(3.0, 0.0), Constant(0.0, 3.0)], [2.0, 1.0])
+    probs, entropy = teacher(torch.zeros(1, 1))
     expected = torch.tensor([2.0, 1.0]).div(2).softmax(0)  # mean logits (2, 1), at temperature 2
     assert torch.allclose(probs[0].double(), expected.double(), atol=1e-6)
     assert entropy[0].item() == pytest.approx(-(expected * expected.log()).sum().item(), abs=1e-6)
