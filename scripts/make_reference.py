@@ -193,30 +193,37 @@ def settings(cls: type, where: str) -> list[tuple[str, ...]]:
         value = default_of(f)
         meaning = MEANINGS.get(f"{where}.{f.name}") or said.get(f.name) or MEANINGS.get(f"*.{f.name}", "")
         if is_table(value):
-            rows.append((f"`{f.name}`", "a table", link(type(value)), other_defaults(f.name, value)))
+            within = where if where in TABLES else "method"
+            rows.append((f"`{f.name}`", "a table", link(type(value)), other_defaults(within, f.name, value)))
         else:
             rows.append((f"`{f.name}`", toml(value), takes(kinds[f.name]), meaning))
     return rows
 
 
-TITLES = {"Local": "Local training", "Distill": "Distillation", "LowBit": "Low-bit weights", "Swag": "Drawn teachers"}
+TITLES = {
+    "Local": "Local training",
+    "Distill": "Distillation",
+    "LowBit": "Low-bit weights",
+    "Swag": "Drawn teachers",
+    "StopConfig": "Ending early",
+}
 
 
 def link(cls: type) -> str:
-    """A link to the section about a kind of table within [method]."""
+    """A link to the section about a kind of table within another one."""
     title = TITLES.get(cls.__name__, cls.__name__)
     return f"[{title.lower()}](#{title.lower().replace(' ', '-')})"
 
 
-def other_defaults(name: str, value: Any) -> str:
-    """Where a method's table differs from the defaults of its kind."""
+def other_defaults(within: str, name: str, value: Any) -> str:
+    """Where a table within another one differs from the defaults of its kind."""
     plain = type(value)()
     differ = [
         f"`{f.name}` = {toml('none' if getattr(value, f.name) is None else getattr(value, f.name))}"
         for f in dataclasses.fields(value)
         if getattr(value, f.name) != getattr(plain, f.name)
     ]
-    return f"`[method.{name}]`" + (", with " + ", ".join(differ) if differ else "")
+    return f"`[{within}.{name}]`" + (", with " + ", ".join(differ) if differ else "")
 
 
 def our_methods() -> dict[str, type[Method]]:
@@ -225,7 +232,7 @@ def our_methods() -> dict[str, type[Method]]:
 
 
 def shared_tables() -> dict[str, type]:
-    """The kinds of tables within [method], those inside others included, by the names of their classes."""
+    """The kinds of tables within others, by the names of their classes."""
     found: dict[str, type] = {}
 
     def look(cls: type) -> None:
@@ -235,7 +242,7 @@ def shared_tables() -> dict[str, type]:
                 found[type(value).__name__] = type(value)
                 look(type(value))
 
-    for cls in our_methods().values():
+    for cls in (*TABLES.values(), *our_methods().values()):
         look(cls)
     return dict(sorted(found.items()))
 
@@ -307,7 +314,8 @@ def configuration() -> str:
         rows = settings(cls, name)
         parts.append(table(head, rows) + "\n" if rows else "No settings.\n\n")
     parts.append(
-        "## Tables within [method]\n\nA method may have defaults of its own for these; they are named above.\n\n"
+        "## Tables within [run] and [method]\n\n"
+        "A method may have defaults of its own for these; they are named above.\n\n"
     )
     for name, cls in shared_tables().items():
         parts += [

@@ -28,6 +28,7 @@ from .federation import FederationConfig
 from .method import METHODS, find_method, load_plugins, name_of
 from .models import model_info
 from .runs.keys import flat
+from .runs.stop import StopConfig
 from .scenario import DataConfig, ModelsConfig
 from .settings import (
     OFF,
@@ -62,6 +63,7 @@ class RunConfig:
     eval_every: PositiveInt = 1  # rounds between evaluations; the last round is always evaluated
     checkpoint_every: PositiveInt = 1  # rounds between checkpoints
     eval_clients: Annotated[int, Ge(0), Hint("0: score none")] = 100  # how many clients' personal models are scored
+    stop: StopConfig = dataclasses.field(default_factory=StopConfig)
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with the name."""

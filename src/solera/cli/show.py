@@ -53,7 +53,9 @@ def look(directory: Path) -> dict[str, Any]:
     missing: list[str] = []
     rounds = read_records(directory, missing)
     wanted = settings.get("run", {}).get("rounds")
-    finished = (directory / "summary.json").is_file() and (wanted is None or len(rounds) >= wanted)
+    summary = _read_summary(directory) if (directory / "summary.json").is_file() else {}
+    early = summary.get("stopped") if summary.get("rounds") == len(rounds) else None
+    finished = bool(summary) and (wanted is None or len(rounds) >= wanted or early is not None)
     status = "finished" if finished else "running" if in_use(directory) else "stopped"
     failures = Counter(f["client"] for r in rounds for f in r.failures)
     found: dict[str, Any] = {
@@ -62,6 +64,7 @@ def look(directory: Path) -> dict[str, Any]:
         "continue": resume_command(directory) if status == "stopped" else None,
         "rounds_done": len(rounds),
         "rounds": wanted,
+        "ended_early": early,
         "settings": settings,
         "models": _scores(rounds, "model"),
         "ensembles": _scores(rounds, "ensemble"),
@@ -74,7 +77,6 @@ def look(directory: Path) -> dict[str, Any]:
         "environment": None,
     }
     if finished:
-        summary = _read_summary(directory)
         found["digest"], found["environment"] = summary.get("digest"), summary.get("environment")
     return found
 
@@ -133,6 +135,8 @@ def _print(found: dict[str, Any]) -> None:
         line("data", _data_line(s))
         line("models", ", ".join(s["models"]["clients"]) + _if(", server: ", s["models"].get("server")))
     line("rounds", f"{done} in {human_time(found['seconds'])}")
+    if found["ended_early"]:
+        line("ended early", found["ended_early"])
     line("traffic", f"{human_bytes(found['bytes']['down'])} down, {human_bytes(found['bytes']['up'])} up")
     if found["personal"] and "mean" in found["personal"]:
         own = found["personal"]

@@ -4,14 +4,18 @@ points of a plane, which part of the plane belongs to which class.
 Nothing here changes a result. Each function gives what becomes one file of the run directory.
 """
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..method import Model
+from ..federation import FederationConfig
+from ..method import Method, Model, name_of
 from ..parts.local import logits_of
 from ..scenario import Scenario
 from ..server import EnsembleReport, Server
@@ -25,6 +29,50 @@ MATRICES = 24
 PANELS = 6  # members of an ensemble whose regions are recorded
 GRID = 61  # points a side
 POINTS = 200  # samples of each client
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What is recorded of a run beside its rounds, by whoever knows the data."""
+
+    experiment: dict[str, Any]  # all that determines the results, in a form that can be written down and compared
+    clients: int
+    takes: dict[str, Any]  # what the models take: shape, mean, std, vocabulary
+    class_names: Sequence[str] | None
+    partition: Callable[[], dict[str, Any]]  # partition.json
+    regions: Callable[[int, Mapping[str, Model]], dict[str, Any] | None]  # regions.json, of the last round
+
+    def model_card(self) -> dict[str, str]:
+        """What the file of a model says of its inputs and outputs."""
+        names = {"class_names": json.dumps(self.class_names)} if self.class_names else {}
+        return {"input": json.dumps(self.takes), **names}
+
+
+def facts_of(scenario: Scenario, method: Method, federation: FederationConfig) -> Facts:
+    """The facts of a simulated run."""
+    roster, data = scenario.roster, scenario.dataset
+    experiment = {
+        "run.seed": scenario.seed,
+        "method": {"name": name_of(method), **dataclasses.asdict(method)},
+        "federation": dataclasses.asdict(federation),
+        "data": {"name": data.name, "classes": data.classes, "shape": data.shape},
+        "clients": {
+            "count": len(roster),
+            "examples": hashlib.sha256(roster.sizes.numpy().tobytes()).hexdigest()[:16],
+            "architectures": roster.architectures,
+            "assigned": hashlib.sha256(roster.architecture_of.numpy().tobytes()).hexdigest()[:16],
+        },
+        "server": scenario.server.large,
+        "public": None if scenario.public is None else scenario.public.digest[:16],
+    }
+    return Facts(
+        experiment=json.loads(json.dumps(experiment, default=lambda o: type(o).__qualname__)),
+        clients=len(roster),
+        takes={"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary},
+        class_names=data.class_names,
+        partition=lambda: partition_facts(scenario),
+        regions=lambda t, models: region_facts(t, models, scenario.server, scenario),
+    )
 
 
 def partition_facts(scenario: Scenario) -> dict[str, Any]:

@@ -8,8 +8,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import hashlib
-import json
 import logging
 import os
 import pathlib
@@ -20,7 +18,7 @@ from typing import Any
 
 from ..config import Config, EngineConfig, RunConfig, load_config, to_toml
 from ..devices import Numerics, keep_freed_memory, numerics
-from ..engines import ENGINES, Call, ClientStates, Engine, Reply, Roster, default_engine, default_workers
+from ..engines import ENGINES, Call, ClientStates, Engine, Reply, Roster, Site, default_engine, default_workers
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
 from ..method import Method, Traits, name_of, prepare_scoring
@@ -30,7 +28,8 @@ from ..parts.norms import has_batchnorm
 from ..randomness import seed_from, seeded
 from ..runs.directory import RunDirectory
 from ..runs.notice import Notices
-from ..runs.record import RoundRecord
+from ..runs.record import RoundRecord, Score
+from ..runs.stop import STOPPED, Stopping
 from ..scenario import Scenario, build_scenario
 from ..server import Server
 from ..stopping import check_stop, stoppable
@@ -39,7 +38,8 @@ from ..track.display import Watcher
 from ..track.export import TrackConfig, Tracking
 from ..version import __version__
 from . import facts as detail
-from .measure import first_if_all_void, measure, not_finite, summarise, traffic, why_unusable
+from .facts import Facts
+from .measure import first_if_all_void, measure, measure_validation, not_finite, summarise, traffic, why_unusable
 from .profile import Profile
 
 log = logging.getLogger("solera")
@@ -130,47 +130,94 @@ def simulate(
     be the same. With `profile=True` one round is looked at more closely; that changes no bit.
     """
     config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine or EngineConfig()
-    track = track or TrackConfig()
-    track.require()
-    watcher = Tracking(track, watcher or Watcher())
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     check_fit(method, scenario)
     keep_freed_memory()  # workers that are forked inherit it
-    _check_quorum(federation, len(scenario.roster))
+
+    def open_engine(states: ClientStates) -> Engine:
+        return _open_engine(engine, scenario, states)
+
+    return run(
+        scenario.server,
+        scenario.test,
+        open_engine,
+        method,
+        out,
+        config,
+        federation,
+        facts=detail.facts_of(scenario, method, federation),
+        threads=engine.threads,
+        resume=resume,
+        watcher=watcher,
+        track=track,
+        config_text=config_text,
+        command=command,
+        profile_host=scenario if profile else None,
+    )
+
+
+def run(
+    server: Server,
+    test: Data,
+    engine: Callable[[ClientStates], Engine],
+    method: Method,
+    home: str | os.PathLike[str],
+    config: RunConfig,
+    federation: FederationConfig,
+    *,
+    facts: Facts,
+    threads: int = 1,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    track: TrackConfig | None = None,
+    config_text: str | None = None,
+    command: str | None = None,
+    profile_host: Site | None = None,
+) -> Result:
+    """Run `method` on whatever clients `engine` reaches, into the directory `home`.
+
+    This is all of a run that does not depend on where the clients are: `simulate` calls it with an engine of this
+    machine, a deployment with one that reaches its sites. `engine` is called with the place of the clients' state once
+    the directory is there; who the clients are is fixed by then. `test` is what models are judged on.
+    """
+    track = track or TrackConfig()
+    track.require()
+    watcher = Tracking(track, watcher or Watcher())
+    _check_stop_rule(config, server)
+    _check_quorum(federation, facts.clients)
     prepare_scoring()
-    resume = resume and (pathlib.Path(out) / "run.json").is_file()
-    experiment = _experiment(scenario, method, federation)
+    resume = resume and (pathlib.Path(home) / "run.json").is_file()
     with (
         _sole_run(),
-        numerics(engine.threads) as held,
-        seeded(seed_from(scenario.seed, "run")),
-        contextlib.closing(RunDirectory(out, __version__, resume, config_text, experiment, command)) as home,
+        numerics(threads) as held,
+        seeded(seed_from(server.run_seed, "run")),
+        contextlib.closing(RunDirectory(home, __version__, resume, config_text, facts.experiment, command)) as here,
         watcher,
         stoppable(),
     ):
         if held.found:
             watcher.warn(f"the program's settings of torch are set aside for the run: {_listed(held.found)}")
-        if not (home.path / "partition.json").exists():
-            home.write_facts("partition.json", detail.partition_facts(scenario))
-        states = ClientStates(home.clients)
-        start, state, ledger, damaged = home.latest(type(method).State, states.check) if resume else (0, None, {}, [])
+        if not (here.path / "partition.json").exists():
+            here.write_facts("partition.json", facts.partition())
+        states = ClientStates(here.clients)
+        start, state, ledger, damaged = here.latest(type(method).State, states.check) if resume else (0, None, {}, [])
         for text in damaged:
             watcher.warn(text)
-        home.rewind(start)
-        with contextlib.closing(_open_engine(engine, scenario, states)) as moving:
-            if profile:
-                watcher = Profile(watcher, moving, scenario, states, home, scenario.server.parallel)
+        here.rewind(start)
+        with contextlib.closing(engine(states)) as moving:
+            if profile_host is not None:
+                watcher = Profile(watcher, moving, profile_host, states, here, server.parallel)
 
             def progress(what: str, done: int, of: int) -> None:
                 check_stop()
                 watcher.progress(what, done, of)
 
-            fed = Federation(moving, scenario.seed, federation, progress=progress, ledger=ledger)
-            loop = _Loop(scenario, method, fed, home, states, config, watcher, held)
+            fed = Federation(moving, server.run_seed, federation, progress=progress, ledger=ledger)
+            loop = _Loop(server, test, method, fed, here, states, config, watcher, held, facts)
             watcher.begin(
                 {
-                    "name": config.name or home.path.name,
+                    "name": config.name or here.path.name,
                     "method": name_of(method),
                     "rounds": config.rounds,
                     "start_round": start,
@@ -178,33 +225,13 @@ def simulate(
                     "cohort": federation.cohort(len(fed.clients)),
                     "engine": type(moving).__name__.lower(),
                     "workers": getattr(moving, "count", getattr(moving, "workers", 1)),
-                    "out": str(home.path),
+                    "out": str(here.path),
                 }
             )
             with _disk_errors():
                 result = loop(start, state)
         watcher.end(result.summary)
         return result
-
-
-def _experiment(scenario: Scenario, method: Method, federation: FederationConfig) -> dict[str, Any]:
-    """All that determines the results, in a form that can be written down and compared."""
-    roster = scenario.roster
-    facts = {
-        "run.seed": scenario.seed,
-        "method": {"name": name_of(method), **dataclasses.asdict(method)},
-        "federation": dataclasses.asdict(federation),
-        "data": {"name": scenario.dataset.name, "classes": scenario.dataset.classes, "shape": scenario.dataset.shape},
-        "clients": {
-            "count": len(roster),
-            "examples": hashlib.sha256(roster.sizes.numpy().tobytes()).hexdigest()[:16],
-            "architectures": roster.architectures,
-            "assigned": hashlib.sha256(roster.architecture_of.numpy().tobytes()).hexdigest()[:16],
-        },
-        "server": scenario.server.large,
-        "public": None if scenario.public is None else scenario.public.digest[:16],
-    }
-    return json.loads(json.dumps(facts, default=lambda o: type(o).__qualname__))
 
 
 def _listed(facts: dict[str, Any]) -> str:
@@ -214,7 +241,8 @@ def _listed(facts: dict[str, Any]) -> str:
 class _Loop:
     def __init__(
         self,
-        scenario: Scenario,
+        server: Server,
+        test: Data,
         method: Method,
         fed: Federation,
         home: RunDirectory,
@@ -222,13 +250,13 @@ class _Loop:
         config: RunConfig,
         watcher: Watcher,
         held: Numerics,
+        facts: Facts,
     ):
-        self.scenario, self.method, self.fed, self.home, self.states = scenario, method, fed, home, states
-        self.held = held
-        self.config, self.watcher, self.server = config, watcher, scenario.server
-        self.test: Data = scenario.test
-        labels = self.test.labels.bincount(minlength=self.server.num_classes)
+        self.server, self.test, self.method, self.fed, self.home, self.states = server, test, method, fed, home, states
+        self.config, self.watcher, self.held, self.facts = config, watcher, held, facts
+        labels = test.labels.bincount(minlength=server.num_classes)
         self.notices = Notices(labels.tolist(), home.records())
+        self.stopping = Stopping(config.stop, server.large, home.records())
         self.commit_s = 0.0
         self.cpu = time.process_time()
 
@@ -237,8 +265,11 @@ class _Loop:
         if start == 0:
             fed.begin(0)
             state = self.method.init(fed, server)
+        self._check_stop_rule(state)
         empty = 0
         for t in range(start, rounds):
+            if self.stopping.reason:
+                break
             began = time.monotonic()
             fed.begin(t, kept=self.home.ledgers())
             server.begin()
@@ -253,37 +284,57 @@ class _Loop:
                     raise QuorumNotMet(f"{empty} rounds in a row were void; last: {e}") from None
                 self._void("round_empty", e)
             if t == rounds - 1:  # also after a void last round
-                fed.settle()
-                try:
-                    state = self.method.finish(state, fed, server)
-                except QuorumNotMet as e:
-                    fed.void()
-                    self._void("finish_empty", e)
-            self._close_round(t, state, began)
+                state = self._finished(state)
+            state = self._close_round(t, state, began)
         records = list(self.home.records())
         if why := first_if_all_void(records):
             raise QuorumNotMet(
-                f"none of the {rounds} rounds had enough valid replies: nothing was learned; the first: {why}"
+                f"none of the {len(records)} rounds had enough valid replies: nothing was learned; the first: {why}"
             )
         result = self._finish(state)
         if why := why_unusable(records):
             raise NothingLearned(f"{self.home.path}: nothing was learned: {why}")
         return result
 
+    def _check_stop_rule(self, state: Any) -> None:
+        stop = self.config.stop
+        if not stop.active or self.method.models(state) or (stop.split, stop.metric) == ("test", "accuracy"):
+            return
+        raise ConfigError(
+            f"run.stop: the models of method {name_of(self.method)!r} are all on the clients, which report the "
+            "accuracy on their own test splits and nothing else: set run.stop.split = 'test', metric = 'accuracy'"
+        )
+
+    def _finished(self, state: Any) -> Any:
+        """The state after what a method does once, at the end."""
+        self.fed.settle()
+        try:
+            return self.method.finish(state, self.fed, self.server)
+        except QuorumNotMet as e:
+            self.fed.void()
+            self._void("finish_empty", e)
+            return state
+
     def _void(self, kind: str, reason: QuorumNotMet) -> None:
         self.server.event(kind, reason=str(reason))
         self.watcher.warn(str(reason))
 
-    def _close_round(self, t: int, state: Any, began: float) -> None:
+    def _close_round(self, t: int, state: Any, began: float) -> Any:
+        """Measure, record and save a round. The state, which is another one where the run ends here and the method has
+        something to do at the end."""
         fed, server = self.fed, self.server
         self.held.check()
         worked = time.monotonic()
         sent, cohort, clients_s = traffic(fed), len(fed.answered), fed.waited_s  # before own models are scored
         last = t == self.config.rounds - 1
-        scores = []
-        if last or (t + 1) % self.config.eval_every == 0:
-            self.watcher.phase(t, "evaluate")
-            scores = measure(self.method, state, fed, server, self.test, self.config.eval_clients)
+        scores = self._measured(t, state) if last or (t + 1) % self.config.eval_every == 0 else []
+        if not last and (stopped := self.stopping.look(t, scores)) is not None:
+            last = True
+            server.event(STOPPED, **stopped)
+            before, state = state, self._finished(state)
+            if state is not before:
+                sent, cohort, clients_s = traffic(fed), len(fed.answered), fed.waited_s
+                scores = self._measured(t, state)
         if last:
             self._look_closer(t, state)
         measured = time.monotonic()
@@ -322,21 +373,25 @@ class _Loop:
         for event in noticed:
             self.watcher.warn(f"round {t}: {event['reason']}")
         self.watcher.round_done(record)
+        return state
+
+    def _measured(self, t: int, state: Any) -> list[Score]:
+        self.watcher.phase(t, "evaluate")
+        found = measure(self.method, state, self.fed, self.server, self.test, self.config.eval_clients)
+        if self.config.stop.active and self.config.stop.split == "validation":
+            found += measure_validation(self.method, state, self.server)
+        return found
 
     def _look_closer(self, t: int, state: Any) -> None:
         """What the last round leaves for the report, in files of their own."""
         models = self.method.models(state)
         self.home.write_facts("confusion.json", detail.confusion_facts(t, models, self.server, self.test))
-        if (regions := detail.region_facts(t, models, self.server, self.scenario)) is not None:
+        if (regions := self.facts.regions(t, models)) is not None:
             self.home.write_facts("regions.json", regions)
 
     def _finish(self, state: Any) -> Result:
         models = self.method.models(state)
-        data = self.scenario.dataset
-        takes = {"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary}
-        facts = {"classes": str(self.server.num_classes), "input": json.dumps(takes), "solera": __version__}
-        if data.class_names:
-            facts["class_names"] = json.dumps(data.class_names)
+        facts = {"classes": str(self.server.num_classes), "solera": __version__, **self.facts.model_card()}
         for name, m in models.items():
             self.home.write_model(name, m.weights, facts | {"architecture": m.architecture})
         if (e := self.method.ensemble_of(state)) is not None:
@@ -345,6 +400,8 @@ class _Loop:
                 member = {"architecture": architecture, "share": str(share), "rule": e.rule}
                 self.home.write_model(f"ensemble-{i}", weights, facts | member)
         summary = summarise(self.home, self.method, state, self.fed, self.config)
+        if self.stopping.reason:
+            summary["stopped"] = self.stopping.reason
         summary["environment"] |= {"numerics": self.held.needed, "set_aside": self.held.found}
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)
@@ -404,6 +461,15 @@ class _Nobody:
 
     def close(self) -> None:
         """Nothing was opened."""
+
+
+def _check_stop_rule(config: RunConfig, server: Server) -> None:
+    """Refuse to look for the end of a run on samples that are not there."""
+    if config.stop.active and config.stop.split == "validation" and server.validation is None:
+        raise ConfigError(
+            "run.stop looks at the server's validation set, and there is none: set data.validation, for example 0.1, "
+            "or run.stop.split = 'test', which makes the test set a part of the training"
+        )
 
 
 def _check_quorum(federation: FederationConfig, clients: int) -> None:

@@ -76,6 +76,20 @@ def _losses(record: RoundRecord) -> dict[str, float]:
     return {name: score["loss"] for kind in ("model", "ensemble") for name, score in record.of(kind).items()}
 
 
+def measure_validation(method: Method, state: Any, server: Server) -> list[rows.Score]:
+    """Accuracy and loss of every reported model on the server's validation set."""
+    models, held_out = method.models(state), server.validation
+    assert held_out is not None
+    judged = server.parallel(
+        [functools.partial(_evaluate, server, m, held_out) for m in models.values()], range(len(models))
+    )
+    return [
+        row
+        for name, s in zip(models, judged, strict=True)
+        for row in rows.scores("validation", name, {"accuracy": s.accuracy, "loss": s.loss})
+    ]
+
+
 def first_if_all_void(rounds: Sequence[RoundRecord]) -> str | None:
     """What was said of the first round, if all were void; None if one was not."""
     void = [e["reason"] for r in rounds for e in r.events if e["kind"] == "round_empty"]

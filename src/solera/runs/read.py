@@ -116,7 +116,8 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     config = respelled(_read_config(home, facts, summary, missing))
     rounds = read_records(home, missing)
     wanted = dig(config, "run", "rounds")
-    finished = summary is not None and (not isinstance(wanted, int) or len(rounds) >= wanted)
+    early = summary is not None and "stopped" in summary and summary.get("rounds") == len(rounds)
+    finished = summary is not None and (not isinstance(wanted, int) or len(rounds) >= wanted or early)
     if not finished:
         of = f" of {wanted}" if isinstance(wanted, int) else ""
         missing.append(f"not finished: {len(rounds)}{of} rounds are there")

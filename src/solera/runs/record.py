@@ -21,8 +21,14 @@ FILE = "metrics.jsonl"
 MAX_BYTES = 1 << 30  # a metrics.jsonl beyond this is not one of ours
 WAYS = ("down", "up")
 OWN = "own models"  # the name of the clients' own models, taken together
-KEYS = {"model": "models", "ensemble": "ensembles", "average": "averages", "stage": "personal_stages"}
-JUDGED = ("model", "ensemble", "average")  # on a test set: they have an accuracy and a loss
+KEYS = {
+    "model": "models",
+    "ensemble": "ensembles",
+    "average": "averages",
+    "validation": "validation",
+    "stage": "personal_stages",
+}
+JUDGED = ("model", "ensemble", "average", "validation")  # by the server: they have an accuracy and a loss
 
 
 class Score(NamedTuple):
@@ -31,6 +37,7 @@ class Score(NamedTuple):
     model      of a model that the method reports
     ensemble   of several models that answer together
     average    of an average of the clients' models before it was distilled
+    validation of a model on the server's validation set, where the run may end by it
     own        of the clients' own models, each on its own test split: both means, the spread, how many were scored
     stage      the same at one stage of the round
     client     of one client's own model
@@ -97,7 +104,7 @@ class RoundRecord:
         line: dict[str, Any] = {"round": self.round, **dataclasses.asdict(self.traffic), "cohort": self.cohort}
         if self.scores:
             line |= {KEYS[kind]: self.of(kind) for kind in ("model", "ensemble")}  # there whenever it was evaluated
-            line |= {KEYS["average"]: found} if (found := self.of("average")) else {}
+            line |= {KEYS[kind]: found for kind in ("average", "validation") if (found := self.of(kind))}
             line |= {"personal": self.own} if self.own else {}
             line |= {KEYS["stage"]: found} if (found := self.of("stage")) else {}
             each = {name: s["accuracy"] for name, s in self.of("client").items()}

@@ -271,6 +271,8 @@ def outcome(summary: Mapping[str, Any]) -> list[str]:
     """What a finished run reached and where it is."""
     rounds = summary["rounds"]
     lines = [f"{rounds} rounds in {human_time(summary['seconds'])}, digest {summary['digest'][:16]}"]
+    if "stopped" in summary:
+        lines.append(f"  ended early: {summary['stopped']}")
     named = {**summary["models"], **{f"ensemble {k}": v for k, v in summary["ensembles"].items()}}
     for name, s in list(named.items())[:MODELS_SHOWN]:
         best = f"best {percent(s['best_accuracy'])} at {s['best_round'] + 1}/{rounds}"

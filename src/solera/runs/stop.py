@@ -1,0 +1,79 @@
+"""When a run ends before its last round: at a target, or when nothing has become better for a while.
+
+Whether it does follows from the rounds that are recorded, so a resumed run ends where the other one would have.
+Nothing here imports torch.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from ..settings import NonNegative, PositiveInt, Problem, settings
+from .record import RoundRecord, Score
+
+STOPPED = "stopped"  # the event of the round that was the last one because of this
+
+
+@settings
+class StopConfig:
+    """When to end a run early. Without a target and a patience it ends after `run.rounds`, which is always the most."""
+
+    target: NonNegative | None = None  # reached: at or above this accuracy; at or below this loss
+    patience: PositiveInt | None = None  # rounds without a new best value
+    metric: Literal["accuracy", "loss"] = "accuracy"  # what is looked at
+    split: Literal["validation", "test"] = "validation"  # what it is measured on
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
+        if self.target is not None and self.metric == "accuracy" and self.target > 1:
+            yield f"target = {self.target:g}: an accuracy is a share, from 0 to 1"
+        if not self.active and (self.metric, self.split) != ("accuracy", "validation"):
+            yield "target and patience are not set, so metric and split have no effect: set one of the first two"
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to look for."""
+        return self.target is not None or self.patience is not None
+
+
+class Stopping:
+    """Looks at one round after the other. `main` names the model that counts; without it, the mean of all."""
+
+    def __init__(self, config: StopConfig, main: str | None, before: Iterable[RoundRecord] = ()):
+        self.config, self.main = config, main
+        self.best, self.best_round = math.inf, -1
+        self.reason: str | None = None
+        for record in before:
+            self.look(record.round, record.scores)
+            # The method may have had something to do at the end, so that the scores are not those that were looked at.
+            said = next((e for e in record.events if e["kind"] == STOPPED), None)
+            self.reason = said["reason"] if said and said.get("rule") == dataclasses.asdict(config) else None
+
+    def look(self, round: int, scores: Sequence[Score]) -> dict[str, Any] | None:
+        """What to note where a round ends the run; None if it goes on. A round that was not evaluated says nothing."""
+        value = self.value(scores)
+        if not self.config.active or value is None:
+            return None
+        cfg, sign = self.config, -1 if self.config.metric == "accuracy" else 1
+        if sign * value < self.best:
+            self.best, self.best_round = sign * value, round
+        what = f"the {cfg.metric} on the {cfg.split} set"
+        if cfg.target is not None and sign * value <= sign * cfg.target:
+            self.reason = f"{what} is {value:.4f}: the target of {cfg.target:g} is reached"
+        elif cfg.patience is not None and round - self.best_round >= cfg.patience:
+            best = f"{sign * self.best:.4f}, in round {self.best_round}"
+            self.reason = f"{what} has not become better for {cfg.patience} rounds (best: {best})"
+        else:
+            return None
+        return {"value": value, "reason": self.reason, "rule": dataclasses.asdict(cfg)}
+
+    def value(self, scores: Sequence[Score]) -> float | None:
+        """What counts of a round: the main model's value, or the mean over models, or that over clients' own models."""
+        kind = "validation" if self.config.split == "validation" else "model"
+        found = {s.name: s.value for s in scores if (s.kind, s.metric) == (kind, self.config.metric)}
+        if found:
+            return found.get(self.main or "", statistics.fmean(found.values()))
+        own = [s.value for s in scores if (s.kind, s.metric) == ("own", "mean")]
+        return own[0] if own and (self.config.split, self.config.metric) == ("test", "accuracy") else None
