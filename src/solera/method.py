@@ -6,18 +6,16 @@ group `solera.methods`.
 """
 
 import dataclasses
-import difflib
 import functools
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from .errors import ConfigError
 from .federation import Federation
 from .parts.local import Score
+from .plugins import Registry, label
 from .server import Server
 from .settings import checks_itself
 from .task import TASKS, Client, Task
@@ -75,51 +73,38 @@ NEEDS = {
 }
 
 M = TypeVar("M", bound=type)
-METHODS: dict[str, type] = {}
+
+
+def check_class(cls: Any, name: str) -> type:
+    """`cls`, if it is a method in form, and from now on it checks its settings; otherwise what is missing."""
+    if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
+        raise TypeError(f"{getattr(cls, '__name__', cls)} must be a dataclass: its fields are its hyper-parameters")
+    for part in ("State", "init", "round", "models", "info"):
+        if not hasattr(cls, part):
+            raise TypeError(f"method {name!r} ({cls.__name__}) lacks {part!r}")
+    needs = getattr(cls, "needs", ())
+    if unknown := (set(needs) if isinstance(needs, tuple) else set()) - set(NEEDS):
+        raise TypeError(f"method {name!r} needs {sorted(unknown)}; what can be needed: {list(NEEDS)}")
+    check_type(cls.State, f"{cls.__name__}.State")  # type: ignore[attr-defined]
+    return checks_itself(cls)
+
+
+METHODS: Registry[type] = Registry("method", "solera.methods", check_class)
 
 
 def register(name: str) -> Callable[[M], M]:
     """Make a method available by name, in configurations and on the command line; it then checks its settings."""
-
-    def add(cls: M) -> M:
-        if not dataclasses.is_dataclass(cls):
-            raise TypeError(f"{cls.__name__} must be a dataclass: its fields are its hyper-parameters")
-        for part in ("State", "init", "round", "models", "info"):
-            if not hasattr(cls, part):
-                raise TypeError(f"method {name!r} ({cls.__name__}) lacks {part!r}")
-        needs = getattr(cls, "needs", ())
-        if unknown := (set(needs) if isinstance(needs, tuple) else set()) - set(NEEDS):
-            raise TypeError(f"method {name!r} needs {sorted(unknown)}; what can be needed: {list(NEEDS)}")
-        check_type(cls.__dict__["State"], f"{cls.__name__}.State")
-        METHODS[name] = checks_itself(cls)
-        return cls
-
-    return add
+    return METHODS.register(name)
 
 
 def find_method(name: str) -> type:
-    """The method called `name`; looks at other packages' entry points before giving up."""
-    if name not in METHODS:
-        load_plugins()
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "known are: " + ", ".join(sorted(METHODS))
-        raise ConfigError(f"method.name = {name!r} is not a method; {hint}")
-    return METHODS[name]
-
-
-def load_plugins() -> None:
-    """Import the methods that installed packages declare under the entry-point group `solera.methods`."""
-    for point in importlib.metadata.entry_points(group="solera.methods"):
-        if point.name not in METHODS:
-            cls = point.load()
-            if point.name not in METHODS:
-                register(point.name)(cls)
+    """The method called `name`: registered, of another package, or at a path to code where that is allowed."""
+    return METHODS.find(name, "method.name")
 
 
 def name_of(method: Any) -> str:
-    """The registered name of a method object, or its class name."""
-    return next((n for n, cls in METHODS.items() if cls is type(method)), type(method).__name__)
+    """What a method object is called: its registered name, where its path leads, or its class name."""
+    return label(METHODS.name_of(type(method)) or type(method).__name__)
 
 
 def info_of(method: Any) -> Info:

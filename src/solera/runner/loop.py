@@ -19,9 +19,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..config import Config, EngineConfig, RunConfig, load_config, to_toml
+from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import Numerics, keep_freed_memory, numerics
-from ..engines import ENGINES, Call, ClientStates, Engine, Reply, Roster, default_engine, default_workers
+from ..engines import (
+    Call,
+    ClientStates,
+    EngineConfig,
+    EngineSettings,
+    Reply,
+    Roster,
+    default_workers,
+    engine_named,
+)
+from ..engines.registry import check_class as check_engine_class
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
 from ..method import info_of, name_of, needs_of, personal_task
@@ -32,6 +42,7 @@ from ..randomness import seed_from, seeded
 from ..runs.directory import RunDirectory
 from ..runs.notice import Notices
 from ..runs.record import RoundRecord
+from ..runs.trust import code_of_run
 from ..scenario import Scenario, build_scenario
 from ..server import Server
 from ..task import Data
@@ -104,8 +115,11 @@ def execute(
     ).summary
 
 
-def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None) -> dict:
-    """Continue the run in `out` from its last checkpoint, to the same end as if it had never stopped."""
+def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None, trust_code: bool = False) -> dict:
+    """Continue the run in `out` from its last checkpoint, to the same end as if it had never stopped.
+
+    Code that its configuration names is imported if this user began the run, or else with `trust_code=True`.
+    """
     path = pathlib.Path(out)
     if not (path / "config.toml").is_file():
         if not (path / "run.json").is_file():
@@ -113,7 +127,8 @@ def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None) -> d
         raise RunError(
             f"{out} has no config.toml: it was started from Python; call solera.simulate(..., resume=True) there"
         )
-    return execute(load_config(path / "config.toml"), path, resume=True, watcher=watcher)
+    with code_of_run(path, trust_code):
+        return execute(load_config(path / "config.toml"), path, resume=True, watcher=watcher)
 
 
 def simulate(
@@ -122,7 +137,7 @@ def simulate(
     out: str | os.PathLike[str],
     config: RunConfig | None = None,
     federation: FederationConfig | None = None,
-    engine: EngineConfig | None = None,
+    engine: EngineSettings | type[EngineSettings] | str | None = None,
     *,
     resume: bool = False,
     watcher: Watcher | None = None,
@@ -134,9 +149,10 @@ def simulate(
     """Run `method` on `scenario` into the directory `out`.
 
     With `resume=True` the run in `out` is continued (or begun, if there is none); the scenario and the method must
-    be the same. With `profile=True` one round is looked at more closely; that changes no bit.
+    be the same. `engine` is an engine's name, its settings, or an engine class of your own. With `profile=True` one
+    round is looked at more closely; that changes no bit.
     """
-    config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine or EngineConfig()
+    config, federation, engine = config or RunConfig(), federation or FederationConfig(), _engine(engine)
     track = track or TrackConfig()
     track.require()
     watcher = Tracking(track, watcher or Watcher())
@@ -164,7 +180,7 @@ def simulate(
         for text in damaged:
             watcher.warn(text)
         home.rewind(start)
-        with contextlib.closing(_open_engine(engine, scenario, states)) as moving:
+        with contextlib.closing(engine.open(scenario, states)) as moving:
             if profile:
                 watcher = Profile(watcher, moving, scenario, states, home, scenario.server.parallel)
 
@@ -448,10 +464,13 @@ def _check_models(name: str, needs: set[str], server: Server) -> None:
             )
 
 
-def _open_engine(config: EngineConfig, scenario: Scenario, states: ClientStates) -> Engine:
-    workers = config.workers or default_workers()
-    name = default_engine(workers) if config.name == "auto" else config.name
-    return ENGINES[name](scenario, states, workers)
+def _engine(given: EngineSettings | type[EngineSettings] | str | None) -> EngineSettings:
+    """The settings of the engine that was asked for."""
+    if given is None or isinstance(given, str):
+        return engine_named(given or EngineConfig.name)
+    made = given() if isinstance(given, type) else given
+    check_engine_class(type(made), type(made).__name__)
+    return made
 
 
 class _Running:

@@ -116,6 +116,6 @@ def run_toy(method: Any, out: pathlib.Path, engine: str = "inprocess", rounds: i
         out,
         RunConfig(rounds=rounds),
         FederationConfig(fraction=0.75),
-        EngineConfig(name=engine, workers=2),  # type: ignore[arg-type]
+        EngineConfig(name=engine, workers=2),
         resume=True,
     )
