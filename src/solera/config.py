@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tomli_w
 from annotated_types import Ge, Le
@@ -23,10 +23,13 @@ from annotated_types import Ge, Le
 from . import methods  # noqa: F401  (importing them is what registers them)
 from .data.partition import PartitionConfig
 from .data.public import PublicConfig
+from .data.sources import source_info
+from .engines import ENGINES, EngineConfig, EngineSettings
 from .errors import ConfigError
 from .federation import FederationConfig
-from .method import METHODS, find_method, load_plugins, name_of
+from .method import METHODS, find_method, name_of
 from .models import model_info
+from .plugins import allowed, anchored, is_path
 from .runs.keys import flat
 from .runs.stop import StopConfig
 from .scenario import DataConfig, ModelsConfig
@@ -74,29 +77,6 @@ class RunConfig:
             )
 
 
-MOST_AT_ONCE = 4096  # workers or threads; more than that is a slip of the pen
-CORES = f"this machine has {os.cpu_count()} cores"
-Workers = Annotated[int, Ge(0), Le(MOST_AT_ONCE), Hint(f"0: one for each core; {CORES}")]
-Threads = Annotated[int, Ge(1), Le(MOST_AT_ONCE), Hint(CORES)]
-
-
-@settings
-class EngineConfig:
-    """Where the clients run. Of these settings only `threads` may change the bits of a result."""
-
-    name: Literal["auto", "inprocess", "threads", "processes"] = "auto"
-    workers: Workers = 0  # clients at once; 0: one for each core
-    threads: Threads = 1  # torch's threads within one client's or the server's work
-
-    def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
-        if self.threads > 1 and self.name != "inprocess":
-            yield (
-                f"threads = {self.threads}: more than 1 only with engine.name = 'inprocess'; "
-                "the other engines use the cores for more clients at once"
-            )
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything that determines a run."""
@@ -108,7 +88,7 @@ class Config:
     models: ModelsConfig
     federation: FederationConfig
     method: Any  # an instance of a registered method: its fields are the hyper-parameters
-    engine: EngineConfig
+    engine: EngineSettings  # an instance of a registered engine's settings
     track: TrackConfig
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # what was decided for the method, and why
 
@@ -131,7 +111,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     `overrides` are "key=value" with dotted keys; a value is read as TOML, or else taken as a string. Overriding
     `method.name` keeps the source's [method.local], and no other setting of its method: these would not be the other
     method's own. What the method needs and nobody has decided is set to a sensible value; `notes` says what and why.
-    Relative paths become absolute, so that the configuration means the same wherever the run is resumed.
+    Relative paths become absolute, so that the configuration means the same wherever the run is resumed. A path to
+    code is refused but inside of `plugins.code_allowed`; files of code are looked for beside the TOML.
     """
     given, decided, notes = _merged(source, overrides)
     config = _built(given)
@@ -162,8 +143,10 @@ def _merged(
 ) -> tuple[dict[str, Any], set[str], list[str]]:
     """The tables, the keys that somebody has decided on for the method they name, and what there is to say."""
     given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read(source)
-    wanted = _parse_overrides(overrides)
+    folder = folder_of(source)
+    given, wanted = anchored(given, folder), anchored(_parse_overrides(overrides), folder)
     exchanged, notes = _exchange_method(given, wanted)
+    notes += _exchange_engine(given, wanted)
     _merge(given, wanted, "")
     return given, set(flat(wanted if exchanged else given)), notes
 
@@ -177,11 +160,13 @@ def _built(given: Mapping[str, Any]) -> Config:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
     if method is None:
-        load_plugins()
-        raise ConfigError(f"method.name is missing: choose one of {', '.join(sorted(METHODS))}")
-    built = {name: _build(cls, given.get(name, {}), name, None, method) for name, cls in TABLES.items()}
-    own = {k: v for k, v in given["method"].items() if k != "name"}
-    config = Config(**built, method=_build(method, own, "method", None, method))
+        raise ConfigError(f"method.name is missing: choose one of {', '.join(sorted(METHODS.names()))}")
+    classes = {**TABLES, "engine": _engine_class(given.get("engine")), "method": method}
+    tables = {name: given.get(name, {}) for name in classes}
+    for name in ("engine", "method"):  # their name has chosen the class, which may not ask for it
+        if "name" not in hints(classes[name]):
+            tables[name] = {k: v for k, v in tables[name].items() if k != "name"}
+    config = Config(**{name: _build(cls, tables[name], name, None, method) for name, cls in classes.items()})
     _check_names(config)
     return config
 
@@ -190,14 +175,13 @@ def _check_names(config: Config) -> None:
     """Refuse at once a data set or an architecture that would be missed after the data was loaded."""
     if config.public.source == "dataset" and not config.public.name:
         raise ConfigError("public.name is missing: public.source = 'dataset' needs the name of a data set")
-    named = [("models.clients", name) for name in config.models.clients]
+    for name in config.models.clients:
+        model_info(name, "models.clients")
     if config.models.server is not None:
-        named.append(("models.server", config.models.server))
-    for key, name in named:
-        try:
-            model_info(name)
-        except ConfigError as e:
-            raise ConfigError(f"{key}: {e}") from None
+        model_info(config.models.server, "models.server")
+    for key, source in (("data.name", config.data.name), ("public.name", config.public.name)):
+        if source is not None and is_path(source):  # other names are looked up when the data is loaded
+            source_info(source, key)
 
 
 def to_toml(config: Config) -> str:
@@ -207,7 +191,8 @@ def to_toml(config: Config) -> str:
         if f.name == "notes":  # they tell how the settings came about, and are none
             continue
         table = getattr(config, f.name)
-        head = {"name": name_of(table)} if f.name == "method" else {}
+        registry = {"method": METHODS, "engine": ENGINES}.get(f.name)
+        head = {} if registry is None else {"name": registry.name_of(type(table))}
         tables[f.name] = head | _dump(table, None)
     return "# Every setting of this run, defaults included.\n\n" + tomli_w.dumps(tables)
 
@@ -241,10 +226,22 @@ def _recipes() -> dict[str, Traversable]:
     return dict(walk(importlib.resources.files("solera") / "recipes", ""))
 
 
+def folder_of(source: str | Path | Mapping[str, Any]) -> Path:
+    """Where the files of code are that a configuration names: beside its file. A recipe and tables have none: there it
+    is the folder for which code is allowed, or the current one."""
+    if not isinstance(source, Mapping) and not _is_recipe(source):
+        return Path(source).absolute().parent
+    return allowed() or Path.cwd()
+
+
+def _is_recipe(source: str | Path) -> bool:
+    by_name = isinstance(source, str) and not source.endswith(".toml")
+    return by_name and (source in recipe_names() or not Path(source).is_file())
+
+
 def _read(source: str | Path) -> dict[str, Any]:
     try:
-        by_name = isinstance(source, str) and not source.endswith(".toml")
-        if by_name and (source in recipe_names() or not Path(source).is_file()):
+        if _is_recipe(source):
             text = recipe_text(str(source))
         else:
             text = Path(source).read_text("utf-8")
@@ -317,6 +314,19 @@ def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[
     return True, notes
 
 
+def _exchange_engine(given: dict[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """If an override names another engine, keep the settings that it has, too. Returns what there is to say."""
+    old, new = given.get("engine"), wanted.get("engine")
+    if not (isinstance(old, dict) and isinstance(new, dict) and isinstance(new.get("name"), str)):
+        return []
+    after = _engine_class(new)
+    dropped = [k for k in old if k not in hints(after) and k != "name"]
+    if _engine_class(old) is after or not dropped:
+        return []
+    given["engine"] = {k: v for k, v in old.items() if k not in dropped}
+    return [f"engine {new['name']}: {', '.join(f'engine.{k}' for k in dropped)} did not carry over"]
+
+
 LOCAL = "local"  # the setting of a method that says how clients train on their own data
 BUDGET = ("epochs", "steps", "batch")  # of it: how much they train
 
@@ -360,6 +370,14 @@ def _method_class(table: Any) -> type | None:
     if not isinstance(name, str):
         raise ConfigError(f"method.name = {show(name)}: a string is wanted")
     return find_method(name)
+
+
+def _engine_class(table: Any) -> type:
+    """The settings class of the engine that an [engine] table names."""
+    name = table.get("name", EngineConfig.name) if isinstance(table, Mapping) else EngineConfig.name
+    if not isinstance(name, str):
+        raise ConfigError(f"engine.name = {show(name)}: a string is wanted")
+    return ENGINES.find(name, "engine.name")
 
 
 # ---- from tables to dataclasses and back ------------------------------------------------------------
@@ -427,6 +445,8 @@ def _unknown(cls: type | None, table: str, leaf: str, value: Any, method: type |
         return f"{table}.{unknown_key(cls, leaf, value)}"
     known = list(_keys(method))
     siblings = [k for k in known if k.rpartition(".")[0] == table]
+    if table == "engine" and cls is not None:  # the one that was chosen, which may be somebody's own
+        siblings = [f"engine.{name}" for name in dict.fromkeys(["name", *hints(cls)])]
     near = [k for k in known if "." in k and k.rpartition(".")[2] == leaf]  # right name, wrong table
     near = near or [f"{table}.{n}".lstrip(".") for n in _close(leaf, siblings)]
     near = near or [k for n in _close(leaf, known)[:1] for k in known if k.rpartition(".")[2] == n]

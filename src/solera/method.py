@@ -7,9 +7,7 @@ ever has to read prose. Methods of other packages are found through the entry-po
 """
 
 import dataclasses
-import difflib
 import functools
-import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -18,9 +16,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from .errors import ConfigError
 from .federation import Federation
 from .parts.local import Score
+from .plugins import Registry, label
 from .server import EnsembleReport, Server
 from .settings import checks_itself, settings
 from .task import TASKS, Client, Task
@@ -186,54 +184,36 @@ class Method(ABC):
 
 
 M = TypeVar("M", bound=type[Method])
-METHODS: dict[str, type[Method]] = {}
+
+
+def check_class(cls: Any, name: str) -> type[Method]:
+    """`cls`, if it is a method in form, and from now on it checks its settings; otherwise what is missing."""
+    if not isinstance(cls, type) or not issubclass(cls, Method):
+        raise TypeError(f"method {label(name)!r}: {getattr(cls, '__name__', cls)!r} does not derive from solera.Method")
+    if "__annotations__" in cls.__dict__ and "__dataclass_fields__" not in cls.__dict__:
+        raise TypeError(f"{cls.__name__} must be a dataclass: its fields are its hyper-parameters")
+    if missing := sorted(cls.__abstractmethods__) or [n for n in ("State",) if not hasattr(cls, n)]:
+        raise TypeError(f"method {label(name)!r} ({cls.__name__}) lacks {', '.join(missing)}")
+    check_type(cls.State, f"{cls.__name__}.State")
+    return checks_itself(cls)
+
+
+METHODS: Registry[type[Method]] = Registry("method", "solera.methods", check_class)
 
 
 def register(name: str) -> Callable[[M], M]:
     """Make a method available by name, in configurations and on the command line; it then checks its settings."""
-
-    def add(cls: M) -> M:
-        METHODS[name] = checks_itself(check_class(cls, name))
-        return cls
-
-    return add
-
-
-def check_class(cls: Any, name: str) -> Any:
-    """`cls`, if it is a method in form; a TypeError that says what is missing otherwise."""
-    if not isinstance(cls, type) or not issubclass(cls, Method):
-        raise TypeError(f"method {name!r}: {getattr(cls, '__name__', cls)!r} does not derive from solera.Method")
-    if "__annotations__" in cls.__dict__ and "__dataclass_fields__" not in cls.__dict__:
-        raise TypeError(f"{cls.__name__} must be a dataclass: its fields are its hyper-parameters")
-    if missing := sorted(cls.__abstractmethods__) or [n for n in ("State",) if not hasattr(cls, n)]:
-        raise TypeError(f"method {name!r} ({cls.__name__}) lacks {', '.join(missing)}")
-    check_type(cls.State, f"{cls.__name__}.State")
-    return cls
+    return METHODS.register(name)
 
 
 def find_method(name: str) -> type[Method]:
-    """The method called `name`; looks at other packages' entry points before giving up."""
-    if name not in METHODS:
-        load_plugins()
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "known are: " + ", ".join(sorted(METHODS))
-        raise ConfigError(f"method.name = {name!r} is not a method; {hint}")
-    return METHODS[name]
-
-
-def load_plugins() -> None:
-    """Import the methods that installed packages declare under the entry-point group `solera.methods`."""
-    for point in importlib.metadata.entry_points(group="solera.methods"):
-        if point.name not in METHODS:
-            cls = point.load()
-            if point.name not in METHODS:
-                register(point.name)(cls)
+    """The method called `name`: registered, of another package, or at a path to code where that is allowed."""
+    return METHODS.find(name, "method.name")
 
 
 def name_of(method: Method) -> str:
-    """The registered name of a method object, or its class name."""
-    return next((n for n, cls in METHODS.items() if cls is type(method)), type(method).__name__)
+    """What a method object is called: its registered name, where its path leads, or its class name."""
+    return label(METHODS.name_of(type(method)) or type(method).__name__)
 
 
 # ---- personal models --------------------------------------------------------------------------------

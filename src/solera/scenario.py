@@ -29,7 +29,8 @@ from .devices import numerics
 from .engines import default_workers
 from .engines.base import Roster
 from .errors import ConfigError
-from .models import build, check_output
+from .models import build, check_output, model_info
+from .plugins import architectures
 from .randomness import seed_from
 from .server import Builder, Server
 from .settings import BelowOne, Hint, PositiveInt, Problem, settings
@@ -131,11 +132,12 @@ class Scenario:
         self._train, self._test = split_test(self.partition, share, seed_from(seed, "client_test"))
         self.client_test = client_test
 
-        builders, order = self._builders(models, norm, head)
+        called = _called(models, server)
+        builders, order = self._builders(models, called, norm, head)
         names = list(dict.fromkeys(order))
         large = None
         if server is not None:
-            large, architecture = server if isinstance(server, tuple) else (server, server)
+            large, architecture = server if isinstance(server, tuple) else (called[server], server)
             builders[large] = self._builder(large, architecture, norm, head)
         self.roster = self._roster(assign, order, names)
         self._own_tests = self._client_tests(client_test) if isinstance(client_test, Mapping) else {}
@@ -251,12 +253,12 @@ class Scenario:
         return self._data(self.dataset.train, self._train.order)
 
     def _builders(
-        self, models: Mapping[str, Architecture] | Sequence[str], norm: str, head: str
+        self, models: Mapping[str, Architecture] | Sequence[str], called: Mapping[str, str], norm: str, head: str
     ) -> tuple[dict[str, Builder], list[str]]:
         if not models:
             raise ConfigError("models.clients = []: name at least one architecture")
-        named = dict(models) if isinstance(models, Mapping) else {n: n for n in models}
-        order = list(models)
+        named = dict(models) if isinstance(models, Mapping) else {called[n]: n for n in models}
+        order = list(models) if isinstance(models, Mapping) else [called[n] for n in models]
         return {n: self._builder(n, a, norm, head) for n, a in named.items()}, order
 
     def _builder(self, name: str, architecture: Architecture, norm: str, head: str) -> Builder:
@@ -266,9 +268,15 @@ class Scenario:
             return lambda: copy.deepcopy(module)
         if isinstance(architecture, str):
             options = {"vocabulary": self.dataset.vocabulary} if self.dataset.vocabulary else {}
-            kind = architecture
+            kind = model_info(architecture).name  # a path is resolved now, where code may be allowed
             return lambda: build(kind, self.dataset.classes, self.dataset.shape, norm, head, **options)  # type: ignore[arg-type]
         return architecture
+
+
+def _called(models: Mapping[str, Architecture] | Sequence[str], server: object) -> dict[str, str]:
+    """What the models that are given by name or path are called in the run."""
+    given = [*models, *([server] if isinstance(server, str) else [])]
+    return {name: called for called, name in architectures(given).items()}
 
 
 def _check_clients(what: str, given: Mapping[str, object], roster: Roster) -> None:

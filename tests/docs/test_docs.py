@@ -21,14 +21,14 @@ import pytest
 import typer.main
 
 import solera.methods  # noqa: F401  (registers them)
-from solera import models as zoo
 from solera.cli.errors import EXIT_CODES
 from solera.cli.main import app
 from solera.config import Config, load_config, recipe_names
-from solera.data import load
+from solera.data import SOURCES, load
+from solera.engines import ENGINES
 from solera.experiments.sweep import plan
 from solera.method import METHODS, name_of
-from solera.models import registry
+from solera.models import MODELS
 from solera.runner.loop import check_fit, execute
 from solera.scenario import build_scenario
 from solera.task import TASKS
@@ -257,7 +257,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType(f"docs_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    tables: list[dict[str, Any]] = [METHODS, TASKS, zoo.MODELS, registry.MODELS]
+    tables: list[dict[str, Any]] = [METHODS, TASKS, MODELS, SOURCES, ENGINES]
     before = [dict(t) for t in tables]
     try:
         for code in blocks(page, "python"):

@@ -24,9 +24,12 @@ OURS = {n: cls for n, cls in METHODS.items() if cls.__module__.startswith("soler
 
 
 @pytest.fixture
-def names(monkeypatch):
-    """A table of methods that forgets what a test registers."""
-    monkeypatch.setattr("solera.method.METHODS", dict(METHODS))
+def names():
+    """Whatever a test registers is forgotten."""
+    before = dict(METHODS)
+    yield
+    for name in METHODS.keys() - before.keys():
+        del METHODS[name]
 
 
 # ---- traits ------------------------------------------------------------------------------------------

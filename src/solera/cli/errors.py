@@ -26,6 +26,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Import the code that this run's configuration names, though it is not yours."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 
 

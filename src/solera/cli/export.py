@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from .errors import Debug, Json, reported
+from .errors import Debug, Json, TrustCode, reported
 from .output import print_json
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def export(
         str | None, typer.Option(help="mlflow: where to, such as sqlite:///mlflow.db or http://localhost:5000.")
     ] = None,
     experiment: Annotated[str, typer.Option(help="mlflow: the experiment's name.")] = "solera",
+    trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -54,7 +55,7 @@ def export(
 
     if model and ensemble:
         raise ConfigError("--model and --ensemble exclude each other")
-    trained = open_run(directory)
+    trained = open_run(directory, trust_code)
     if ensemble:
         trained.ensemble()  # refuses if there is none
         names = [name for name, _ in trained.members]

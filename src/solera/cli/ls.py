@@ -63,9 +63,9 @@ def _text(value: Any) -> str:
 
 def _methods() -> Rows:
     from .. import methods  # noqa: F401  (importing them is what registers them)
-    from ..method import METHODS, described, load_plugins
+    from ..method import METHODS, described
 
-    load_plugins()
+    METHODS.load_entry_points()
     rows = []
     for name, cls in sorted(METHODS.items()):
         method = cls()
@@ -93,6 +93,7 @@ def _settings(cls: type) -> dict[str, Any]:
 def _models() -> Rows:
     from ..models import MODELS
 
+    MODELS.load_entry_points()
     return [
         {"name": n, "title": m.title, "kind": m.kind, "norm": m.has_norm, "source": m.source, "notes": m.notes}
         for n, m in MODELS.items()
@@ -102,6 +103,7 @@ def _models() -> Rows:
 def _data() -> Rows:
     from ..data import SOURCES
 
+    SOURCES.load_entry_points()
     return [
         {
             "name": n,
@@ -139,11 +141,13 @@ def _recipes() -> Rows:
 
 
 def _engines() -> Rows:
-    from ..engines import INFO, default_engine, default_workers
+    from ..engines import ENGINES, default_engine, default_workers, engine_info
 
+    ENGINES.load_entry_points()
     default = default_engine(default_workers())
+    infos = [engine_info(name) for name in ENGINES if name != "auto"]
     return [
-        {"name": n, "title": i.title, "a_crash_costs": i.crash, "default_here": n == default} for n, i in INFO.items()
+        {"name": i.name, "title": i.title, "a_crash_costs": i.crash, "default_here": i.name == default} for i in infos
     ]
 
 

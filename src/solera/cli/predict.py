@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..runs.compare import plain_cell
-from .errors import Debug, Json, reported
+from .errors import Debug, Json, TrustCode, reported
 from .output import print_json
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def predict(
         Path | None, typer.Option("--out", "-o", help="A .csv or .json file to write instead of printing.")
     ] = None,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
+    trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -48,7 +49,7 @@ def predict(
 
     if out is not None and out.suffix not in (".csv", ".json"):
         raise ConfigError(f"--out {out}: a .csv or .json file is wanted")
-    found = classify(open_run(directory), source, model, ensemble)
+    found = classify(open_run(directory, trust_code), source, model, ensemble)
     as_json = json if out is None else out.suffix == ".json"
     if out is None:
         if as_json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..track.display import choose_watcher
-from .errors import Debug, Json, reported, resumable, warnings_to
+from .errors import Debug, Json, TrustCode, reported, resumable, warnings_to
 from .output import print_json
 from .watch import live_view
 
@@ -47,18 +47,20 @@ def run(
 
     Example: [bold]solera run quickstart/feddf --rounds 5 --set partition.alpha=1 --set method.fusion.steps=100[/bold]
     """
-    from ..config import load_config
+    from ..config import folder_of, load_config
+    from ..plugins import code_allowed
 
     options = {"engine.name": engine, "engine.workers": workers, "run.rounds": rounds, "run.seed": seed}
     given = [f"{k}={json_.dumps(v)}" for k, v in options.items() if v is not None]
-    config = named(load_config(recipe, [*(set_ or []), *given]), recipe)
-    home = out or default_out(config)
-    short = {"--engine": engine, "--workers": workers, "--rounds": rounds, "--seed": seed, "--out": home}
-    words = [w for text in set_ or [] for w in ("--set", text)]
-    words += [w for option, value in short.items() if value is not None for w in (option, str(value))]
-    with live_view(home) if watch else contextlib.nullcontext():
-        command = shlex.join(["solera", "run", recipe, *words])
-        summary = perform(config, home, json, quiet, command, profile)
+    with code_allowed(folder_of(recipe)):  # the person named this configuration
+        config = named(load_config(recipe, [*(set_ or []), *given]), recipe)
+        home = out or default_out(config)
+        short = {"--engine": engine, "--workers": workers, "--rounds": rounds, "--seed": seed, "--out": home}
+        words = [w for text in set_ or [] for w in ("--set", text)]
+        words += [w for option, value in short.items() if value is not None for w in (option, str(value))]
+        with live_view(home) if watch else contextlib.nullcontext():
+            command = shlex.join(["solera", "run", recipe, *words])
+            summary = perform(config, home, json, quiet, command, profile)
     if json:
         print_json(summary)
 
@@ -66,6 +68,7 @@ def run(
 @reported
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")],
+    trust_code: TrustCode = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -77,7 +80,7 @@ def resume(
     from ..runner.loop import resume_run
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(directory):
-        summary = resume_run(directory, watcher)
+        summary = resume_run(directory, watcher, trust_code)
     if json:
         print_json(summary)
 
@@ -109,8 +112,9 @@ def named(config: "Config", recipe: str) -> "Config":
 def default_out(config: "Config") -> Path:
     """runs/<name>-<method>-s<seed>, or the first of its successors -2, -3, ... that does not exist."""
     from ..method import name_of
+    from ..plugins import short
 
-    name, method = config.run.name.replace(" ", "-"), name_of(config.method)
+    name, method = config.run.name.replace(" ", "-"), short(name_of(config.method))
     stem = name if name.endswith(method) else f"{name}-{method}"
     return fresh(Path("runs") / f"{stem}-s{config.run.seed}")
 

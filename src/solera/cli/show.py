@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..files import read_file
+from ..plugins import label
 from ..runs.record import WAYS, RoundRecord, read_records
 from ..runs.words import human_bytes, human_time, percent
 from .errors import Debug, Json, reported, resume_command
@@ -131,9 +132,10 @@ def _print(found: dict[str, Any]) -> None:
     done = f"{found['rounds_done']} of {found['rounds']}" if found["rounds"] else str(found["rounds_done"])
     line("run", f"{s.get('run', {}).get('name') or Path(found['out']).name} ({found['status']})")
     if s:
-        line("method", s["method"]["name"])
+        line("method", label(s["method"]["name"]))
         line("data", _data_line(s))
-        line("models", ", ".join(s["models"]["clients"]) + _if(", server: ", s["models"].get("server")))
+        server = s["models"].get("server")
+        line("models", ", ".join(map(label, s["models"]["clients"])) + (f", server: {label(server)}" if server else ""))
     line("rounds", f"{done} in {human_time(found['seconds'])}")
     if found["ended_early"]:
         line("ended early", found["ended_early"])
@@ -174,8 +176,4 @@ def _print(found: dict[str, Any]) -> None:
 def _data_line(s: dict[str, Any]) -> str:
     p, f = s["partition"], s["federation"]
     skew = f" alpha {p['alpha']}" if p["kind"] in ("dirichlet", "quantity") else ""
-    return f"{s['data']['name']}, {p['clients']} clients, {p['kind']}{skew}, {100 * f['fraction']:g}% a round"
-
-
-def _if(before: str, text: str | None) -> str:
-    return before + text if text else ""
+    return f"{label(s['data']['name'])}, {p['clients']} clients, {p['kind']}{skew}, {100 * f['fraction']:g}% a round"

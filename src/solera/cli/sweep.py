@@ -49,10 +49,19 @@ def sweep(
 
     Example: [bold]solera sweep my-sweep.toml --workers 2[/bold]; the same command continues a stopped sweep.
     """
+    from ..plugins import code_allowed
+
+    with code_allowed(file.absolute().parent):  # the person named this file
+        _sweep(file, out, workers, set_ or [], target, dry_run, json)
+
+
+def _sweep(
+    file: Path, out: Path | None, workers: int, changes: list[str], target: float | None, dry_run: bool, json: bool
+) -> None:
     from ..engines import default_workers
     from ..experiments.sweep import check_fits, check_unchanged, is_done, load_sweep, notes, run_all, write_index
 
-    planned = load_sweep(file, set_ or [])
+    planned = load_sweep(file, changes)
     home = out or Path("runs") / (re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-.") or "sweep")
     check_unchanged(planned, home)
     todo = [run for run in planned if not is_done(home / run.name)]

@@ -1,6 +1,6 @@
 """Data: sources by name, users' own data, partitions among clients, and public data for distillation."""
 
-from .catalogue import SOURCES, SourceInfo
+from .catalogue import SOURCES, SourceInfo, register_data
 from .dataset import Dataset, from_tensors, from_torch
 from .partition import Partition, PartitionConfig, class_counts, partition, split_test
 from .public import (
@@ -13,7 +13,7 @@ from .public import (
     public_from_samples,
 )
 from .sampling import balanced, hold_out
-from .sources import from_folder, from_hf, load
+from .sources import from_folder, from_hf, load, source_info
 from .text import tokenize
 from .unlabelled import read_samples
 
@@ -40,6 +40,8 @@ __all__ = [
     "public_from_noise",
     "public_from_samples",
     "read_samples",
+    "register_data",
+    "source_info",
     "split_test",
     "tokenize",
 ]

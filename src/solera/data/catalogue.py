@@ -1,11 +1,15 @@
 """The data sets known by name: what they hold, where they are to be had and how their files are laid out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
+from ..plugins import Registry
+from .dataset import Dataset
 from .text import LENGTH
 
+Loader = Callable[..., Dataset]
+LoaderT = TypeVar("LoaderT", bound=Loader)
 Format = Literal["idx", "cifar", "stl10", "parquet", "csv", "images"]
 
 
@@ -43,6 +47,7 @@ class SourceInfo:
     sums: Mapping[str, str] = field(default_factory=dict)  # file (uncompressed) of the full set -> sha256 or md5
     plain: PlainTable | None = None
     made: bool = False  # made by this package, by a fixed seed: there is nothing to read
+    loader: Loader | None = None  # what reads a set that somebody has added
 
     @property
     def is_text(self) -> bool:
@@ -50,7 +55,7 @@ class SourceInfo:
         return len(self.shape) == 1 and not self.made
 
 
-SOURCES: dict[str, SourceInfo] = {
+OURS: dict[str, SourceInfo] = {
     "fashion-mnist": SourceInfo(
         title="Fashion-MNIST: clothing, gray, 28x28 (10,000 + 2,000 images are part of the package)",
         classes=10,
@@ -234,6 +239,31 @@ SOURCES: dict[str, SourceInfo] = {
         std=None,
     ),
 }
+
+
+def _entry(loader: Any, name: str, title: str = "", licence: str = "yours") -> SourceInfo:
+    """The entry of a loader, of which nothing is known until it is called."""
+    if not callable(loader):
+        raise TypeError(f"a function that returns a solera.Dataset is wanted, not a {type(loader).__name__}")
+    return SourceInfo(title or name, 0, (), None, "", licence, (), None, None, columns=(), loader=loader)
+
+
+SOURCES: Registry[SourceInfo] = Registry("data set", "solera.datasets", _entry, OURS)
+
+
+def register_data(name: str, title: str = "", licence: str = "yours") -> Callable[[LoaderT], LoaderT]:
+    """Make a data set available as `data.name` and `public.name`: `@register_data("mine")` above a function.
+
+    It returns a `Dataset` and is called with those of `path`, `train_size`, `test_size`, `seed`, `length` and
+    `image_size` that are among its parameters. It has to give the same samples each time it is called so. Where it
+    does not take the sizes itself, balanced samples are taken out of what it returns.
+    """
+
+    def add(loader: LoaderT) -> LoaderT:
+        SOURCES.add(name, _entry(loader, name, title, licence))
+        return loader
+
+    return add
 
 
 def unnamed(hub: str) -> SourceInfo:

@@ -5,8 +5,8 @@ as the published file but another checksum is refused, and so is a set with more
 rows are accepted as a sample, with a warning that names both numbers.
 """
 
-import difflib
 import importlib.resources
+import inspect
 import logging
 import os
 import re
@@ -20,8 +20,9 @@ import torch
 
 from ..devices import numerics
 from ..errors import ConfigError, DataError
+from ..plugins import is_path, label
 from ..task import Data
-from .catalogue import SOURCES, SourceInfo, unnamed
+from .catalogue import SOURCES, Loader, SourceInfo, unnamed
 from .dataset import Dataset, number_users, refuse_random
 from .folders import LAYOUT, folder_splits
 from .images import channel_statistics
@@ -62,7 +63,7 @@ def load(
     length: int = LENGTH,
     image_size: int | None = None,
 ) -> Dataset:
-    """The data set called `name`: one of SOURCES, or a hub id "owner/name".
+    """The data set called `name`: one of SOURCES, a hub id "owner/name", or a path to a function that loads it.
 
     Read from the folder `path`; without one, "fashion-mnist" is the sample inside the package, and others are looked
     for in $SOLERA_DATA/<name> and ./data/<name> and then on the hub, if the package `datasets` is installed.
@@ -71,7 +72,9 @@ def load(
     that is always the same. `length` is the number of tokens of a text; `image_size` that of the pixels of a side to
     which the images of a "folder" are brought.
     """
-    info = SOURCES.get(name) or _hub_source(name)
+    info = source_info(name)
+    if info.loader is not None:
+        return _load_own(name, info.loader, path, train_size, test_size, seed, length, image_size)
     if image_size is not None and info.formats != ("images",):
         raise ConfigError(f"data.image_size = {image_size}: only for data.name = 'folder', not {name!r}")
     splits = _read(name, info, path, length, image_size)
@@ -307,9 +310,9 @@ def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> tuple[d
 
 def _mapped(name: str, split: str, values: np.ndarray, info: SourceInfo) -> np.ndarray:
     result = np.full(len(values), -1, np.int64)
-    for stored, label in info.label_map.items():
-        if label is not None:
-            result[values == stored] = label
+    for stored, number in info.label_map.items():
+        if number is not None:
+            result[values == stored] = number
     if strange := set(np.unique(values).tolist()) - set(info.label_map):
         raise DataError(f"{name}, {split}: labels {sorted(strange)} are none of {sorted(info.label_map)}")
     return result
@@ -330,12 +333,53 @@ def _subsample(key: str, labels: np.ndarray, rows: np.ndarray, size: int, seed: 
     return rows[balanced(torch.from_numpy(labels[rows]), size, seed).numpy()]
 
 
-def _hub_source(name: str) -> SourceInfo:
-    if HUB_ID.fullmatch(name) and ".." not in name:
+def source_info(name: str, key: str | None = None) -> SourceInfo:
+    """What is known of a data set: by its name, its path or its hub id. `key`: the setting that asks."""
+    if name not in SOURCES and HUB_ID.fullmatch(name) and ".." not in name:
         return unnamed(name)
-    near = difflib.get_close_matches(name, SOURCES, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(SOURCES)}"
-    raise ConfigError(f'data set {name!r} is not known; {hint} (or give a hub id like "owner/name")')
+    try:
+        return SOURCES.find(name, key)
+    except ConfigError as e:
+        raise ConfigError(f'{e} (or give a hub id like "owner/name")' if not is_path(name) else str(e)) from e
+
+
+def _load_own(
+    name: str,
+    loader: Loader,
+    path: str | Path | None,
+    train_size: int | None,
+    test_size: int | None,
+    seed: int,
+    length: int,
+    image_size: int | None,
+) -> Dataset:
+    """A data set that somebody has added."""
+    given = {"path": path, "train_size": train_size, "test_size": test_size, "image_size": image_size}
+    parameters = inspect.signature(loader).parameters
+    takes = {k: v for k, v in {**given, "seed": seed, "length": length}.items() if k in parameters}
+    for key in ("path", "image_size"):
+        if given[key] is not None and key not in takes:
+            raise ConfigError(f"data.{key} = {str(given[key])!r}: the loader of {label(name)!r} takes no {key}")
+    data = loader(**takes)
+    if not isinstance(data, Dataset):
+        raise DataError(
+            f"data set {label(name)!r}: its loader returns a {type(data).__name__}; a Dataset is wanted, such as "
+            "solera.from_tensors makes"
+        )
+    data = replace(data, name=label(name))
+    if train_size is not None and "train_size" not in takes:
+        rows = _rows("train_size", data.train, train_size, seed)
+        users = None if data.users is None else data.users[rows]
+        data = replace(data, train=Data(data.train.inputs[rows], data.train.labels[rows]), users=users)
+    if test_size is not None and "test_size" not in takes:
+        rows = _rows("test_size", data.test, test_size, seed)
+        data = replace(data, test=Data(data.test.inputs[rows], data.test.labels[rows]))
+    return data
+
+
+def _rows(key: str, of: Data, size: int, seed: int) -> torch.Tensor:
+    labels = of.labels.numpy()
+    return torch.from_numpy(_subsample(key, labels, np.arange(len(labels)), size, seed))
 
 
 def _wanted(info: SourceInfo) -> str:

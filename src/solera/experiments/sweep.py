@@ -5,6 +5,7 @@ killed) stops no other; what is done is skipped, what was stopped goes on. The d
 `OUT/<case and settings>/s<seed>`, and `OUT/sweep.json` lists them all.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
@@ -26,10 +27,12 @@ from typing import Any
 
 import torch
 
-from ..config import TABLES, Config, EngineConfig, load_config, merged, recipe_names, to_toml
+from ..config import TABLES, Config, load_config, merged, recipe_names, to_toml
+from ..engines import EngineConfig
 from ..errors import ConfigError, RunError, SoleraError
 from ..files import read_file
 from ..method import name_of
+from ..plugins import KEYS, allowed, code_allowed, paths_in
 from ..runner.loop import check_start, execute
 from ..runs.groups import compared
 from ..runs.keys import flat, show
@@ -122,7 +125,7 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
             if not config.run.name:
                 run = dataclasses.replace(config.run, name=re.sub(r"[^\w.-]+", "-", stem, flags=re.A).strip("-._")[:64])
                 config = dataclasses.replace(config, run=run)
-            home = f"{name or name_of(config.method)}/s{config.run.seed}"
+            home = f"{name or _safe(name_of(config.method))}/s{config.run.seed}"
             planned.append(Planned(home, case, settings, config))
     return planned
 
@@ -218,17 +221,29 @@ def check_unchanged(planned: Sequence[Planned], out: Path) -> None:
         file = out / run.name / "config.toml"
         if not file.is_file():
             continue
-        then, now = _settings(load_config(file)), _settings(run.config)
-        for key in {**now, **then}:
-            if compared(key) and then.get(key) != now.get(key):
-                raise RunError(
-                    f"{out / run.name} was begun with {key} = {show(then.get(key))}, not {show(now.get(key))}: "
-                    "choose another --out for the changed sweep, or move that run away"
-                )
+        now = tomllib.loads(to_toml(run.config))
+        then = tomllib.loads(to_toml(_begun_with(file, now)))
+        _refuse_changes(out / run.name, flat(then), flat(now))
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    return flat(tomllib.loads(to_toml(config)))
+def _refuse_changes(home: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for key in {**now, **then}:
+        if compared(key) and then.get(key) != now.get(key):
+            raise RunError(
+                f"{home} was begun with {key} = {show(then.get(key))}, not {show(now.get(key))}: "
+                "choose another --out for the changed sweep, or move that run away"
+            )
+
+
+def _begun_with(file: Path, now: Mapping[str, Any]) -> Config:
+    """The configuration in a run directory. Code that the sweep does not name is not imported: it is a change."""
+    tables = merged(file)
+    engine = tables.get("engine")
+    threads = engine.get("threads", EngineConfig.threads) if isinstance(engine, Mapping) else EngineConfig.threads
+    tables["engine"] = {"name": "inprocess", "threads": threads}  # no other setting of an engine counts
+    if set(paths_in(tables)) - set(paths_in(now)):
+        _refuse_changes(file.parent, *({k: v for k, v in flat(t).items() if k in KEYS} for t in (tables, now)))
+    return load_config(tables)
 
 
 def notes(planned: Sequence[Planned]) -> list[str]:
@@ -251,7 +266,7 @@ def check_fits(planned: Sequence[Planned]) -> None:
     context = _context()
     mine, theirs = context.Pipe(duplex=False)
     texts = [(r.name, to_toml(r.config)) for r in seen.values()]
-    child = context.Process(target=_check_all, args=(texts, theirs, os.getpid()))
+    child = context.Process(target=_check_all, args=(texts, theirs, os.getpid(), allowed()))
     child.start()
     theirs.close()
     try:
@@ -271,13 +286,19 @@ def check_fits(planned: Sequence[Planned]) -> None:
         raise error
 
 
-def _check_all(runs: list[tuple[str, str]], answer: Any, parent: int) -> None:
+def _with_code(beside: Path | None) -> contextlib.AbstractContextManager[None]:
+    """What the sweep may import, its processes may: those that are not forked start without the permission."""
+    return contextlib.nullcontext() if beside is None else code_allowed(beside)
+
+
+def _check_all(runs: list[tuple[str, str]], answer: Any, parent: int, beside: Path | None) -> None:
     _end_with(parent)
     torch.set_num_threads(1)
     found = []
     for name, text in runs:
         try:
-            config = load_config(tomllib.loads(text))
+            with _with_code(beside):
+                config = load_config(tomllib.loads(text))
             config.track.require()
             scenario = build_scenario(
                 config.data, config.partition, config.public, config.models, config.run.seed, 1
@@ -311,7 +332,7 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
                 while waiting and len(running) < workers:
                     name = waiting.pop(0)
                     config = runs[name] if workers == 1 else _one_core(runs[name])
-                    job = context.Process(target=_one, args=(to_toml(config), str(out / name), os.getpid()))
+                    job = context.Process(target=_one, args=(to_toml(config), str(out / name), os.getpid(), allowed()))
                     job.start()
                     running[name] = job
                 multiprocessing.connection.wait([job.sentinel for job in running.values()], WAKE_S)
@@ -383,7 +404,7 @@ class _ChildWatcher(QuietWatcher):
             raise Interrupted("the sweep is gone")
 
 
-def _one(text: str, home: str, parent: int) -> None:
+def _one(text: str, home: str, parent: int, beside: Path | None) -> None:
     """One run, in a process of its own. What it has to say is in a log beside its directory."""
     _end_with(parent)
     path = Path(home)
@@ -395,7 +416,9 @@ def _one(text: str, home: str, parent: int) -> None:
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file  # those of the sweep would draw its display again around every line
         try:
-            execute(load_config(tomllib.loads(text)), path, (path / "run.json").is_file(), _ChildWatcher(file, parent))
+            with _with_code(beside):
+                config = load_config(tomllib.loads(text))
+            execute(config, path, (path / "run.json").is_file(), _ChildWatcher(file, parent))
             code = 0
         except SoleraError as e:
             print(" ".join(str(e).split()), file=file)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..devices import numerics
 from ..errors import ConfigError, RunError
 from ..files import read_file
+from ..plugins import label
 from ..version import __version__
 from .trained import Input, Trained
 
@@ -61,7 +62,7 @@ def _manifest(trained: Trained, form: str, models: list[dict[str, Any]]) -> dict
         "format": form,
         "run": trained.run.name,
         "method": trained.run.method,
-        "data": trained.run.settings.get("data.name"),
+        "data": label(str(trained.run.settings.get("data.name", "own data"))),
         "input": {
             "name": "input",
             "shape": ["batch", *takes.shape],

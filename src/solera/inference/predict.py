@@ -13,6 +13,7 @@ from ..data.unlabelled import read_samples
 from ..devices import numerics
 from ..errors import ConfigError
 from ..parts.local import logits_of
+from ..runs.trust import code_of_run, warn_if_changed
 from .trained import Trained
 
 CHUNK = 512  # samples prepared and asked about at a time
@@ -78,8 +79,11 @@ def predict(trained: Trained, source: Path | None, model: str | None = None, ens
 
 def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
     data, settings = trained.run.config.get("data", {}), trained.run.settings
-    known = load(
-        data.get("name", ""), data.get("path"), data.get("train_size"), data.get("test_size"),
-        int(settings.get("run.seed", 0)), image_size=data.get("image_size"),
-    )  # fmt: skip
+    name = data.get("name", "")
+    with code_of_run(trained.run.path, trained.trust_code):
+        known = load(
+            name, data.get("path"), data.get("train_size"), data.get("test_size"),
+            int(settings.get("run.seed", 0)), image_size=data.get("image_size"),
+        )  # fmt: skip
+    warn_if_changed(trained.run.path, name)
     return [str(i) for i in range(len(known.test))], known.test.inputs, known.test.labels

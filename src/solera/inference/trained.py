@@ -20,9 +20,11 @@ from ..data import from_tensors
 from ..devices import numerics
 from ..errors import ConfigError, DataError, RunError
 from ..files import check_file
-from ..models import MODELS, build
+from ..models import build, model_info
 from ..parts.teachers import Ensemble
+from ..plugins import architectures
 from ..runs.read import Run, read_run
+from ..runs.trust import code_of_run, warn_if_changed
 
 MEMBER = re.compile(r"ensemble-(\d+)")
 
@@ -62,6 +64,7 @@ class Trained:
     members: list[tuple[str, float]]  # of the saved ensemble: name and share
     rule: str  # how these are joined
     class_names: tuple[str, ...] = ()  # where they are known
+    trust_code: bool = False  # import the code that the run names, whoever began it
 
     @property
     def names(self) -> list[str]:
@@ -78,8 +81,9 @@ class Trained:
         if not self.names:
             raise RunError(f"{self.run.path} has no global model: {_stay_with_clients(self.run)}")
         own = self.run.settings.get("models.server")
-        if own in self.names:
-            return own
+        called = next((name for name, given in self._given().items() if given == own), None)
+        if called in self.names:
+            return called
         if len(self.names) > 1:
             raise ConfigError(f"{self.run.path} has several models: choose one with --model: {', '.join(self.names)}")
         return self.names[0]
@@ -88,13 +92,16 @@ class Trained:
     def model(self, name: str) -> nn.Module:
         """The model, rebuilt and in evaluation mode."""
         kind, options = self.architectures[name], self.run.config.get("models", {})
-        if kind not in MODELS:
-            raise RunError(
-                f"{self.run.path}: architecture {kind!r} is not in the zoo; {_load_it_yourself(self.run.path, name)}"
-            )
+        given = self._given().get(kind, kind)
+        with code_of_run(self.run.path, self.trust_code):
+            try:
+                given = model_info(given, "architecture").name
+            except ConfigError as e:
+                raise RunError(f"{self.run.path}: {e}; {_load_it_yourself(self.run.path, name)}") from e
+        warn_if_changed(self.run.path, given)
         text = {"vocabulary": self.input.vocabulary} if self.input.vocabulary else {}
         model = build(
-            kind, self.classes, self.input.shape, options.get("norm", "batch"), options.get("head", "plain"), **text
+            given, self.classes, self.input.shape, options.get("norm", "batch"), options.get("head", "plain"), **text
         )
         try:
             check_file(self.file(name))
@@ -103,6 +110,12 @@ class Trained:
             raise RunError(f"{self.file(name)} does not fit {kind!r}: {' '.join(str(e).split())[:200]}") from None
         model.eval()
         return model
+
+    def _given(self) -> dict[str, str]:
+        """The architectures by what they are called in the run, with their names in the configuration."""
+        clients = self.run.settings.get("models.clients")
+        names = [*(clients if isinstance(clients, list) else []), self.run.settings.get("models.server")]
+        return architectures(name for name in names if isinstance(name, str))
 
     def file(self, name: str) -> Path:
         return self.run.path / "models" / f"{name}.safetensors"
@@ -129,8 +142,9 @@ def _stay_with_clients(run: Run) -> str:
     return f"with {run.method!r} every client has its own, and these stay with the clients"
 
 
-def open_run(path: str | os.PathLike[str]) -> Trained:
-    """The models of the run in a directory."""
+def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
+    """The models of the run in a directory. Code that its configuration names (models or data of one's own) is imported
+    when it is needed, if this user began the run, or else with `trust_code=True`."""
     run = read_run(path)
     files = sorted((run.path / "models").glob("*.safetensors"), key=lambda f: _order(f.stem))
     if not files and not run.finished:
@@ -144,13 +158,13 @@ def open_run(path: str | os.PathLike[str]) -> Trained:
     try:
         takes = json.loads(first["input"])
         given = Input(tuple(takes["shape"]), tuple(takes["mean"]), tuple(takes["std"]), takes["vocabulary"])
-        architectures = {name: f["architecture"] for name, f in facts.items()}
+        kinds = {name: f["architecture"] for name, f in facts.items()}
         members = [(name, float(f["share"])) for name, f in facts.items() if MEMBER.fullmatch(name)]
         rule = next((f["rule"] for f in facts.values() if "rule" in f), "avg_logits")
         classes, called = int(first["classes"]), tuple(map(str, json.loads(first.get("class_names", "[]"))))
         if len(called) not in (0, classes):
             raise ValueError(f"{len(called)} names for {classes} classes")
-        return Trained(run, classes, given, architectures, members, rule, called)
+        return Trained(run, classes, given, kinds, members, rule, called, trust_code)
     except (KeyError, ValueError, TypeError) as e:
         raise RunError(
             f"{files[0]} does not say what it is ({e}): it was written by another version of solera"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from solera.errors import ConfigError
 from solera.models.split import SHARED_WIDTH, Head, as_split, require_split
 from solera.models.zoo.layers import positive
 from solera.models.zoo.norm import DEFAULT_GROUPS, Norm, NormKind
+from solera.plugins import Registry
 
 Builder = Callable[..., Any]
 BuilderT = TypeVar("BuilderT", bound=Builder)
@@ -47,7 +48,18 @@ class ModelInfo:
         return {p.name: p.default for p in parameters if p.name not in _GIVEN and p.kind is not p.VAR_KEYWORD}
 
 
-MODELS: dict[str, ModelInfo] = {}
+def _entry(builder: Any, name: str) -> ModelInfo:
+    """The entry of a builder that says nothing else about itself: one that asks for a vocabulary takes texts."""
+    if not callable(builder):
+        raise TypeError(f"a function or class that builds a model is wanted, not a {type(builder).__name__}")
+    known = next((info for info in MODELS.values() if info.builder is builder), None)
+    if known is not None:  # registered with its title and kind, and now found by its path
+        return replace(known, name=name)
+    kind: Literal["image", "text"] = "text" if "vocabulary" in inspect.signature(builder).parameters else "image"
+    return ModelInfo(name, name, "", kind, "", builder)
+
+
+MODELS: Registry[ModelInfo] = Registry("model", "solera.models", _entry)
 
 
 def register_model(
@@ -74,21 +86,15 @@ def _register(
     name: str, title: str, source: str, kind: Literal["image", "text"], notes: str, own: bool
 ) -> Callable[[BuilderT], BuilderT]:
     def add(builder: BuilderT) -> BuilderT:
-        if name in MODELS and not MODELS[name].own:
-            raise ConfigError(f"model name {name!r} is taken by the zoo; register yours under another name")
-        MODELS[name] = ModelInfo(name, title or name, source, kind, notes, builder, own)
+        MODELS.add(name, ModelInfo(name, title or name, source, kind, notes, builder, own), ours=not own)
         return builder
 
     return add
 
 
-def model_info(name: str) -> ModelInfo:
-    """The entry of that name; a ConfigError names the nearest ones if there is none."""
-    if name in MODELS:
-        return MODELS[name]
-    near = difflib.get_close_matches(str(name), MODELS, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"there are {', '.join(sorted(MODELS))}"
-    raise ConfigError(f"model {name!r} is unknown; {hint} `solera ls models` shows them all")
+def model_info(name: str, key: str | None = None) -> ModelInfo:
+    """The entry of that name, or at that path; a ConfigError names the nearest ones. `key`: the setting that asks."""
+    return MODELS.find(name, key)
 
 
 def build(

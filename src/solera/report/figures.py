@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..plugins import label
 from ..runs.groups import Group, cautions, companions, group_runs
 from ..runs.keys import show
 from ..runs.notice import KINDS
@@ -105,12 +106,12 @@ def _subtitle(groups: Sequence[Group], records: Sequence[Record]) -> str:
     every = [g.runs[0].settings for g in groups]
     agreed = {k: v for k, v in every[0].items() if all(k in s and s[k] == v for s in every)}
     told = [f"{len(records)} runs" if len(records) > 1 else f"seed {show(groups[0].runs[0].seed)}"]
-    told.append(", ".join(dict.fromkeys(str(s.get("data.name", "own data")) for s in every)))
+    told.append(", ".join(dict.fromkeys(label(str(s.get("data.name", "own data"))) for s in every)))
     if (clients := agreed.get("partition.clients")) is not None:
         kind, alpha = agreed.get("partition.kind", ""), agreed.get("partition.alpha")
         skewed = alpha is not None and kind in ("dirichlet", "quantity")
         told.append(f"{clients} clients" + (f", {kind}" if kind else "") + (f" alpha {show(alpha)}" if skewed else ""))
-    models = list(dict.fromkeys(m for m in agreed.get("models.clients") or [] if isinstance(m, str)))
+    models = list(dict.fromkeys(label(m) for m in agreed.get("models.clients") or [] if isinstance(m, str)))
     if models:
         told.append(", ".join(models))
     return " · ".join(told)

@@ -16,9 +16,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..config import Config, EngineConfig, RunConfig, load_config, to_toml
+from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import Numerics, keep_freed_memory, numerics
-from ..engines import ENGINES, Call, ClientStates, Engine, Reply, Roster, Site, default_engine, default_workers
+from ..engines import (
+    Call,
+    ClientStates,
+    Engine,
+    EngineConfig,
+    EngineSettings,
+    Reply,
+    Roster,
+    Site,
+    default_workers,
+    engine_named,
+)
+from ..engines.registry import check_class as check_engine_class
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
 from ..method import Method, Traits, name_of, prepare_scoring
@@ -30,6 +42,7 @@ from ..runs.directory import RunDirectory
 from ..runs.notice import Notices
 from ..runs.record import RoundRecord, Score
 from ..runs.stop import STOPPED, Stopping
+from ..runs.trust import code_of_run
 from ..scenario import Scenario, build_scenario
 from ..server import Server
 from ..stopping import check_stop, stoppable
@@ -97,8 +110,11 @@ def execute(
     ).summary
 
 
-def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None) -> dict:
-    """Continue the run in `out` from its last checkpoint, to the same end as if it had never stopped."""
+def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None, trust_code: bool = False) -> dict:
+    """Continue the run in `out` from its last checkpoint, to the same end as if it had never stopped.
+
+    Code that its configuration names is imported if this user began the run, or else with `trust_code=True`.
+    """
     path = pathlib.Path(out)
     if not (path / "config.toml").is_file():
         if not (path / "run.json").is_file():
@@ -106,7 +122,8 @@ def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None) -> d
         raise RunError(
             f"{out} has no config.toml: it was started from Python; call solera.simulate(..., resume=True) there"
         )
-    return execute(load_config(path / "config.toml"), path, resume=True, watcher=watcher)
+    with code_of_run(path, trust_code):
+        return execute(load_config(path / "config.toml"), path, resume=True, watcher=watcher)
 
 
 def simulate(
@@ -115,7 +132,7 @@ def simulate(
     out: str | os.PathLike[str],
     config: RunConfig | None = None,
     federation: FederationConfig | None = None,
-    engine: EngineConfig | None = None,
+    engine: EngineSettings | type[EngineSettings] | str | None = None,
     *,
     resume: bool = False,
     watcher: Watcher | None = None,
@@ -127,21 +144,18 @@ def simulate(
     """Run `method` on `scenario` into the directory `out`.
 
     With `resume=True` the run in `out` is continued (or begun, if there is none); the scenario and the method must
-    be the same. With `profile=True` one round is looked at more closely; that changes no bit.
+    be the same. `engine` is an engine's name, its settings, or an engine class of your own. With `profile=True` one
+    round is looked at more closely; that changes no bit.
     """
-    config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine or EngineConfig()
+    config, federation, engine = config or RunConfig(), federation or FederationConfig(), _engine(engine)
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     check_fit(method, scenario)
     keep_freed_memory()  # workers that are forked inherit it
-
-    def open_engine(states: ClientStates) -> Engine:
-        return _open_engine(engine, scenario, states)
-
     return run(
         scenario.server,
         scenario.test,
-        open_engine,
+        functools.partial(engine.open, scenario),
         method,
         out,
         config,
@@ -526,10 +540,13 @@ def _head_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
             )
 
 
-def _open_engine(config: EngineConfig, scenario: Scenario, states: ClientStates) -> Engine:
-    workers = config.workers or default_workers()
-    name = default_engine(workers) if config.name == "auto" else config.name
-    return ENGINES[name](scenario, states, workers)
+def _engine(given: EngineSettings | type[EngineSettings] | str | None) -> EngineSettings:
+    """The settings of the engine that was asked for."""
+    if given is None or isinstance(given, str):
+        return engine_named(given or EngineConfig.name)
+    made = given() if isinstance(given, type) else given
+    check_engine_class(type(made), type(made).__name__)
+    return made
 
 
 class _Running:

@@ -24,6 +24,7 @@ import os
 import pathlib
 import re
 import time
+import tomllib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,10 +36,12 @@ from torch import Tensor
 from ..engines.base import Version
 from ..errors import RunError
 from ..files import read_file
+from ..plugins import paths_in, sha256_of
 from ..tensors import Weights
 from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
 from .keys import flat
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records
+from .trust import changed_code, prove
 
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
@@ -91,6 +94,7 @@ class RunDirectory:
         try:
             if resume:
                 self._check_same(experiment)
+                self._check_code(_code_in(config, but="engine.name"))  # an engine may change: it changes no bits
             elif (self.path / "run.json").exists():
                 raise RunError(
                     f"{path} already holds a run; continue it with `solera resume {path}` or choose another --out"
@@ -101,6 +105,8 @@ class RunDirectory:
                 if config is not None:  # first, so that whatever else is there can be resumed
                     self._write("config.toml", config.encode())
                 facts = {"format": FORMAT, "solera": version, "experiment": experiment, "command": command}
+                if code := _code_in(config):
+                    facts |= {"code": code, "proof": prove(code)}
                 self._write("run.json", json.dumps(facts, indent=1).encode())
         except BaseException:
             self.close()
@@ -147,6 +153,15 @@ class RunDirectory:
                         f"{self.path} was begun with {key} = {then.get(key)}, not {now.get(key)}: a run is continued "
                         "only as it was begun (rounds and engine may change); choose another --out for the new one"
                     )
+
+    def _check_code(self, now: dict[str, str]) -> None:
+        """Refuse code that is not what the run was begun with: the bits would not be the same."""
+        if changed := changed_code(self.path, now):
+            raise RunError(
+                f"{changed[0]!r} is not the code that {self.path} was begun with (its sha256 is now "
+                f"{now[changed[0]][:16]}...), so the same result cannot be promised: put the code back as it was, or "
+                "start the run again with another --out"
+            )
 
     def close(self) -> None:
         """Give the directory free."""
@@ -428,6 +443,12 @@ class _Written:
         self._places = {id(t): (weakref.ref(t), t._version, places[i]) for i, t in counted}
         used = {name for name, _ in places.values()}
         self._bytes = {name: held for name, held in {**self._bytes, file: size}.items() if name in used}
+
+
+def _code_in(config: str | None, but: str = "") -> dict[str, str]:
+    """The paths to code that a configuration names (not for the key `but`), with the sha256 of what was imported."""
+    named = {} if config is None else paths_in(tomllib.loads(config))
+    return {path: sha256_of(path) or "" for path, key in named.items() if key != but}
 
 
 def _locked(lock: int) -> bool:

@@ -10,8 +10,9 @@ from .keys import short, show
 from .read import SEED, Run
 
 # Settings that change no result, or only name it: two runs that differ in nothing else but the seed are one case.
-NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every", "engine.name", "engine.workers"}
-NOT_COMPARED_TABLES = ("track.",)
+NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every"}
+NOT_COMPARED_TABLES = ("track.", "engine.")
+CHANGES_BITS = "engine.threads"  # which no other setting of an engine does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ def between_methods(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
 
 def compared(key: str) -> bool:
     """Whether a setting counts when runs are told apart."""
-    return key not in NOT_COMPARED and not key.startswith(NOT_COMPARED_TABLES)
+    return key == CHANGES_BITS or not (key in NOT_COMPARED or key.startswith(NOT_COMPARED_TABLES))
 
 
 def cautions(groups: Sequence[Group]) -> list[str]:

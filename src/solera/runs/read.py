@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import RunError
 from ..files import read_file
+from ..plugins import label
 from .keys import dig, flat
 from .record import RoundRecord, read_records
 
@@ -132,7 +133,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     name = dig(config, "run", "name") or (summary or {}).get("name") or home.resolve().name
     samples = dig(read_json(home / "partition.json", []), "samples")  # the report names it where it is not there
     known = samples if isinstance(samples, int) and not isinstance(samples, bool) and samples > 0 else None
-    return Run(home, str(name), str(method), config, rounds, summary, finished, missing, known)
+    return Run(home, str(name), label(str(method)), config, rounds, summary, finished, missing, known)
 
 
 def read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:

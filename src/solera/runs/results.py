@@ -19,6 +19,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ..plugins import architectures
 from .groups import Group
 from .keys import show
 from .read import Run
@@ -90,8 +91,12 @@ def lines_of(run: Run) -> Lines:
 
 def _kinds(names: set[str], settings: dict[str, Any]) -> Callable[[str], str]:
     """Which kind each of a run's models is."""
-    server, told = settings.get("models.server"), settings.get("models.clients")
-    clients = {c for c in told if isinstance(c, str)} if isinstance(told, list) else set()
+    told = settings.get("models.clients")
+    given = [c for c in told if isinstance(c, str)] if isinstance(told, list) else []
+    own = settings.get("models.server")
+    own = own if isinstance(own, str) else ""
+    called = {name: model for model, name in architectures([*given, own]).items()}
+    server, clients = called[own] or None, {called[c] for c in given}
     parts = set()
     for name in names - clients - {server}:
         base, _, number = name.rpartition(".")

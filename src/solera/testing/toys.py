@@ -116,6 +116,6 @@ def run_toy(method: Method, out: pathlib.Path, engine: str = "inprocess", rounds
         out,
         RunConfig(rounds=rounds),
         FederationConfig(fraction=0.75),
-        EngineConfig(name=engine, workers=2),  # type: ignore[arg-type]
+        EngineConfig(name=engine, workers=2),
         resume=True,
     )

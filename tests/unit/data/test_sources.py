@@ -113,7 +113,7 @@ def test_unknown_names_are_refused_before_anything_is_touched(name):
 
 
 def test_near_names_are_suggested():
-    with pytest.raises(ConfigError, match="did you mean cifar10"):
+    with pytest.raises(ConfigError, match="did you mean 'cifar10'"):
         load("cifar-10")
 
 

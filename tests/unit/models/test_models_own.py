@@ -206,7 +206,7 @@ def test_registering_again_replaces_ones_own_only(registered):
     register_model("own-net")(WithFc)
     register_model("own-net")(lambda classes: sequential(classes))
     assert isinstance(build("own-net", 5, SHAPE), nn.Sequential)
-    with pytest.raises(ConfigError, match="'resnet20' is taken by the zoo"):
+    with pytest.raises(ConfigError, match="'resnet20' is taken by solera"):
         register_model("resnet20")(WithFc)
 
 

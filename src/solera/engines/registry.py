@@ -1,0 +1,141 @@
+"""Engines by name, and the settings of those that come with the library.
+
+An engine is a settings class, like a method: its fields are the keys of [engine], and `open(host, states)` starts what
+moves the messages (`base.Engine`). `host` is where the clients live, `states` what they keep between rounds.
+"""
+
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Protocol, TypeVar
+
+from annotated_types import Ge, Le
+
+from ..plugins import Registry
+from ..settings import Hint, Problem, checks_itself, hints, settings, show
+from .base import Engine, Site
+from .inprocess import InProcess
+from .processes import Processes
+from .states import ClientStates
+from .threads import Threads
+
+MOST_AT_ONCE = 4096  # workers or threads; more than that is a slip of the pen
+CORES = f"this machine has {os.cpu_count()} cores"
+WorkerCount = Annotated[int, Ge(0), Le(MOST_AT_ONCE), Hint(f"0: one for each core; {CORES}")]
+ThreadCount = Annotated[int, Ge(1), Le(MOST_AT_ONCE), Hint(CORES)]
+
+
+class EngineSettings(Protocol):
+    """What a run asks of the settings of an engine."""
+
+    @property
+    def workers(self) -> int:
+        """Clients at once, and models that the server trains at once; 0: one for each core."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """torch's threads within one client's or the server's work: it may change the bits."""
+        ...
+
+    def open(self, host: Site, states: ClientStates) -> Engine:
+        """Start it. The run closes what is returned."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineInfo:
+    """What `solera ls engines` prints."""
+
+    name: str
+    title: str
+    crash: str
+
+
+AUTO = "auto"
+OPENED: dict[str, Callable[[Site, ClientStates, int], Engine]] = {
+    "inprocess": InProcess,
+    "threads": Threads,
+    "processes": Processes,
+}
+INFO = {
+    "inprocess": EngineInfo("inprocess", "one client after another in this process; the reference", "ends the run"),
+    "threads": EngineInfo("threads", "as many clients at once as workers, in threads", "ends the run"),
+    "processes": EngineInfo("processes", "as many clients at once as workers, in forked processes", "one client"),
+}
+
+
+@settings
+class EngineConfig:
+    """Where the clients run, on one machine. Of these settings only `threads` may change the bits of a result."""
+
+    name: str = AUTO  # which of them
+    workers: WorkerCount = 0  # clients at once; 0: one for each core
+    threads: ThreadCount = 1  # torch's threads within one client's or the server's work
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with the name, and between the settings."""
+        if self.name not in (AUTO, *OPENED):
+            near = difflib.get_close_matches(self.name, OPENED, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "an engine of your own has settings of its own"
+            yield f"name = {show(self.name)}: one of {', '.join((AUTO, *OPENED))} is wanted; {hint}"
+        elif self.threads > 1 and self.name != "inprocess":
+            yield (
+                f"threads = {self.threads}: more than 1 only with engine.name = 'inprocess'; "
+                "the other engines use the cores for more clients at once"
+            )
+
+    def open(self, host: Site, states: ClientStates) -> Engine:
+        """Start the engine of that name."""
+        workers = self.workers or default_workers()
+        return OPENED[default_engine(workers) if self.name == AUTO else self.name](host, states, workers)
+
+
+def check_class(cls: Any, name: str) -> type:
+    """`cls`, if it is an engine in form, and from now on it checks its settings; otherwise what is missing."""
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{getattr(cls, '__name__', cls)} must be a dataclass: its fields are the engine's settings")
+    fields = {f.name for f in dataclasses.fields(cls)}
+    for part in ("workers", "threads", "open"):
+        if part not in fields and not hasattr(cls, part):
+            raise TypeError(f"engine {name!r} ({cls.__name__}) lacks {part!r}")
+    return checks_itself(cls)
+
+
+ENGINES: Registry[type] = Registry(
+    "engine", "solera.engines", check_class, dict.fromkeys((AUTO, *OPENED), EngineConfig)
+)
+E = TypeVar("E", bound=type)
+
+
+def register_engine(name: str) -> Callable[[E], E]:
+    """Make an engine available as `engine.name`: a settings class like `EngineSettings`."""
+    return ENGINES.register(name)
+
+
+def engine_named(name: str, **given: Any) -> EngineSettings:
+    """The settings of the engine called `name`; a class that serves several names is told which one it is."""
+    cls = ENGINES.find(name, "engine.name")
+    return cls(**({"name": name} if "name" in hints(cls) else {}), **given)
+
+
+def engine_info(name: str) -> EngineInfo:
+    """What people should know of an engine: of one that somebody has added, the first line of its docstring."""
+    if name in INFO:
+        return INFO[name]
+    said = (ENGINES.find(name).__doc__ or "").strip()
+    return EngineInfo(name, said.partition("\n")[0], "")
+
+
+def default_engine(workers: int) -> str:
+    """Processes where they can be forked safely: they repeat dropout in parallel and a crash costs one client."""
+    if workers < 2:
+        return "inprocess"
+    return "processes" if sys.platform == "linux" else "threads"
+
+
+def default_workers() -> int:
+    """As many clients at once as cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,139 @@
+"""Whether the code that a run directory names may be imported.
+
+A run directory comes from anywhere, and a path in its config.toml is code. A run that names code therefore records in
+run.json which paths, the sha256 of their files, and a proof over both: an HMAC with a key that only this user can read
+(`$XDG_STATE_HOME/solera/key`, by default `~/.local/state/solera/key`). Where the proof is right and names every path
+that config.toml names now, the run is this user's own. Otherwise nothing is imported until the person says so. Other
+settings are not part of the proof: `run.rounds` may be raised to run longer. Nothing here imports torch.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ..errors import RunError
+from ..files import open_file, read_file
+from ..plugins import code_allowed, label, paths_in, sha256_of
+from .read import read_json
+
+KEY_BYTES = 32
+log = logging.getLogger("solera")
+
+
+def key_file() -> Path:
+    """Where this user's key is."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "solera" / "key"
+
+
+def prove(code: Mapping[str, str]) -> str | None:
+    """The proof that this user's run names this code (path -> sha256); None, with a warning, without a key."""
+    try:
+        return _hmac(_make_key(), code)
+    except OSError as e:
+        log.warning("no key in %s (%s): going on with this run later will need --trust-code", key_file(), e.strerror)
+        return None
+
+
+@contextlib.contextmanager
+def code_of_run(home: Path, trust_code: bool = False) -> Iterator[None]:
+    """Allow the code that the run in `home` names, if it is this user's own run or the person trusts it."""
+    named = _named(home)
+    if not named:
+        yield
+        return
+    if not trust_code and (why := _not_ours(home, set(named))):
+        told = ", ".join(f"{key} = {path!r}" for path, key in named.items())
+        raise RunError(
+            f"{home} names code, which would be imported: {told}. It is not known to be a run of yours: {why}. Look at "
+            "the code; if you trust it, add --trust-code (from Python, trust_code=True)"
+        )
+    with code_allowed(home):
+        yield
+
+
+def changed_code(home: Path, now: Mapping[str, str]) -> list[str]:
+    """Those of the paths in `now` (path -> sha256) that do not lead to the code that the run was begun with.
+
+    The folder of a file does not count: whoever gets a run from elsewhere has the code in another place.
+    """
+    then = {(label(path), sha256) for path, sha256 in _recorded(home)[0].items()}
+    return [path for path, sha256 in now.items() if (label(path), sha256) not in then]
+
+
+def warn_if_changed(home: Path, name: str) -> None:
+    """Say so if code that was imported for a run's models or data is not what it was."""
+    sha256 = sha256_of(name)
+    if sha256 is not None and changed_code(home, {name: sha256}):
+        log.warning("%s: %s has changed since the run was begun; what it gives may differ", home, label(name))
+
+
+def _named(home: Path) -> dict[str, str]:
+    """The paths in config.toml; whatever else is wrong with it, its reader says."""
+    try:
+        return paths_in(tomllib.loads(read_file(home / "config.toml").decode()))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _recorded(home: Path) -> tuple[dict[str, str], str]:
+    """What run.json says about code: path -> sha256, and the proof."""
+    facts = read_json(home / "run.json", []) or {}
+    code, proof = facts.get("code"), facts.get("proof")
+    if not isinstance(code, dict) or not all(isinstance(v, str) for v in code.values()):
+        code = {}
+    return code, proof if isinstance(proof, str) and proof.isascii() else ""
+
+
+def _not_ours(home: Path, named: set[str]) -> str:
+    """Why a run is not known to be this user's own; "" if it is."""
+    code, proof = _recorded(home)
+    if not proof:
+        return "its run.json has no proof"
+    try:
+        right = hmac.compare_digest(proof, _hmac(_read_key(), code))
+    except OSError as e:
+        return f"the key {key_file()} cannot be used ({e.strerror})"
+    if not right:
+        return "the proof in its run.json was not made with your key"
+    return f"it was begun without {min(named - set(code))!r}" if named - set(code) else ""
+
+
+def _hmac(key: bytes, code: Mapping[str, str]) -> str:
+    return hmac.new(key, b"solera code\n" + json.dumps(dict(code), sort_keys=True).encode(), hashlib.sha256).hexdigest()
+
+
+def _read_key() -> bytes:
+    """The key; an OSError if there is none, or if others could have read or written it."""
+    with open_file(key_file(), KEY_BYTES) as file:
+        found = os.fstat(file.fileno())
+        key = file.read()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(0, "others have access to it: remove it, and a new one will be made", str(key_file()))
+    if len(key) != KEY_BYTES:
+        raise OSError(0, f"it has not {KEY_BYTES} bytes: remove it, and a new one will be made", str(key_file()))
+    return key
+
+
+def _make_key() -> bytes:
+    """The key, made if there is none. Of two processes that make one at once, both use the first."""
+    file = key_file()
+    if not file.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=file.parent)  # readable by this user alone
+        try:
+            with open(handle, "wb") as out:
+                out.write(secrets.token_bytes(KEY_BYTES))
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, file)
+        finally:
+            os.unlink(draft)
+    return _read_key()
