@@ -157,6 +157,15 @@ def sha256_of(path: str) -> str | None:
     return _SHA256.get(path)
 
 
+def sha256_of_file(path: str, folder: Path) -> str | None:
+    """The sha256 of the file that a path names now, without importing it; None if it names a module, or no file."""
+    origin = path.rpartition(":")[0]
+    try:
+        return hashlib.sha256(read_file(folder / origin)).hexdigest() if origin.endswith(".py") else None
+    except OSError:
+        return None
+
+
 class _Bytes(importlib.abc.SourceLoader):
     """Runs the bytes that were read, and no other: no bytecode of an earlier or later version is looked for."""
 

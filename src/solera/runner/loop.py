@@ -42,7 +42,7 @@ from ..randomness import seed_from, seeded
 from ..runs.directory import RunDirectory
 from ..runs.notice import Notices
 from ..runs.record import RoundRecord
-from ..runs.trust import code_of_run
+from ..runs.trust import code_of_run, refuse_changed_files
 from ..scenario import Scenario, build_scenario
 from ..server import Server
 from ..task import Data
@@ -128,6 +128,7 @@ def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None, trus
             f"{out} has no config.toml: it was started from Python; call solera.simulate(..., resume=True) there"
         )
     with code_of_run(path, trust_code):
+        refuse_changed_files(path)
         return execute(load_config(path / "config.toml"), path, resume=True, watcher=watcher)
 
 
