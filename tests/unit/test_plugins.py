@@ -337,7 +337,7 @@ def test_an_engine_of_ones_own(tmp_path):
 def test_what_is_no_engine_is_refused(tmp_path):
     for engine, said in (
         ("proceses", r"engine\.name = 'proceses' is not known; did you mean 'processes'"),
-        (InProcess, "must be a dataclass|missing"),
+        (InProcess, "InProcess must be a dataclass: its fields are the engine's settings"),
     ):
         with pytest.raises((ConfigError, TypeError), match=said):
             solera.simulate(toy(), FedAvg(), tmp_path, engine=engine)

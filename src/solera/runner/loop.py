@@ -21,17 +21,7 @@ from typing import Any
 
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import Numerics, keep_freed_memory, numerics
-from ..engines import (
-    Call,
-    ClientStates,
-    EngineConfig,
-    EngineSettings,
-    Reply,
-    Roster,
-    default_workers,
-    engine_named,
-)
-from ..engines.registry import check_class as check_engine_class
+from ..engines import Call, ClientStates, EngineSettings, Reply, Roster, default_workers, engine_of
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
 from ..method import info_of, name_of, needs_of, personal_task
@@ -153,7 +143,7 @@ def simulate(
     be the same. `engine` is an engine's name, its settings, or an engine class of your own. With `profile=True` one
     round is looked at more closely; that changes no bit.
     """
-    config, federation, engine = config or RunConfig(), federation or FederationConfig(), _engine(engine)
+    config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine_of(engine)
     track = track or TrackConfig()
     track.require()
     watcher = Tracking(track, watcher or Watcher())
@@ -463,15 +453,6 @@ def _check_models(name: str, needs: set[str], server: Server) -> None:
                 f"differs from that of {first!r} ({', '.join(heads[first])}): set models.head = 'shared', and split "
                 "models of your own with solera.models.wrap or as_split and head='shared'"
             )
-
-
-def _engine(given: EngineSettings | type[EngineSettings] | str | None) -> EngineSettings:
-    """The settings of the engine that was asked for."""
-    if given is None or isinstance(given, str):
-        return engine_named(given or EngineConfig.name)
-    made = given() if isinstance(given, type) else given
-    check_engine_class(type(made), type(made).__name__)
-    return made
 
 
 class _Running:
