@@ -81,7 +81,6 @@ def architectures(models: Iterable[str]) -> dict[str, str]:
 
 def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Tables of a configuration with paths to files made absolute, so that they mean the same from anywhere."""
-
     out = dict(tables)
     for key in KEYS:
         table, _, leaf = key.partition(".")
@@ -95,7 +94,7 @@ def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def absolute(name: Any, folder: Path) -> Any:
     """A path to a file with all its folders; any other name as it is."""
     origin, _, attribute = name.rpartition(":") if is_path(name) else ("", "", "")
-    return f"{os.path.abspath(folder / Path(origin).expanduser())}:{attribute}" if origin.endswith(".py") else name
+    return f"{os.path.abspath(folder / os.path.expanduser(origin))}:{attribute}" if origin.endswith(".py") else name
 
 
 def paths_in(tables: Mapping[str, Any]) -> dict[str, str]:

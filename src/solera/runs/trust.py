@@ -31,8 +31,8 @@ log = logging.getLogger("solera")
 
 def key_file() -> Path:
     """Where this user's key is."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "solera" / "key"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state, "solera", "key")
 
 
 def prove(code: Mapping[str, str]) -> str | None:
