@@ -81,7 +81,6 @@ def architectures(models: Iterable[str]) -> dict[str, str]:
 
 def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Tables of a configuration with paths to files made absolute, so that they mean the same from anywhere."""
-
     out = dict(tables)
     for key in KEYS:
         table, _, leaf = key.partition(".")
@@ -95,7 +94,7 @@ def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def absolute(name: Any, folder: Path) -> Any:
     """A path to a file with all its folders; any other name as it is."""
     origin, _, attribute = name.rpartition(":") if is_path(name) else ("", "", "")
-    return f"{os.path.abspath(folder / Path(origin).expanduser())}:{attribute}" if origin.endswith(".py") else name
+    return f"{os.path.abspath(folder / os.path.expanduser(origin))}:{attribute}" if origin.endswith(".py") else name
 
 
 def paths_in(tables: Mapping[str, Any]) -> dict[str, str]:
@@ -155,6 +154,15 @@ def load(path: str, what: str) -> Any:
 def sha256_of(path: str) -> str | None:
     """The sha256 of the file that a path was imported from; None if it was not imported here."""
     return _SHA256.get(path)
+
+
+def sha256_of_file(path: str, folder: Path) -> str | None:
+    """The sha256 of the file that a path names now, without importing it; None if it names a module, or no file."""
+    origin = path.rpartition(":")[0]
+    try:
+        return hashlib.sha256(read_file(folder / origin)).hexdigest() if origin.endswith(".py") else None
+    except OSError:
+        return None
 
 
 class _Bytes(importlib.abc.SourceLoader):

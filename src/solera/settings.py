@@ -73,15 +73,17 @@ def settings(cls: C) -> C:
 
 
 def checks_itself(cls: C) -> C:
-    """Make a dataclass, and its subclasses, refuse wrong values when they are made."""
+    """Make a dataclass, and its subclasses, refuse wrong values when they are made. Once is enough."""
     made: Any = cls
+    if made.__dict__.get("__post_init__") in _CHECKING:
+        return cls
     if "__init__" in made.__dict__ and made.__init__ not in _CHECKING:  # one that is inherited checks already
         made.__init__ = _checking_init(made.__init__)
     made.__post_init__ = _checking_post_init(getattr(made, "__post_init__", None))
     return cls
 
 
-_CHECKING: set[Any] = set()  # every __init__ that ends with a check
+_CHECKING: set[Any] = set()  # every __init__ and __post_init__ that ends with a check
 
 
 def _checking_init(assign: Any) -> Any:
@@ -110,6 +112,7 @@ def _checking_post_init(own: Any) -> Any:
         if type(self).__init__ not in _CHECKING:
             check(self)
 
+    _CHECKING.add(post_init)
     return post_init
 
 

@@ -285,8 +285,9 @@ def test_changed_code_is_not_continued_and_said_when_it_is_used(folder, tmp_path
     own.write_text(SOURCE + "\n# a comment\n")
     done = solera("resume", folder / "run", cwd=tmp_path)
     assert done.returncode == 4
-    for word in ("own.py:", "is not the code that", "put the code back as it was", "another --out"):
+    for word in ("own.py:", "is not the code that", "put the code back", "another --out"):
         assert word in done.stderr
+    assert imports(folder) == 0
     done = solera("predict", folder / "run", "--model", "wide", cwd=tmp_path)
     assert done.returncode == 0
     assert "own.py:Wide has changed since the run was begun" in done.stderr
@@ -297,6 +298,28 @@ def test_changed_code_is_not_continued_and_said_when_it_is_used(folder, tmp_path
     done = solera("resume", folder / "run", cwd=tmp_path)
     assert done.returncode == 2
     assert "own.py: No such file" in done.stderr
+
+
+def test_a_module_that_changes_is_noticed(folder, tmp_path):
+    """Of a module the file is known once it is imported."""
+    (folder / "own.toml").write_text((folder / "own.toml").read_text().replace("own.py:", "own:"))
+    done = solera("run", "own.toml", "--out", tmp_path / "run", cwd=folder, PYTHONPATH=f"{ROOT / 'src'}:{folder}")
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads((tmp_path / "run/run.json").read_text())["code"]) >= {"own:Mine", "own:Wide"}
+    (folder / "own.py").write_text(SOURCE + "\n# a comment\n")
+    done = solera("resume", tmp_path / "run", cwd=tmp_path, PYTHONPATH=f"{ROOT / 'src'}:{folder}")
+    assert done.returncode == 4
+    assert "'own:Mine' is not the code that" in done.stderr
+
+
+def test_own_code_in_worker_processes(folder, home, tmp_path):
+    """Paths are resolved before workers are forked."""
+    words = ["run", folder / "own.toml", "--engine", "processes", "--workers", 2, "--out", tmp_path / "run"]
+    done = solera(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "engine.greeting did not carry over" in done.stdout
+    assert read_run(tmp_path / "run").summary["digest"] == read_run(home).summary["digest"]
+    assert imports(folder) == 1
 
 
 def test_an_engine_may_change(folder, tmp_path):

@@ -12,7 +12,7 @@ import solera
 from own_code import TABLES, imports, write_own
 from solera.config import load_config, to_toml
 from solera.data import SOURCES, load, register_data
-from solera.engines import ENGINES, EngineConfig, InProcess, engine_named, register_engine
+from solera.engines import ENGINES, EngineConfig, InProcess, engine_info, engine_named, register_engine
 from solera.errors import ConfigError, DataError
 from solera.method import METHODS, find_method, name_of, register
 from solera.methods import FedAvg
@@ -331,13 +331,14 @@ def test_an_engine_of_ones_own(tmp_path):
     assert len(digests) == 1
     config = load_config({"method": {"name": "fedavg"}, "engine": {"name": "counting", "workers": 3}})
     assert config.engine == Counting(workers=3)
+    assert engine_info("counting").title == "Counts its calls."
     assert load_config(solera.config.tomllib.loads(to_toml(config))) == config
 
 
 def test_what_is_no_engine_is_refused(tmp_path):
     for engine, said in (
         ("proceses", r"engine\.name = 'proceses' is not known; did you mean 'processes'"),
-        (InProcess, "must be a dataclass|missing"),
+        (InProcess, "InProcess must be a dataclass: its fields are the engine's settings"),
     ):
         with pytest.raises((ConfigError, TypeError), match=said):
             solera.simulate(toy(), FedAvg(), tmp_path, engine=engine)

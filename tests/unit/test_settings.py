@@ -14,7 +14,7 @@ from solera.errors import ConfigError
 from solera.methods import FedAvg, FedDF
 from solera.parts.distill import Distill
 from solera.parts.local import Local
-from solera.settings import Hint, OrInf, Replaceable, settings
+from solera.settings import Hint, OrInf, Replaceable, checks_itself, settings
 from solera.wire import WireError, decode, encode
 
 
@@ -185,6 +185,18 @@ def test_a_post_init_of_ones_own_finds_its_fields_checked():
         Own(steps="3")
     with pytest.raises(ConfigError, match=r"no$"):
         Own(steps=-1)
+
+
+def test_a_class_is_made_to_check_itself_once():
+    """However often it is registered or handed over: each time would be one more call on the stack."""
+
+    @settings
+    class Own:
+        steps: int = 1
+
+    made = Own.__post_init__
+    assert checks_itself(Own) is Own
+    assert Own.__post_init__ is made
 
 
 @pytest.mark.parametrize(

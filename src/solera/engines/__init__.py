@@ -12,6 +12,7 @@ from .registry import (
     default_workers,
     engine_info,
     engine_named,
+    engine_of,
     register_engine,
 )
 from .serve import serve
@@ -39,6 +40,7 @@ __all__ = [
     "default_workers",
     "engine_info",
     "engine_named",
+    "engine_of",
     "register_engine",
     "serve",
 ]

@@ -121,6 +121,15 @@ def engine_named(name: str, **given: Any) -> EngineSettings:
     return cls(**({"name": name} if "name" in hints(cls) else {}), **given)
 
 
+def engine_of(given: EngineSettings | type[EngineSettings] | str | None) -> EngineSettings:
+    """The settings of an engine that is given by its name, its settings or its class; without any, the default."""
+    if given is None or isinstance(given, str):
+        return engine_named(given or AUTO)
+    cls = given if isinstance(given, type) else type(given)
+    check_class(cls, cls.__name__)
+    return given() if isinstance(given, type) else given
+
+
 def engine_info(name: str) -> EngineInfo:
     """What people should know of an engine: of one that somebody has added, the first line of its docstring."""
     if name in INFO:

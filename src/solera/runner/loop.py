@@ -18,19 +18,7 @@ from typing import Any
 
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import Numerics, keep_freed_memory, numerics
-from ..engines import (
-    Call,
-    ClientStates,
-    Engine,
-    EngineConfig,
-    EngineSettings,
-    Reply,
-    Roster,
-    Site,
-    default_workers,
-    engine_named,
-)
-from ..engines.registry import check_class as check_engine_class
+from ..engines import Call, ClientStates, Engine, EngineSettings, Reply, Roster, Site, default_workers, engine_of
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
 from ..method import Method, Traits, name_of, prepare_scoring
@@ -42,7 +30,7 @@ from ..runs.directory import RunDirectory
 from ..runs.notice import Notices
 from ..runs.record import RoundRecord, Score
 from ..runs.stop import STOPPED, Stopping
-from ..runs.trust import code_of_run
+from ..runs.trust import code_of_run, refuse_changed_files
 from ..scenario import Scenario, build_scenario
 from ..server import Server
 from ..stopping import check_stop, stoppable
@@ -123,6 +111,7 @@ def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None, trus
             f"{out} has no config.toml: it was started from Python; call solera.simulate(..., resume=True) there"
         )
     with code_of_run(path, trust_code):
+        refuse_changed_files(path)
         return execute(load_config(path / "config.toml"), path, resume=True, watcher=watcher)
 
 
@@ -147,7 +136,7 @@ def simulate(
     be the same. `engine` is an engine's name, its settings, or an engine class of your own. With `profile=True` one
     round is looked at more closely; that changes no bit.
     """
-    config, federation, engine = config or RunConfig(), federation or FederationConfig(), _engine(engine)
+    config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine_of(engine)
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     check_fit(method, scenario)
@@ -538,15 +527,6 @@ def _head_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
                 f"differs from that of {first!r} ({', '.join(heads[first])}): set models.head = 'shared', and split "
                 "models of your own with solera.models.wrap or as_split and head='shared'"
             )
-
-
-def _engine(given: EngineSettings | type[EngineSettings] | str | None) -> EngineSettings:
-    """The settings of the engine that was asked for."""
-    if given is None or isinstance(given, str):
-        return engine_named(given or EngineConfig.name)
-    made = given() if isinstance(given, type) else given
-    check_engine_class(type(made), type(made).__name__)
-    return made
 
 
 class _Running:

@@ -41,7 +41,7 @@ from ..tensors import Weights
 from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
 from .keys import flat
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records
-from .trust import changed_code, prove
+from .trust import ENGINE, prove, refuse_changes
 
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
@@ -94,7 +94,7 @@ class RunDirectory:
         try:
             if resume:
                 self._check_same(experiment)
-                self._check_code(_code_in(config, but="engine.name"))  # an engine may change: it changes no bits
+                refuse_changes(self.path, _code_in(config, but=ENGINE))
             elif (self.path / "run.json").exists():
                 raise RunError(
                     f"{path} already holds a run; continue it with `solera resume {path}` or choose another --out"
@@ -153,15 +153,6 @@ class RunDirectory:
                         f"{self.path} was begun with {key} = {then.get(key)}, not {now.get(key)}: a run is continued "
                         "only as it was begun (rounds and engine may change); choose another --out for the new one"
                     )
-
-    def _check_code(self, now: dict[str, str]) -> None:
-        """Refuse code that is not what the run was begun with: the bits would not be the same."""
-        if changed := changed_code(self.path, now):
-            raise RunError(
-                f"{changed[0]!r} is not the code that {self.path} was begun with (its sha256 is now "
-                f"{now[changed[0]][:16]}...), so the same result cannot be promised: put the code back as it was, or "
-                "start the run again with another --out"
-            )
 
     def close(self) -> None:
         """Give the directory free."""

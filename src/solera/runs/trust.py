@@ -21,17 +21,18 @@ from pathlib import Path
 
 from ..errors import RunError
 from ..files import open_file, read_file
-from ..plugins import code_allowed, label, paths_in, sha256_of
+from ..plugins import code_allowed, label, paths_in, sha256_of, sha256_of_file
 from .read import read_json
 
 KEY_BYTES = 32
+ENGINE = "engine.name"  # whose code may change: it changes no bits
 log = logging.getLogger("solera")
 
 
 def key_file() -> Path:
     """Where this user's key is."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "solera" / "key"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state, "solera", "key")
 
 
 def prove(code: Mapping[str, str]) -> str | None:
@@ -60,20 +61,35 @@ def code_of_run(home: Path, trust_code: bool = False) -> Iterator[None]:
         yield
 
 
-def changed_code(home: Path, now: Mapping[str, str]) -> list[str]:
-    """Those of the paths in `now` (path -> sha256) that do not lead to the code that the run was begun with.
+def refuse_changed_files(home: Path) -> None:
+    """Refuse to continue a run whose files of code have changed, before any of them is imported."""
+    named = {path: sha256_of_file(path, home) for path, key in _named(home).items() if key != ENGINE}
+    refuse_changes(home, {path: sha256 for path, sha256 in named.items() if sha256 is not None})
 
-    The folder of a file does not count: whoever gets a run from elsewhere has the code in another place.
-    """
-    then = {(label(path), sha256) for path, sha256 in _recorded(home)[0].items()}
-    return [path for path, sha256 in now.items() if (label(path), sha256) not in then]
+
+def refuse_changes(home: Path, now: Mapping[str, str]) -> None:
+    """Refuse to continue a run with code (path -> sha256) that is not what it was begun with."""
+    if changed := _changed(home, now):
+        raise RunError(
+            f"{changed[0]!r} is not the code that {home} was begun with (its sha256 is now {now[changed[0]][:16]}...), "
+            "so the same result cannot be promised: put the code back, or start the run again with another --out"
+        )
 
 
 def warn_if_changed(home: Path, name: str) -> None:
     """Say so if code that was imported for a run's models or data is not what it was."""
     sha256 = sha256_of(name)
-    if sha256 is not None and changed_code(home, {name: sha256}):
+    if sha256 is not None and _changed(home, {name: sha256}):
         log.warning("%s: %s has changed since the run was begun; what it gives may differ", home, label(name))
+
+
+def _changed(home: Path, now: Mapping[str, str]) -> list[str]:
+    """The paths that lead to other code than when the run was begun.
+
+    The folder of a file does not count: whoever gets a run from elsewhere has the code in another place.
+    """
+    then = {(label(path), sha256) for path, sha256 in _recorded(home)[0].items()}
+    return [path for path, sha256 in now.items() if (label(path), sha256) not in then]
 
 
 def _named(home: Path) -> dict[str, str]:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import EngineConfig, RunConfig
+from ..config import RunConfig
 from ..data import PartitionConfig, PublicConfig, from_tensors
+from ..engines import engine_named
 from ..federation import FederationConfig
 from ..method import Method
 from ..models import wrap
@@ -116,6 +117,6 @@ def run_toy(method: Method, out: pathlib.Path, engine: str = "inprocess", rounds
         out,
         RunConfig(rounds=rounds),
         FederationConfig(fraction=0.75),
-        EngineConfig(name=engine, workers=2),
+        engine_named(engine, workers=2),
         resume=True,
     )
