@@ -22,7 +22,7 @@ from .server import Server
 from .settings import checks_itself
 from .task import TASKS, Client, Task
 from .tensors import Weights
-from .wire import check_type
+from .wire import check_type, sized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +136,11 @@ def needs_of(method: Any) -> set[str]:
 class MeanScore:
     """A client's score in a form of which a mean can be taken. Without test samples all of it is 0."""
 
-    scored: Tensor  # 1 with test samples
-    accuracy: Tensor
-    squared: Tensor  # the accuracy's square: its mean gives the spread
-    correct: Tensor
-    total: Tensor
+    scored: Tensor = sized(dtype=torch.float64)  # 1 with test samples
+    accuracy: Tensor = sized(dtype=torch.float64)
+    squared: Tensor = sized(dtype=torch.float64)  # the accuracy's square: its mean gives the spread
+    correct: Tensor = sized(dtype=torch.float64)
+    total: Tensor = sized(dtype=torch.float64)
 
 
 def personal_task(method: Any) -> Task | None:

@@ -85,6 +85,11 @@ class FedGEMS:
         pool: Tensor  # [public samples, classes]: logits of the large model when it was last right about the sample
         pooled: Tensor  # [public samples]: whether it ever was
 
+    @property
+    def bytes_vary(self) -> str:
+        """Why the bytes of a run depend on what is learned."""
+        return "clients are asked only about samples that the server's model gets wrong" if self.selective else ""
+
     def check(self, server: Server) -> None:
         """Refuse at the start what would fail in the middle."""
         if server.large is None:
