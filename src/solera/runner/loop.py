@@ -16,17 +16,19 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..config import Config, EngineConfig, RunConfig, load_config, to_toml
 from ..devices import Numerics, keep_freed_memory, numerics
-from ..engines import ENGINES, Call, ClientStates, Engine, Reply, Roster, default_engine, default_workers
+from ..engines import ENGINES, ClientStates, Engine, default_engine, default_workers
+from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
 from ..method import info_of, name_of, needs_of, personal_task
 from ..models import require_split
 from ..parts.chain import chain
+from ..parts.effort import without_training
 from ..parts.norms import has_batchnorm
 from ..randomness import seed_from, seeded
 from ..runs.directory import RunDirectory
@@ -81,15 +83,8 @@ def execute(
     profile: bool = False,
 ) -> dict:
     """Run what a configuration describes and return the summary. `command` is noted, for the report."""
-    for note in config.notes:
-        log.warning(note)
-    config.track.require()
-    workers = config.engine.workers or default_workers()
-    scenario = build_scenario(
-        config.data, config.partition, config.public, config.models, config.run.seed, workers
-    )  # fmt: skip
     return simulate(
-        scenario,
+        scenario_of(config),
         config.method,
         out,
         config.run,
@@ -102,6 +97,15 @@ def execute(
         command=command,
         profile=profile,
     ).summary
+
+
+def scenario_of(config: Config) -> Scenario:
+    """The clients and the server that a configuration describes."""
+    for note in config.notes:
+        log.warning(note)
+    config.track.require()
+    workers = config.engine.workers or default_workers()
+    return build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, workers)
 
 
 def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None) -> dict:
@@ -144,11 +148,11 @@ def simulate(
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     check_fit(method, scenario)
     keep_freed_memory()  # workers that are forked inherit it
-    _check_quorum(federation, len(scenario.roster))
+    check_quorum(federation, len(scenario.roster))
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
     experiment = _experiment(scenario, method, federation)
     with (
-        _sole_run(),
+        sole_run(),
         numerics(engine.threads) as held,
         seeded(seed_from(scenario.seed, "run")),
         contextlib.closing(RunDirectory(out, __version__, resume, config_text, experiment, command)) as home,
@@ -382,29 +386,13 @@ def check_fit(method: Any, scenario: Scenario) -> None:
 def check_start(method: Any, scenario: Scenario, federation: FederationConfig) -> None:
     """Refuse all that a run would refuse before its first exchange, without any client and without a run directory."""
     check_fit(method, scenario)
-    _check_quorum(federation, len(scenario.roster))
-    with contextlib.suppress(_Asked):
-        method.init(Federation(_Nobody(scenario.roster), scenario.seed, federation), scenario.server)
+    check_quorum(federation, len(scenario.roster))
+    with without_training():
+        method.init(Federation(Dry(scenario.roster), scenario.seed, federation), scenario.server)
 
 
-class _Asked(Exception):
-    """A method's start asks clients; how it goes on is not known without them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Nobody:
-    """An engine that knows who the clients are and reaches none of them."""
-
-    roster: Roster
-
-    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
-        raise _Asked
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
-
-def _check_quorum(federation: FederationConfig, clients: int) -> None:
+def check_quorum(federation: FederationConfig, clients: int) -> None:
+    """Refuse a quorum that no round can meet."""
     asked = federation.cohort(clients)
     if federation.min_replies > asked:
         raise ConfigError(
@@ -466,7 +454,7 @@ os.register_at_fork(after_in_child=_RUNNING.__init__)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _sole_run() -> Iterator[None]:
+def sole_run() -> Iterator[None]:
     """Two runs in one process would share torch's generator and settings: neither result could be repeated."""
     if not _RUNNING.lock.acquire(blocking=False):
         raise RunError(
