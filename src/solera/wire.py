@@ -375,18 +375,19 @@ def _header_in(blob: bytes, limits: Limits) -> dict[str, Any]:
     return header
 
 
-class _Head(NamedTuple):
-    """What the header says of a tensor."""
+class Slot(NamedTuple):
+    """What is known of a tensor that is not there yet."""
 
+    name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, _Head]]:
+def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, Slot]]:
     """The tree and what is said of each tensor; none is loaded. The library checks at which place each of them is."""
     header = _header_in(blob, limits)
     tree = json.loads(header.pop("__metadata__")["tree"], parse_constant=_refuse_constant)
-    heads = {int(k): _Head(NAMED[h["dtype"]], tuple(h["shape"])) for k, h in header.items()}
+    heads = {int(k): Slot(k, NAMED[h["dtype"]], tuple(h["shape"])) for k, h in header.items()}
     claimed = sum(math.prod(h.shape) * h.dtype.itemsize for h in heads.values())
     (n,) = struct.unpack("<Q", blob[:8])
     if claimed != len(blob) - 8 - n:
@@ -507,7 +508,7 @@ class _Reading:
         return t
 
 
-def _check_tie(t: "Tensor | _Head", want: Any, path: str) -> None:
+def _check_tie(t: "Tensor | Slot", want: Any, path: str) -> None:
     if want is None:
         raise WireError(f"{path}: it was not asked for")
     bounded = isinstance(want, _AtMost)
@@ -585,9 +586,8 @@ class Layout:
         self.into, self.exact = into, True  # not exact: as large as it may be
         self._fills: dict[int, Fill] = {}
         self._blank = self._field(into, sent, "")
-        self._message = Packed(self._blank, steady=True)
-        self.size = self._message.size  # bytes of the message
-        self.slots = [(t.dtype, tuple(t.shape)) for t in self._message.tensors]
+        self.size = Packed(self._blank, steady=True).size  # bytes of the message
+        self.slots = list(_slots(self._blank, ""))
 
     def _field(self, into: Any, sent: Mapping[str, Any], path: str) -> Any:
         if dataclasses.is_dataclass(into) and isinstance(into, type):
@@ -618,15 +618,15 @@ class Layout:
 
     def flatten(self, value: Any) -> Tensor:
         """The numbers of a reply as one vector of float64, which keeps whole numbers up to 2^53."""
-        packed = Packed(value)
-        if [(t.dtype, tuple(t.shape)) for t in packed.tensors] != self.slots:
-            raise WireError("a reply that is not of this layout")
+        packed = Packed(_ordered(value, self._blank))
+        for t, slot in zip(packed.tensors, self.slots, strict=True):
+            _check_tie(t, slot, slot.name)
         beside = torch.tensor([float(n) for n in _numbers(packed.tree)], dtype=torch.float64)
         return torch.cat([*(t.double().flatten() for t in packed.tensors), beside])
 
     def unflatten(self, vector: Tensor) -> Any:
         """The reply with these numbers."""
-        sizes = [math.prod(shape) for _, shape in self.slots]
+        sizes = [math.prod(slot.shape) for slot in self.slots]
         *flat, beside = vector.split([*sizes, len(vector) - sum(sizes)])
         tensors, numbers = iter(flat), iter(beside.tolist())
 
@@ -649,6 +649,24 @@ class Layout:
             return zeros if fill is None else fill(zeros, examples)
 
         return _mapped(self._blank, tensor, lambda n: n)
+
+
+def _slots(blank: Any, path: str) -> Iterator[Slot]:
+    if isinstance(blank, Tensor):
+        yield Slot(path, blank.dtype, tuple(blank.shape))
+    elif isinstance(blank, dict | list):
+        for name, b in blank.items() if isinstance(blank, dict) else enumerate(blank):
+            yield from _slots(b, f"{path}.{name}")
+
+
+def _ordered(value: Any, blank: Any) -> Any:
+    """The value with its names in the order of `blank`: clients need not keep it."""
+    if isinstance(blank, dict):
+        named = value if isinstance(value, Mapping) else vars(value)
+        if named.keys() != blank.keys():
+            raise WireError(f"names that are not of this layout: {sorted(named.keys() ^ blank.keys())[:3]}")
+        return {name: _ordered(named[name], b) for name, b in blank.items()}
+    return [_ordered(*pair) for pair in zip(value, blank, strict=True)] if isinstance(blank, list) else value
 
 
 def _mapped(v: Any, tensor: Callable[[Tensor], Tensor], number: Callable[[Any], Any]) -> Any:

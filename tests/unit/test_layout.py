@@ -176,7 +176,7 @@ def test_at_most_bounds_every_dimension(shape, fits):
 def test_the_layout_of_what_is_bounded_is_the_largest():
     layout = Layout(Chosen, {"most": 5})
     assert not layout.exact
-    assert layout.slots == [(torch.float32, (5, 3))]
+    assert layout.slots == [(".rows", torch.float32, (5, 3))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,8 +289,15 @@ def test_a_reply_is_one_vector_and_back():
     assert (back.loss, back.count, back.sure) == (0.5, 3, True)
     assert wire.digest(back) == wire.digest(value)
     assert wire.digest(layout.unflatten(2 * vector).weights["n"]) == wire.digest(torch.tensor(18))
-    with pytest.raises(WireError, match="not of this layout"):
-        layout.flatten(Mixed(0.5, 3, True, {}))
+    turned = dataclasses.replace(value, weights=dict(reversed(value.weights.items())))
+    assert torch.equal(layout.flatten(turned), vector)  # by name, whatever the order a client sends them in
+    for wrong, says in (
+        ({}, "'h', 'n', 'w'"),
+        ({"h": torch.ones(3)}, r"\.weights\.h"),
+        ({"w": torch.ones(4)}, r"\.w: \(4,\)"),
+    ):
+        with pytest.raises(WireError, match=says):
+            layout.flatten(Mixed(0.5, 3, True, value.weights | wrong if wrong else wrong))
 
 
 def test_what_has_no_length_before_it_is_there_has_no_layout():
