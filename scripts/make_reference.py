@@ -295,6 +295,7 @@ $ solera run toy --set method.name=fedprox --set method.mu=0.1 --seed 7
   `models.norm`, `public.source`, `public.labels`, and a smaller `method.K` where clients are few. A line says what was
   set and why, and `config.toml` has it. What you have set yourself stays: then the run is refused with the reason.
 - `--rounds`, `--seed`, `--engine`, `--workers` are short for `run.rounds`, `run.seed`, `engine.name`, `engine.workers`.
+- `--dry-run` checks the whole run without training and [prints what it will send](scale.md#before-the-run).
 - Relative paths are relative to where the command is run; they are stored as absolute ones.
 
 From Python the same settings are `solera.RunConfig`, `PartitionConfig`, `PublicConfig`, `FederationConfig`,

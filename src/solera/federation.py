@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from annotated_types import Gt, Le
@@ -27,6 +27,7 @@ from .wire import Limits, Packed, WireError, decode, encode
 log = logging.getLogger("solera")
 REASON = 500  # characters kept of why a client failed: the text may be the client's own
 STEPS = 1000  # exchanges a round may have; a step is round * STEPS + exchange
+PROTOCOL = 900  # those from here on belong to whoever sums: a method's exchanges keep their numbers, and so their seeds
 
 
 class QuorumNotMet(SoleraError):
@@ -124,6 +125,58 @@ class _Exchange:
             self.ledger[k] = version
 
 
+@dataclasses.dataclass(frozen=True)
+class MeanOf:
+    """A mean that a method asks for: of which replies, in which groups, and how much each client counts."""
+
+    task: Task
+    clients: Sequence[str]
+    payload: Mapping[str, Any]
+    by: Callable[[str], Hashable] | None
+    uniform: bool
+    once: Collection[str]
+    min_replies: int | None
+
+    def weight(self, k: str, fed: "Federation") -> float:
+        """How much client `k` counts in all fields but those in `once`."""
+        return fed.copies.get(k, 1) * (1 if self.uniform else fed.num_examples(k))
+
+
+class Summing(Protocol):
+    """Makes means out of replies. It may hold exchanges of its own for that (`Federation.exchange`, protocol=True)."""
+
+    def start(self, fed: "Federation", of: MeanOf) -> Callable[[], Means]:
+        """Begin; the result is called to wait for the mean of each group (None, if there are no groups)."""
+        ...
+
+
+class Plain:
+    """Adds replies up in the clear as they come, in canonical order; the server has each of them for a moment."""
+
+    def start(self, fed: "Federation", of: MeanOf) -> Callable[[], Means]:
+        """Ask the clients."""
+        fields = _averaged_fields(of.task)
+        _, arriving = fed.exchange(of.task, of.clients, of.payload, of.min_replies)
+
+        def result() -> Means:
+            sums: dict[Any, dict[str, RunningMean]] = {}
+            counts: Counter[Any] = Counter()
+            for k, reply in arriving({}):
+                group, n = of.by(k) if of.by else None, of.weight(k, fed)
+                means = sums.setdefault(group, {f: RunningMean() for f in fields})
+                counts[group] += fed.copies.get(k, 1)
+                for f in fields:
+                    value = getattr(reply, f)
+                    weights = value if isinstance(value, dict) else {"": torch.as_tensor(value)}
+                    means[f].add(weights, 1 if f in of.once else n)
+            groups = sorted(sums, key=str)
+            out = Means((g, _mean_reply(of.task, sums[g])) for g in groups)
+            out.counts = {g: counts[g] for g in groups}
+            return out
+
+        return result
+
+
 class Federation:
     """Six verbs: `map` and `mean`, `submit` and `submit_mean` for the same without waiting, `reject`, and `sample`.
 
@@ -138,11 +191,13 @@ class Federation:
         limits: Limits | None = None,
         progress: Callable[[str, int, int], None] | None = None,
         ledger: Mapping[str, Version] | None = None,
+        summing: Summing | None = None,
     ):
         self.engine, self.run_seed = engine, seed
         self.config, self.limits = config or FederationConfig(), limits or Limits()
         self.clients: Roster = engine.roster
         self.progress = progress or (lambda what, done, of: None)
+        self.summing: Summing = summing or Plain()
         self.ledger: dict[str, Version] = dict(ledger or {})  # of the clients that keep something
         self.begin(0)
 
@@ -151,7 +206,7 @@ class Federation:
 
         `kept` are the ledgers of the checkpoints that the run may fall back to.
         """
-        self.round, self._exchange, self._kept = round, 0, list(kept)
+        self.round, self._next, self._kept = round, {False: 0, True: PROTOCOL}, list(kept)
         self.settle()
         self._pending: set[str] = set()  # clients whose replies have not been collected yet
         self.rng = torch.Generator().manual_seed(self.seed("server"))
@@ -237,7 +292,7 @@ class Federation:
     ) -> Callable[[], Replies]:
         """As `map`, but start now and return a function that waits for the replies."""
         self.verbs.add("map")
-        exchange, arriving = self._start(task, clients, min_replies, payload)
+        exchange, arriving = self.exchange(task, clients, payload, min_replies)
 
         def result() -> Replies:
             failures: dict[str, str] = {}
@@ -260,28 +315,11 @@ class Federation:
     ) -> Callable[[], Any]:
         """As `mean`, but start now and return a function that waits."""
         self.verbs.add("mean")
-        fields = _averaged_fields(task)
-        _, arriving = self._start(task, clients, min_replies, payload)
+        collect = self.summing.start(self, MeanOf(task, clients, payload, by, uniform, once, min_replies))
 
         def result() -> Any:
-            sums: dict[Any, dict[str, RunningMean]] = {}
-            counts: Counter[Any] = Counter()
-            for k, reply in arriving({}):
-                group = by(k) if by else None
-                copies = self.copies.get(k, 1)
-                n = copies if uniform else copies * self.num_examples(k)
-                means = sums.setdefault(group, {f: RunningMean() for f in fields})
-                counts[group] += copies
-                for f in fields:
-                    value = getattr(reply, f)
-                    weights = value if isinstance(value, dict) else {"": torch.as_tensor(value)}
-                    means[f].add(weights, 1 if f in once else n)
-            if by is None:
-                return _mean_reply(task, sums[None]) if sums else None
-            groups = sorted(sums, key=str)
-            out = Means((g, _mean_reply(task, sums[g])) for g in groups)
-            out.counts = {g: counts[g] for g in groups}
-            return out
+            means = collect()
+            return means if by else means.get(None)
 
         return result
 
@@ -319,21 +357,32 @@ class Federation:
         """The states of client `k` that a fallback or a void round would need."""
         return tuple(sorted({ledger[k] for ledger in (*self._kept, self._settled) if k in ledger}))
 
-    def _start(
-        self, task: Task, clients: Sequence[str], min_replies: int | None, payload: Mapping[str, Any]
+    def exchange(
+        self,
+        task: Task,
+        clients: Sequence[str],
+        payload: Mapping[str, Any],
+        min_replies: int | None = None,
+        protocol: bool = False,
     ) -> tuple[_Exchange, Callable[[dict[str, str]], Iterator[tuple[str, Any]]]]:
-        """Begin an exchange; the function yields (client, valid reply) in canonical order and fills in failures."""
+        """Begin an exchange; the function yields (client, valid reply) in canonical order and fills in failures.
+
+        What methods use are the verbs; this is for a `Summing`. Exchanges of its own (`protocol`) are numbered apart,
+        and who answers to them has not yet answered the method.
+        """
         if set(payload) != set(task.takes):
             raise TypeError(f"{task.name} takes {sorted(task.takes)}, was given {sorted(payload)}")
-        step, self._exchange = self.round * STEPS + self._exchange, self._exchange + 1
-        if self._exchange > STEPS:
-            raise TaskError(f"round {self.round}: more than {STEPS} exchanges")
+        number, end = self._next[protocol], STEPS if protocol else PROTOCOL
+        if number == end:
+            raise TaskError(f"round {self.round}: {task.name} is one exchange more than there are numbers ({end})")
+        self._next[protocol], step = number + 1, self.round * STEPS + number
         asked = sorted(set(clients), key=self.clients.index)
         if twice := self._pending.intersection(asked):  # which comes first would depend on the engine
             raise TaskError(
                 f"round {self.round}: {min(twice)} is asked for {task.name} before its last reply was collected"
             )
         self._pending.update(asked)
+        answered: set[str] = set() if protocol else self.answered
         round, down = self.round, self.down.setdefault(task.name, Traffic())
         up = self.up.setdefault(task.name, Traffic())
         quorum = self.config.min_replies if min_replies is None else min_replies
@@ -349,7 +398,7 @@ class Federation:
             m = packed[key]
             down.sent(m.size)
             down.held(m)
-            seed = seed_from(self.run_seed, round, step % STEPS, k, "task")
+            seed = seed_from(self.run_seed, round, number, k, "task")
             after, keep = exchange.after[k], self._keep(k)
             calls.append(Call(k, task.name, step, seed, m, after, keep, round * STEPS, self.config.deadline_s))
         collect = self.engine.start(calls)
@@ -384,7 +433,7 @@ class Federation:
                     k, turn = asked[turn], turn + 1
                     if k in early:
                         valid += 1
-                        self.answered.add(k)
+                        answered.add(k)
                         yield k, early.pop(k)
             self._pending.difference_update(asked)
             self.idle()
@@ -394,7 +443,7 @@ class Federation:
             for k in asked[turn:]:
                 if k in early:
                     valid += 1
-                    self.answered.add(k)
+                    answered.add(k)
                     yield k, early.pop(k)
             for k in (k for k in asked if k in failures):
                 self._note_failure(k, task.name, failures[k])

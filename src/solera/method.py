@@ -23,7 +23,7 @@ from .server import EnsembleReport, Server
 from .settings import checks_itself, settings
 from .task import TASKS, Client, Task
 from .tensors import Weights
-from .wire import check_type
+from .wire import check_type, sized
 
 # ---- what a method says about itself ----------------------------------------------------------------
 
@@ -44,6 +44,7 @@ class Traits:
     batchnorm: bool = True  # models may keep running statistics
     replies: Literal["none", "means", "individual", "data"] = "individual"  # what the server sees of a client
     personal: bool = False  # judged by each client's own model, on its own test split
+    bytes_vary: str = ""  # why the bytes of a run depend on what is learned, in words; empty: they do not
     groups: str = ""  # the setting that says how many clients of each architecture must be active in a round
 
 
@@ -223,11 +224,11 @@ def name_of(method: Method) -> str:
 class MeanScore:
     """A client's score in a form of which a mean can be taken. Without test samples all of it is 0."""
 
-    scored: Tensor  # 1 with test samples
-    accuracy: Tensor
-    squared: Tensor  # the accuracy's square: its mean gives the spread
-    correct: Tensor
-    total: Tensor
+    scored: Tensor = sized(dtype=torch.float64)  # 1 with test samples
+    accuracy: Tensor = sized(dtype=torch.float64)
+    squared: Tensor = sized(dtype=torch.float64)  # the accuracy's square: its mean gives the spread
+    correct: Tensor = sized(dtype=torch.float64)
+    total: Tensor = sized(dtype=torch.float64)
 
 
 def scoring(method: Method, state: Any, fed: Federation) -> Exchange | None:

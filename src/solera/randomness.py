@@ -6,6 +6,7 @@ work meanwhile.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import gc
 import hashlib
@@ -340,7 +341,8 @@ class Parallel:
                 pool = thread_pool(wanted, _enter, (torch.get_num_threads(),)) if watch.clean() else None
                 if pool is not None:
                     try:
-                        results = list(pool.map(lambda f: f(), functions))
+                        contexts = [contextvars.copy_context() for _ in functions]  # of whoever asks for the work
+                        results = list(pool.map(contextvars.Context.run, contexts, functions))
                     except BaseException:
                         pool.shutdown(wait=False, cancel_futures=True)  # whoever is interrupted need not wait
                         raise

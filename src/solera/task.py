@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .randomness import seed_from
 from .tensors import Weights
-from .wire import check_type, likes
+from .wire import check_ties, check_type
 
 TASKS: dict[str, "Task"] = {}
 
@@ -128,6 +128,6 @@ def _task_of(name: str, fn: Callable[..., Any]) -> Task:
             raise TypeError(f"task {name}: argument {a!r} needs an annotation: it is the schema of the message")
         check_type(hints[a], f"task {name}, argument {a!r}")
     check_type(returns, f"task {name}, its reply")
-    for tied in likes(returns) - set(arguments[1:]):  # a misspelt name would tie the reply to nothing
-        raise TypeError(f"task {name}: its reply is like({tied!r}), which is not one of its arguments")
-    return Task(name, fn, {a: hints[a] for a in arguments[1:]}, returns)
+    takes = {a: hints[a] for a in arguments[1:]}
+    check_ties(returns, takes, f"task {name}, its reply")
+    return Task(name, fn, takes, returns)

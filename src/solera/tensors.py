@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 Weights = dict[str, Tensor]
+Shapes = dict[str, list[int]]
 
 
 def weights_of(model: nn.Module) -> Weights:

@@ -8,17 +8,19 @@ Inside one process a message need not become bytes at all: `Packed` holds the fl
 encoded size, and is rebuilt by the same `decode` with the same checks.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import math
+import operator
 import re
 import struct
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -73,19 +75,77 @@ DTYPES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 
-def like(name: str) -> Any:
-    """Field marker: this value must have the names, shapes and dtypes of the argument `name` that was sent."""
-    return dataclasses.field(metadata={"like": name})
+@dataclasses.dataclass(frozen=True)
+class Tie:
+    """What the tensors of a reply's field must be, said by the arguments `names` that were sent with the question."""
+
+    names: tuple[str | int, ...]
+    only: str | None = None
+    dtype: torch.dtype | None = None  # None: names, shapes and dtypes of the argument itself
+    exact: bool = True
+    fill: "Fill | None" = None
+
+    def wanted(self, sent: Mapping[str, Any]) -> Any:
+        """Tensors of the right names, shapes and dtypes; None where an argument is None: then nothing is asked for."""
+        found: list[Any] = [name if isinstance(name, int) else _argument(sent, name) for name in self.names]
+        if any(v is None for v in found):
+            return None
+        if self.dtype is None:
+            return {n: found[0][n] for n in _argument(sent, self.only)} if self.only else found[0]
+        if len(found) == 1 and isinstance(found[0], Mapping):
+            return {name: self._blank(shape) for name, shape in found[0].items()}
+        return self._blank([d for v in found for d in _dimensions(v)])
+
+    def _blank(self, shape: Sequence[int]) -> "Tensor | _AtMost":
+        blank = torch.empty(tuple(shape), dtype=self.dtype, device="meta")
+        return blank if self.exact else _AtMost(blank)
 
 
-def sized(*names: str) -> Any:
+class _AtMost(NamedTuple):
+    largest: Tensor
+
+
+Fill = Callable[[Tensor, int], Tensor]  # zeros, and the examples of a client -> numbers that could be a reply
+TIE = "tie"  # where a field's metadata holds it
+
+
+def like(name: str, only: str | None = None, fill: Fill | None = None) -> Any:
+    """Field marker: this value must have the names, shapes and dtypes of the argument `name` that was sent.
+
+    `only` is an argument, too: those of the names that are asked for. `fill`: see `sized`.
+    """
+    return dataclasses.field(metadata={TIE: Tie((name,), only, fill=fill)})
+
+
+def sized(*names: str | int, dtype: torch.dtype = torch.float32, fill: Fill | None = None) -> Any:
     """Field marker: a tensor of the size that was asked for, where nothing of that size was sent.
 
-    Each name is one dimension, an argument that was sent: an integer, or a tensor, which counts by its length.
+    Each name is an argument that was sent ("drawn.indices": a field of one) and gives a dimension: an integer, or a
+    tensor, which counts by its length. A list of integers gives several, a mapping of lists a tensor for each name.
+    A dimension that never changes is given itself; without any, it is a single number. `fill` makes an example of a
+    reply out of zeros, where zeros would be refused.
     """
-    return dataclasses.field(metadata={"sized": names})
+    return dataclasses.field(metadata={TIE: Tie(names, dtype=dtype, fill=fill)})
+
+
+def at_most(*names: str | int, dtype: torch.dtype = torch.float32) -> Any:
+    """Field marker: as `sized`, but each dimension may be shorter. For what only the client can know."""
+    return dataclasses.field(metadata={TIE: Tie(names, dtype=dtype, exact=False)})
+
+
+def _argument(sent: Mapping[str, Any], name: str) -> Any:
+    first, *fields = name.split(".")
+    value = sent[first]
+    for f in fields:
+        value = getattr(value, f)
+    return value
+
+
+def _dimensions(v: Any) -> Sequence[int]:
+    return [len(v)] if isinstance(v, Tensor) else v if isinstance(v, list) else [v]
 
 
 # ---- flattening and encoding ----------------------------------------------------------------------
@@ -94,9 +154,12 @@ def sized(*names: str) -> Any:
 class Packed:
     """A value ready to travel: counted exactly at once, turned into bytes only if it has to leave the process."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: Any, steady: bool = False):
+        """`steady`: numbers beside the tensors take the same room whatever they are, so that `size` tells nothing of
+        them and is known before they are."""
         found: list[Tensor] = []
         self.tree = _flatten(value, found, 0)
+        self.steady = steady
         self.tensors = [_portable(t) for t in found]
         self.memo: dict[str, Any] = {}  # the receiver's decoded copy, when many clients get the same message
 
@@ -118,6 +181,7 @@ class Packed:
             header[str(i)] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
             at = end
         text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * sum(WIDEST - len(json.dumps(n)) for n in _numbers(self.tree) if self.steady)
         return text + b" " * (-len(text) % 8)
 
     @functools.cached_property
@@ -205,6 +269,25 @@ def _flatten(v: Any, tensors: list[Tensor], depth: int) -> Any:
     raise WireError(f"{type(v).__name__} may not cross the wire")
 
 
+WIDEST = len("-2.2250738585072014e-308")  # of the numbers in a tree
+
+
+def _numbers(tree: Any) -> Iterator[bool | int | float]:
+    """The numbers beside the tensors, in order."""
+    if isinstance(tree, dict):
+        for v in () if _is_tensor(tree) else tree.values():
+            yield from _numbers(v)
+    elif isinstance(tree, list):
+        for v in tree:
+            yield from _numbers(v)
+    elif isinstance(tree, bool | int | float):
+        yield tree
+
+
+def _is_tensor(v: Any) -> bool:
+    return isinstance(v, dict) and len(v) == 1 and type(v.get("$")) is int
+
+
 def _portable(t: Tensor) -> Tensor:
     """One layout on every engine; an inference-mode tensor carries no modification counter."""
     t = t.detach()
@@ -231,35 +314,34 @@ def decode(
     Raises WireError for whatever is wrong with the message, and nothing else.
     """
     limits = limits or Limits()
-    try:
+    with _sender_at_fault():
         if isinstance(message, Packed):
             _check_size(message.size, len(message._header), len(message.tensors), limits)
-            tree, tensors = message.tree, dict(enumerate(message.tensors))
-        else:
-            tree, tensors = _parse(message, limits)
-        if twice := tensors.keys() & (pieces or {}).keys():
+            return _Reading(dict(enumerate(message.tensors)), sent, limits).whole(message.tree, into)
+        tree, heads = _parse(message, limits)
+        if twice := heads.keys() & (pieces or {}).keys():
             raise WireError(f"tensor {min(twice)} is here and elsewhere")
-        tensors |= pieces or {}
-        used: set[int] = set()
-        built = _build(tree, into, tensors, used, sent or {}, "", 0, limits)
-        if len(used) != len(tensors):
-            raise WireError(f"{len(tensors) - len(used)} tensors that nothing declares")
-        return built
+        # Before any tensor is loaded; and again with them, should the library read the header in another way.
+        _Reading({**heads, **(pieces or {})}, sent, limits, builds=False).whole(tree, into)
+        return _Reading(_load(message) | dict(pieces or {}), sent, limits).whole(tree, into)
+
+
+@contextlib.contextmanager
+def _sender_at_fault() -> Iterator[None]:
+    """Whatever a parser trips over is the sender's fault."""
+    try:
+        yield
     except WireError:
         raise
-    except (Exception, RecursionError) as e:  # whatever a parser trips over is the sender's fault
+    except (Exception, RecursionError) as e:
         raise WireError(f"{type(e).__name__}: {e}") from None
 
 
 def decode_field(message: bytes, name: str, into: Any, limits: Limits) -> Any:
     """One field of a message, as the type `into`; the others may be of any type."""
-    try:
-        tree, tensors = _parse(message, limits)
-        return _build(tree[name], into, tensors, set(), {}, f".{name}", 0, limits)
-    except WireError:
-        raise
-    except (Exception, RecursionError) as e:
-        raise WireError(f"{type(e).__name__}: {e}") from None
+    with _sender_at_fault():
+        tree, _ = _parse(message, limits)
+        return _Reading(_load(message), None, limits)(tree[name], into, f".{name}", 0)
 
 
 def _check_size(size: int, header: int, tensors: int, limits: Limits) -> None:
@@ -273,13 +355,9 @@ def _check_size(size: int, header: int, tensors: int, limits: Limits) -> None:
 
 def elsewhere_of(blob: bytes, limits: Limits) -> dict[int, Place]:
     """The tensors that `Packed.without` left out, and where they are said to be; nothing is opened."""
-    try:
+    with _sender_at_fault():
         files = json.loads(_header_in(blob, limits)["__metadata__"].get("elsewhere", "{}"))
         found = {int(i): (str(file), int(n)) for file, numbers in files.items() for i, n in numbers.items()}
-    except WireError:
-        raise
-    except (Exception, RecursionError) as e:
-        raise WireError(f"{type(e).__name__}: {e}") from None
     if len(found) != sum(map(len, files.values())):
         raise WireError("a tensor in two places")
     return found
@@ -292,15 +370,33 @@ def _header_in(blob: bytes, limits: Limits) -> dict[str, Any]:
     _check_size(len(blob), n, 0, limits)
     if n > len(blob) - 8:
         raise WireError(f"a header of {n} bytes in a message of {len(blob)}")
-    header = json.loads(blob[8 : 8 + n])
+    header = json.loads(bytes(blob[8 : 8 + n]))
     _check_size(len(blob), n, len(header) - 1, limits)
     return header
 
 
-def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, Tensor]]:
+class Slot(NamedTuple):
+    """What is known of a tensor that is not there yet."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, Slot]]:
+    """The tree and what is said of each tensor; none is loaded. The library checks at which place each of them is."""
     header = _header_in(blob, limits)
-    tree = json.loads(header["__metadata__"]["tree"], parse_constant=_refuse_constant)
-    return tree, {int(k): t for k, t in safetensors.torch.load(blob).items()}
+    tree = json.loads(header.pop("__metadata__")["tree"], parse_constant=_refuse_constant)
+    heads = {int(k): Slot(k, NAMED[h["dtype"]], tuple(h["shape"])) for k, h in header.items()}
+    claimed = sum(math.prod(h.shape) * h.dtype.itemsize for h in heads.values())
+    (n,) = struct.unpack("<Q", blob[:8])
+    if claimed != len(blob) - 8 - n:
+        raise WireError(f"tensors of {claimed} bytes are announced, {len(blob) - 8 - n} are there")
+    return tree, heads
+
+
+def _load(blob: bytes) -> dict[int, Tensor]:
+    return {int(k): t for k, t in safetensors.torch.load(blob).items()}
 
 
 def _refuse_constant(s: str) -> None:
@@ -313,65 +409,116 @@ def _hints(cls: type) -> dict[str, Any]:
     return {f.name: every[f.name] for f in dataclasses.fields(cls)}
 
 
-def _build(
-    v: Any,
-    into: Any,
-    tensors: dict[int, Tensor],
-    used: set[int],
-    sent: Mapping,
-    path: str,
-    depth: int,
-    limits: Limits,
-) -> Any:
-    if depth > limits.depth:
-        raise WireError(f"{path}: nested deeper than {limits.depth}")
+ANY: Any = object()  # a value that is tied to nothing
 
-    def go(x: Any, t: Any, p: str) -> Any:
-        return _build(x, t, tensors, used, sent, f"{path}.{p}", depth + 1, limits)
 
-    if into is Tensor:
-        return _tensor(v, tensors, used, path, limits.finite)
-    origin, args = typing.get_origin(into), typing.get_args(into)
-    if origin in (types.UnionType, typing.Union):
-        if v is None and type(None) in args:
+class _Reading:
+    """One pass over a message, into a declared type.
+
+    Over what its header says of the tensors it finds all that is wrong but the numbers, and builds nothing. Over the
+    tensors themselves it builds the value. Ties are looked at where there is a question, `sent`.
+    """
+
+    def __init__(self, tensors: Mapping[int, Any], sent: Mapping[str, Any] | None, limits: Limits, builds: bool = True):
+        self.tensors, self.sent, self.limits, self.builds = tensors, sent, limits, builds
+        self.finite = builds and limits.finite
+        self.used: set[int] = set()
+
+    def whole(self, tree: Any, into: Any) -> Any:
+        """The value, in which each of the tensors has its place."""
+        built = self(tree, into, "", 0)
+        if len(self.used) != len(self.tensors):
+            raise WireError(f"{len(self.tensors) - len(self.used)} tensors that nothing declares")
+        return built
+
+    def __call__(self, v: Any, into: Any, path: str, depth: int, want: Any = ANY) -> Any:
+        if depth > self.limits.depth:
+            raise WireError(f"{path}: nested deeper than {self.limits.depth}")
+        if into is Tensor:
+            return self.tensor(v, path, want)
+        origin, args = typing.get_origin(into), typing.get_args(into)
+        if origin in (types.UnionType, typing.Union):
+            if v is None and type(None) in args and (want is ANY or want is None):
+                return None
+            return self(v, _only(args, into), path, depth, want)
+        if origin is typing.Annotated:
+            return self(v, args[0], path, depth, want)
+        if want is None:
+            raise WireError(f"{path}: it was not asked for")
+        if origin is typing.Literal:
+            for a in args:
+                if type(a) is type(v) and a == v:
+                    return v
+            raise WireError(f"{path}: {str(v)[:40]!r} is none of {args}")
+        if dataclasses.is_dataclass(into) and isinstance(into, type):
+            return self.fields(v, into, path, depth)
+        if origin is dict:
+            if not isinstance(v, dict):
+                raise WireError(f"{path}: expected a mapping, got {type(v).__name__}")
+            if want is not ANY and v.keys() != want.keys():
+                raise WireError(f"{path}: names differ from what was sent: {sorted(v.keys() ^ want.keys())[:3]}")
+            wants = dict.fromkeys(v, ANY) if want is ANY else want
+            if args[1] is Tensor and depth < self.limits.depth:
+                return {k: self.tensor(x, f"{path}.{k}", wants[k]) for k, x in v.items()}
+            return {k: self(x, args[1], f"{path}.{k}", depth + 1, wants[k]) for k, x in v.items()}
+        if origin in (list, tuple):
+            if not isinstance(v, list):
+                raise WireError(f"{path}: expected a list, got {type(v).__name__}")
+            if want is not ANY and len(v) != len(want):
+                raise WireError(f"{path}: a list of {len(v)}, asked for was one of {len(want)}")
+            pairs = zip(v, [ANY] * len(v) if want is ANY else want, strict=True)
+            return origin(self(x, args[0], f"{path}.{i}", depth + 1, w) for i, (x, w) in enumerate(pairs))
+        if into is float and type(v) in (int, float) and math.isfinite(v):
+            return float(v)
+        if into in (int, bool, str) and type(v) is into:
+            if into is int and not _fits(v):
+                raise WireError(f"{path}: an integer of {v.bit_length()} bits")
+            return v
+        if into in (None, type(None)) and v is None:
             return None
-        return _build(v, _only(args, into), tensors, used, sent, path, depth, limits)
-    if origin is typing.Annotated:
-        return _build(v, args[0], tensors, used, sent, path, depth, limits)
-    if origin is typing.Literal:
-        for a in args:
-            if type(a) is type(v) and a == v:
-                return v
-        raise WireError(f"{path}: {str(v)[:40]!r} is none of {args}")
-    if dataclasses.is_dataclass(into) and isinstance(into, type):
-        hints = _hints(into)
-        if not isinstance(v, dict) or set(v) != {f.name for f in dataclasses.fields(into)}:
+        raise WireError(f"{path or 'message'}: expected {getattr(into, '__name__', into)}, got {type(v).__name__}")
+
+    def fields(self, v: Any, into: type, path: str, depth: int) -> Any:
+        """A dataclass; where a question was sent, its fields as that ties them."""
+        hints, built = _hints(into), {}
+        if not isinstance(v, dict) or v.keys() != hints.keys():
             got = sorted(v)[:8] if isinstance(v, dict) else type(v).__name__
             raise WireError(f"{path or into.__name__}: fields {got}, expected {sorted(hints)}")
-        built = {f.name: go(v[f.name], hints[f.name], f.name) for f in dataclasses.fields(into)}
         for f in dataclasses.fields(into):
-            if "like" in f.metadata:
-                _same_shapes(built[f.name], sent.get(f.metadata["like"]), f"{path}.{f.name}")
-            if "sized" in f.metadata:
-                _right_size(built[f.name], [sent.get(n) for n in f.metadata["sized"]], f"{path}.{f.name}")
-        return into(**built)
-    if origin is dict:
-        if not isinstance(v, dict):
-            raise WireError(f"{path}: expected a mapping, got {type(v).__name__}")
-        return {k: go(x, args[1], k) for k, x in v.items()}
-    if origin in (list, tuple):
-        if not isinstance(v, list):
-            raise WireError(f"{path}: expected a list, got {type(v).__name__}")
-        return origin(go(x, args[0], str(i)) for i, x in enumerate(v))
-    if into is float and type(v) in (int, float) and math.isfinite(v):
-        return float(v)
-    if into in (int, bool, str) and type(v) is into:
-        if into is int and not _fits(v):
-            raise WireError(f"{path}: an integer of {v.bit_length()} bits")
-        return v
-    if into in (None, type(None)) and v is None:
-        return None
-    raise WireError(f"{path or 'message'}: expected {getattr(into, '__name__', into)}, got {type(v).__name__}")
+            tie = f.metadata.get(TIE) if self.sent is not None else None
+            want = ANY if tie is None else tie.wanted(self.sent)
+            built[f.name] = self(v[f.name], hints[f.name], f"{path}.{f.name}", depth + 1, want)
+        return into(**built) if self.builds else None
+
+    def tensor(self, v: Any, path: str, want: Any) -> Any:
+        """A tensor, by its number."""
+        if not (_is_tensor(v) and v["$"] in self.tensors):
+            raise WireError(f"{path or 'message'}: expected a tensor")
+        if v["$"] in self.used:
+            raise WireError(f"{path}: a tensor used twice")
+        self.used.add(v["$"])
+        t = self.tensors[v["$"]]
+        if want is not ANY:
+            _check_tie(t, want, path)
+        elif t.dtype not in DTYPES:
+            raise WireError(f"{path}: dtype {t.dtype}")
+        # A sum is finite unless something is not (or it overflows): one pass, and no mask is allocated.
+        if self.finite and t.is_floating_point() and not math.isfinite(t.sum().item()) and not torch.isfinite(t).all():
+            raise WireError(f"{path}: not finite")
+        return t
+
+
+def _check_tie(t: "Tensor | Slot", want: Any, path: str) -> None:
+    if want is None:
+        raise WireError(f"{path}: it was not asked for")
+    bounded = isinstance(want, _AtMost)
+    most = want.largest if bounded else want
+    fits = t.shape == most.shape
+    if bounded and not fits:
+        fits = len(t.shape) == len(most.shape) and all(map(operator.le, t.shape, most.shape))
+    if not fits or t.dtype != most.dtype:
+        asked = f"{'at most ' * bounded}{tuple(most.shape)} {most.dtype}"
+        raise WireError(f"{path}: {tuple(t.shape)} {t.dtype}, asked for was {asked}")
 
 
 def _only(args: tuple[Any, ...], into: Any) -> Any:
@@ -381,50 +528,156 @@ def _only(args: tuple[Any, ...], into: Any) -> Any:
     return kinds[0]
 
 
-def _tensor(v: Any, tensors: dict[int, Tensor], used: set[int], path: str, finite: bool) -> Tensor:
-    if not (isinstance(v, dict) and set(v) == {"$"} and type(v["$"]) is int and v["$"] in tensors):
-        raise WireError(f"{path or 'message'}: expected a tensor")
-    if v["$"] in used:
-        raise WireError(f"{path}: a tensor used twice")
-    used.add(v["$"])
-    t = tensors[v["$"]]
-    if t.dtype not in DTYPES:
-        raise WireError(f"{path}: dtype {t.dtype}")
-    # A sum is finite unless something is not (or it overflows): one pass, and no mask is allocated.
-    if finite and t.is_floating_point() and not math.isfinite(t.sum().item()) and not torch.isfinite(t).all():
-        raise WireError(f"{path}: not finite")
-    return t
+# ---- ties: a reply before it exists ---------------------------------------------------------------
 
 
-def _same_shapes(got: Any, want: Any, path: str) -> None:
-    if want is None:
-        return
-    if isinstance(want, Tensor):
-        got, want = {"": got}, {"": want}
-    if set(got) != set(want):
-        odd = sorted(set(got) ^ set(want))
-        raise WireError(f"{path}: names differ from what was sent: {odd[:3]}")
-    for k, t in want.items():
-        if got[k].shape != t.shape or got[k].dtype != t.dtype:
-            raise WireError(f"{path}.{k}: {tuple(got[k].shape)} {got[k].dtype}, sent was {tuple(t.shape)} {t.dtype}")
+def check_ties(returns: Any, takes: Mapping[str, Any], where: str) -> None:
+    """Refuse a reply with a tensor that is tied to nothing: a client could make it as large as it likes."""
+    for path, held, tie in _tensors_in(returns):
+        if tie is None:
+            raise TypeError(
+                f"{where}: {path or 'a tensor'} may be of any size; make it a field of a dataclass that is tied to "
+                'the arguments: like("weights"), sized("indices", "classes") or at_most("rows")'
+            )
+        found = [int if isinstance(name, int) else _argument_type(takes, name) for name in tie.names]
+        if tie.dtype is None:
+            fits = found == [held] and (tie.only is None or _argument_type(takes, tie.only) == list[str])
+        elif held == dict[str, Tensor]:
+            fits = found == [dict[str, list[int]]]
+        else:
+            fits = held is Tensor and all(t in (int, Tensor, list[int]) for t in found)
+        if not fits:
+            names = ", ".join(repr(name) for name in (*tie.names, *([tie.only] if tie.only else [])))
+            raise TypeError(f"{where}: {path} is tied to {names}, which no argument (or none of the right type) is")
 
 
-def _right_size(got: Tensor, asked: list[Any], path: str) -> None:
-    if any(a is None for a in asked):
-        return
-    want = tuple(len(a) if isinstance(a, Tensor) else a for a in asked)
-    if tuple(got.shape) != want:
-        raise WireError(f"{path}: {tuple(got.shape)}, asked for was {want}")
-
-
-def likes(into: Any) -> set[str]:
-    """The names that `like` and `sized` fields of this type refer to."""
-    found = set().union(*(likes(t) for t in typing.get_args(into)))
+def _tensors_in(into: Any, path: str = "", tie: Tie | None = None) -> Iterator[tuple[str, Any, Tie | None]]:
+    """The fields of a type that hold tensors: where, of what type, and how tied."""
+    into = _present(into)
     if dataclasses.is_dataclass(into) and isinstance(into, type):
         for f in dataclasses.fields(into):
-            found |= likes(_hints(into)[f.name]) | {n for n in [f.metadata.get("like")] if n is not None}
-            found |= set(f.metadata.get("sized", ()))
+            yield from _tensors_in(_hints(into)[f.name], f"{path}.{f.name}", f.metadata.get(TIE))
+    elif into is Tensor or any(True for t in typing.get_args(into) for _ in _tensors_in(t)):
+        yield path, into, tie
+
+
+def _present(into: Any) -> Any:
+    """A declared type less the possibility that there is nothing."""
+    if typing.get_origin(into) is typing.Annotated:
+        return _present(typing.get_args(into)[0])
+    return _only(typing.get_args(into), into) if typing.get_origin(into) in (types.UnionType, typing.Union) else into
+
+
+def _argument_type(takes: Mapping[str, Any], name: str) -> Any:
+    first, *fields = name.split(".")
+    found = _present(takes.get(first))
+    for f in fields:
+        found = _present(_hints(found).get(f)) if isinstance(found, type) and dataclasses.is_dataclass(found) else None
     return found
+
+
+class Layout:
+    """A reply before it exists: names, dtypes and shapes of its tensors follow from its type and the question `sent`.
+
+    All its numbers have one order, that of the encoding, with those beside the tensors at the end.
+    """
+
+    def __init__(self, into: Any, sent: Mapping[str, Any]):
+        self.into, self.exact = into, True  # not exact: as large as it may be
+        self._fills: dict[int, Fill] = {}
+        self._blank = self._field(into, sent, "")
+        self.size = Packed(self._blank, steady=True).size  # bytes of the message
+        self.slots = list(_slots(self._blank, ""))
+
+    def _field(self, into: Any, sent: Mapping[str, Any], path: str) -> Any:
+        if dataclasses.is_dataclass(into) and isinstance(into, type):
+            ties = {f.name: f.metadata[TIE] for f in dataclasses.fields(into) if TIE in f.metadata}
+            return {
+                name: self._tied(ties[name].wanted(sent), ties[name].fill)
+                if name in ties
+                else self._field(hint, sent, f"{path}.{name}")
+                for name, hint in _hints(into).items()
+            }
+        if into in (None, type(None)):
+            return None
+        if into in (float, int, bool):
+            return into()
+        raise TypeError(f"{path or 'a reply'} of type {into}: how long it is cannot be known before it is there")
+
+    def _tied(self, want: Any, fill: Fill | None) -> Any:
+        if isinstance(want, _AtMost):
+            self.exact, want = False, want.largest
+        if isinstance(want, Tensor):
+            blank = torch.empty_like(want, device="meta")
+            if fill is not None:
+                self._fills[id(blank)] = fill
+            return blank
+        if isinstance(want, Mapping):
+            return {name: self._tied(w, fill) for name, w in want.items()}
+        return want if want is None else [self._tied(w, fill) for w in want]
+
+    def flatten(self, value: Any) -> Tensor:
+        """The numbers of a reply as one vector of float64, which keeps whole numbers up to 2^53."""
+        packed = Packed(_ordered(value, self._blank))
+        for t, slot in zip(packed.tensors, self.slots, strict=True):
+            _check_tie(t, slot, slot.name)
+        beside = torch.tensor([float(n) for n in _numbers(packed.tree)], dtype=torch.float64)
+        return torch.cat([*(t.double().flatten() for t in packed.tensors), beside])
+
+    def unflatten(self, vector: Tensor) -> Any:
+        """The reply with these numbers."""
+        sizes = [math.prod(slot.shape) for slot in self.slots]
+        *flat, beside = vector.split([*sizes, len(vector) - sum(sizes)])
+        tensors, numbers = iter(flat), iter(beside.tolist())
+
+        def tensor(blank: Tensor) -> Tensor:
+            t = next(tensors)
+            return (t if blank.is_floating_point() else t.round()).to(blank.dtype).view(blank.shape)
+
+        def number(zero: float) -> float:
+            x = next(numbers)
+            return type(zero)(round(x)) if isinstance(zero, int) else x
+
+        return decode(Packed(_mapped(self._blank, tensor, number)), self.into)
+
+    def example(self, examples: int) -> Any:
+        """A reply in which nothing was learned, of a client with so many examples: zeros, where zeros are allowed."""
+
+        def tensor(blank: Tensor) -> Tensor:
+            zeros = torch.zeros(blank.shape, dtype=blank.dtype)
+            fill = self._fills.get(id(blank))
+            return zeros if fill is None else fill(zeros, examples)
+
+        return _mapped(self._blank, tensor, lambda n: n)
+
+
+def _slots(blank: Any, path: str) -> Iterator[Slot]:
+    if isinstance(blank, Tensor):
+        yield Slot(path, blank.dtype, tuple(blank.shape))
+    elif isinstance(blank, dict | list):
+        for name, b in blank.items() if isinstance(blank, dict) else enumerate(blank):
+            yield from _slots(b, f"{path}.{name}")
+
+
+def _ordered(value: Any, blank: Any) -> Any:
+    """The value with its names in the order of `blank`: clients need not keep it."""
+    if isinstance(blank, dict):
+        named = value if isinstance(value, Mapping) else vars(value)
+        if named.keys() != blank.keys():
+            raise WireError(f"names that are not of this layout: {sorted(named.keys() ^ blank.keys())[:3]}")
+        return {name: _ordered(named[name], b) for name, b in blank.items()}
+    return [_ordered(*pair) for pair in zip(value, blank, strict=True)] if isinstance(blank, list) else value
+
+
+def _mapped(v: Any, tensor: Callable[[Tensor], Tensor], number: Callable[[Any], Any]) -> Any:
+    """A tree with other tensors and other numbers in it."""
+    if isinstance(v, Tensor):
+        return tensor(v)
+    if isinstance(v, dict):
+        return {k: _mapped(x, tensor, number) for k, x in v.items()}
+    if isinstance(v, list):
+        return [_mapped(x, tensor, number) for x in v]
+    return v if v is None else number(v)
 
 
 def check_type(into: Any, where: str, depth: int = 0) -> None:

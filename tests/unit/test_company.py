@@ -3,6 +3,7 @@
 import _thread
 import asyncio
 import contextlib
+import dataclasses
 import os
 import random
 import signal
@@ -27,6 +28,7 @@ from solera.server import Server
 from solera.task import Client, task
 from solera.testing import ENGINES_TO_COMPARE, Echo, small, toy, wide
 from solera.track.display import Watcher
+from solera.wire import sized
 
 
 def run(out, engine="inprocess", watcher=None, scenario=None):
@@ -275,9 +277,14 @@ def test_jobs_that_seed_the_generators_themselves_are_run_again_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    numbers: torch.Tensor = sized(3000, 3)
+
+
 @task("test_company.draw_much")
-def draw_much(client: Client) -> Echo:
-    return Echo(0.0, {"drawn": torch.stack([torch.rand(3) for _ in range(3000)])})
+def draw_much(client: Client) -> Drawn:
+    return Drawn(torch.stack([torch.rand(3) for _ in range(3000)]))
 
 
 def test_a_task_that_cannot_be_repeated_stops_the_run_instead_of_costing_a_client(tmp_path):

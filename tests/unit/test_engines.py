@@ -24,19 +24,24 @@ from solera.federation import Federation, FederationConfig, QuorumNotMet
 from solera.randomness import Parallel
 from solera.task import Client, task
 from solera.tensors import Weights
-from solera.wire import Packed
+from solera.wire import Packed, at_most
 from solera.wire import digest as wire_digest
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    t: Tensor
+    t: Tensor = at_most(64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    t: Tensor = at_most(2, dtype=torch.int64)
 
 
 @task("test_engines.nap")
-def nap(client: Client, seconds: float) -> Seen:
+def nap(client: Client, seconds: float) -> Number:
     time.sleep(seconds)
-    return Seen(torch.tensor([os.getpid(), threading.get_ident()]))
+    return Number(torch.tensor([os.getpid(), threading.get_ident()]))
 
 
 @task("test_engines.nap_if_first")
@@ -47,10 +52,10 @@ def nap_if_first(client: Client, seconds: float) -> Seen:
 
 
 @task("test_engines.crash_if_second")
-def crash_if_second(client: Client) -> Seen:
+def crash_if_second(client: Client) -> Number:
     if client.id == "c01":
         os.kill(os.getpid(), signal.SIGKILL)
-    return Seen(torch.tensor([int(client.id[1:])]))
+    return Number(torch.tensor([int(client.id[1:])]))
 
 
 @task("test_engines.dropped")
@@ -66,8 +71,8 @@ def count(client: Client) -> Seen:
 
 
 @task("test_engines.threads_inside")
-def threads_inside(client: Client, weights: Weights) -> Seen:
-    return Seen(torch.tensor([torch.get_num_threads(), int(weights["w"].sum())]))
+def threads_inside(client: Client, weights: Weights) -> Number:
+    return Number(torch.tensor([torch.get_num_threads(), int(weights["w"].sum())]))
 
 
 SIZES = (1,) * 6
@@ -263,16 +268,17 @@ from helpers import Site
 from solera.engines import ClientStates, Processes
 from solera.federation import Federation
 from solera.task import Client, task
+from solera.wire import at_most
 import dataclasses, os
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
-    t: torch.Tensor
+class Number:
+    t: torch.Tensor = at_most(1, dtype=torch.int64)
 
 @task("test_engines.pid")
-def pid(client: Client, nap: float) -> Seen:
+def pid(client: Client, nap: float) -> Number:
     time.sleep(nap)
-    return Seen(torch.tensor([os.getpid()]))
+    return Number(torch.tensor([os.getpid()]))
 
 fed = Federation(Processes(Site((1,) * 4), ClientStates(sys.argv[1]), 2), 0)
 print(*{int(r.t) for r in fed.map(pid, list(fed.clients), nap=0.0).values()}, flush=True)
@@ -403,13 +409,13 @@ def test_two_engines_at_once_close_in_any_order(tmp_path):
 
 
 @task("test_engines.who")
-def who(client: Client) -> Seen:
-    return Seen(torch.tensor([os.getpid()]))
+def who(client: Client) -> Number:
+    return Number(torch.tensor([os.getpid()]))
 
 
 @task("test_engines.swallow")
-def swallow(client: Client, weights: Weights) -> Seen:
-    return Seen(torch.tensor([os.getpid()]))
+def swallow(client: Client, weights: Weights) -> Number:
+    return Number(torch.tensor([os.getpid()]))
 
 
 def test_a_worker_that_hangs_does_not_hold_up_the_others(tmp_path):
@@ -429,11 +435,11 @@ def test_a_worker_that_hangs_does_not_hold_up_the_others(tmp_path):
 
 
 @task("test_engines.in_a_process_of_its_own")
-def in_a_process_of_its_own(client: Client) -> Seen:
+def in_a_process_of_its_own(client: Client) -> Number:
     child = multiprocessing.get_context("fork").Process(target=os.getpid)
     child.start()
     child.join(5)
-    return Seen(torch.tensor([-1 if child.exitcode is None else child.exitcode]))
+    return Number(torch.tensor([-1 if child.exitcode is None else child.exitcode]))
 
 
 def test_a_task_may_use_processes_of_its_own(processes):

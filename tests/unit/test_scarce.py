@@ -1,5 +1,6 @@
 """A system that is short of something: of threads, processes or file size, for a moment or for good."""
 
+import dataclasses
 import os
 import resource
 import signal
@@ -20,18 +21,28 @@ from solera.errors import ConfigError, SoleraError
 from solera.federation import Federation
 from solera.randomness import Parallel
 from solera.task import Client, task
-from solera.testing import Echo
+from solera.wire import sized
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    w: torch.Tensor = sized("size")
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    value: float
 
 
 @task("test_scarce.answer")
-def answer(client: Client, size: int) -> Echo:
-    return Echo(float(client.id[1:]), {"w": torch.full((size,), float(client.seed % 1000))})
+def answer(client: Client, size: int) -> Answer:
+    return Answer(torch.full((size,), float(client.seed % 1000)))
 
 
 @task("test_scarce.sleep")
-def sleep(client: Client, seconds: float) -> Echo:
+def sleep(client: Client, seconds: float) -> Value:
     time.sleep(seconds)
-    return Echo(0.0, {})
+    return Value(0.0)
 
 
 @pytest.mark.parametrize("key", ["threads", "workers"])
@@ -155,8 +166,8 @@ def test_a_fork_that_finds_a_lock_taken_is_tried_again_and_then_told(tmp_path, m
 
 
 @task("test_scarce.take")
-def take(client: Client, weights: dict[str, torch.Tensor]) -> Echo:
-    return Echo(float(sum(w.numel() for w in weights.values())), {})
+def take(client: Client, weights: dict[str, torch.Tensor]) -> Value:
+    return Value(float(sum(w.numel() for w in weights.values())))
 
 
 @pytest.mark.timeout(30)

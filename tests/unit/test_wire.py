@@ -29,7 +29,6 @@ from solera.wire import (
     encode,
     leaves,
     like,
-    likes,
     sized,
 )
 
@@ -290,17 +289,6 @@ def test_a_run_reads_its_own_files_as_it_wrote_them():
     with pytest.raises(WireError, match="not finite"):
         decode(encode(state), Weights)
     assert decode(encode(state), Weights, limits=OWN_FILES)["w"][1] == 1.0
-
-
-def test_likes_finds_every_tie():
-    @dataclasses.dataclass(frozen=True)
-    class Nested:
-        updates: dict[str, Update]
-        other: torch.Tensor | None = like("probs")
-
-    assert likes(list[Nested]) == {"weights", "probs"}
-    assert likes(int) == set()
-    assert likes(Answers | None) == {"indices", "classes"}
 
 
 def test_leaves_are_the_very_tensors_in_the_order_of_their_numbers():

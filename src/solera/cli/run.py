@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import ConfigError
 from ..track.display import choose_watcher
+from .dry import rehearse
 from .errors import Debug, Json, TrustCode, reported, resumable, warnings_to
 from .output import print_json
 from .watch import live_view
@@ -39,6 +41,9 @@ def run(
     profile: Annotated[
         bool, typer.Option("--profile", help="Write where the time of one round goes into profile/ of the run.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the whole run and say what it will send; train and write nothing.")
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -55,6 +60,11 @@ def run(
     with code_allowed(folder_of(recipe)):  # the person named this configuration
         config = named(load_config(recipe, [*(set_ or []), *given]), recipe)
         home = out or default_out(config)
+        if dry_run:
+            if watch or profile:
+                raise ConfigError("--dry-run trains nothing that could be looked at: leave out --watch and --profile")
+            rehearse(config, home, json)
+            return
         short = {"--engine": engine, "--workers": workers, "--rounds": rounds, "--seed": seed, "--out": home}
         words = [w for text in set_ or [] for w in ("--set", text)]
         words += [w for option, value in short.items() if value is not None for w in (option, str(value))]

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..devices import numerics
 from ..errors import SoleraError
 from ..randomness import SharedGenerator, repeatable
-from ..task import TASKS
+from ..task import TASKS, Task
 from ..tensors import Weights
 from ..wire import Packed, WireError, decode
 from .base import Call, Reply, Site
@@ -30,14 +30,8 @@ def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = Tr
     """
     begun = time.monotonic()
     try:
-        task = TASKS.get(call.task)
-        if task is None:
-            raise WireError(f"unknown task {call.task!r}")
-        inbox = call.message.memo.get(call.task)
-        if inbox is None:  # many clients share one message: look at it once
-            inbox = call.message.memo[call.task] = decode(call.message, task.inbox)
+        task, arguments = arguments_of(call)
         versions = call.message.versions
-        arguments = {a: getattr(inbox, a) for a in task.takes}
 
         def work() -> tuple[Any, dict[str, Weights], Snapshot]:
             loaded = states.load(call.client, call.after)
@@ -49,7 +43,7 @@ def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = Tr
         outbox, state, before = repeatable(call.seed, work) if seed_global else work()
         if call.message.versions != versions:
             raise InputModified(f"task {call.task} writes into its arguments; clone them first (t.clone())")
-        reply = Packed(outbox)
+        reply = Packed(outbox, steady=True)
         seconds = time.monotonic() - begun
         if call.deadline_s is not None and seconds > call.deadline_s:
             raise TimeoutError(f"took {seconds:.1f} s, the deadline is {call.deadline_s} s")
@@ -64,6 +58,17 @@ def serve(call: Call, site: Site, states: "ClientStates", seed_global: bool = Tr
         return Reply(call.client, error=str(e), fatal="run")
     except (Exception, SystemExit) as e:
         return Reply(call.client, error=_reason(e), seconds=time.monotonic() - begun)
+
+
+def arguments_of(call: Call) -> tuple[Task, dict[str, Any]]:
+    """The task that a call asks for, and its arguments."""
+    task = TASKS.get(call.task)
+    if task is None:
+        raise WireError(f"unknown task {call.task!r}")
+    inbox = call.message.memo.get(call.task)
+    if inbox is None:  # many clients share one message: look at it once
+        inbox = call.message.memo[call.task] = decode(call.message, task.inbox)
+    return task, {a: getattr(inbox, a) for a in task.takes}
 
 
 Snapshot = dict[str, dict[str, tuple[Tensor, int]]]

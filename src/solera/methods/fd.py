@@ -32,7 +32,7 @@ class LabelTable:
 
     def __post_init__(self) -> None:
         rows = self.rows
-        if rows.dtype != torch.float32 or bool((rows < 0).any()) or bool((rows.sum(-1) > 1 + SUMS_TO_ONE).any()):
+        if bool((rows < 0).any()) or bool((rows.sum(-1) > 1 + SUMS_TO_ONE).any()):
             raise ValueError("a table of labels whose rows are neither probabilities nor zeros")
 
 

@@ -21,7 +21,7 @@ from ..server import Server
 from ..settings import PositiveInt, Share
 from ..task import Client, Data, task
 from ..tensors import Weights, weights_of
-from ..wire import like
+from ..wire import like, sized
 from .common.personal import score_own
 
 
@@ -30,11 +30,7 @@ class Trained:
     """The client's model, and the gain it saw in each of the models it was sent."""
 
     weights: Weights = like("weights")
-    gains: Tensor
-
-    def __post_init__(self) -> None:
-        if self.gains.ndim != 1 or self.gains.dtype != torch.float32:
-            raise ValueError(f"gains are a row of float32, not {tuple(self.gains.shape)} {self.gains.dtype}")
+    gains: Tensor = sized("offered")
 
 
 @task("mix_and_train")
@@ -127,8 +123,6 @@ class FedFomo(Method):
             validation=self.validation,
             split_seed=seed_from(fed.run_seed, "validation split"),
         )
-        for k in [k for k, r in replies.items() if len(r.gains) != len(givers[k])]:
-            fed.reject(replies, k, f"{len(replies[k].gains)} gains for {len(givers[k])} models")
         affinity = dict(state.affinity)
         for k, reply in replies.items():
             row = affinity.get(k, {})

@@ -65,8 +65,8 @@ class FedFTG(Method):
         w, known = state.weights, state.counts
         S = fed.sample()
         sent = per_client(lambda k: w[fed.architecture(k)])
-        unknown = per_client(lambda k: self.tune.steps > 0 and k not in known)
-        x = fed.map(train_and_count, S, weights=sent, local=self.local, count=unknown)
+        unknown = per_client(lambda k: server.num_classes if self.tune.steps > 0 and k not in known else None)
+        x = fed.map(train_and_count, S, weights=sent, local=self.local, classes=unknown)
         if self.tune.steps == 0:
             return self.State(w | self.averages(x, list(x), fed), state.generator, known)
         counts = usable_counts(x, known, fed, server)

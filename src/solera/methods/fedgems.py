@@ -82,7 +82,14 @@ class FedGEMS(Method):
 
     def traits(self) -> Traits:
         return Traits(
-            across="knowledge", public="everywhere", public_labels="needed", server_model="larger", personal=True
+            across="knowledge",
+            public="everywhere",
+            public_labels="needed",
+            server_model="larger",
+            personal=True,
+            bytes_vary="clients are asked about what the server's model gets wrong"
+            if self.selective
+            else "",
         )
 
     def fits(self, server: Server) -> Iterator[str]:

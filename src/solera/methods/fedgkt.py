@@ -29,6 +29,7 @@ from ..server import Server
 from ..settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Problem
 from ..task import Client, task
 from ..tensors import Weights, weights_of
+from ..wire import sized
 from .common.fusion import outcome_of
 from .common.personal import scored
 from .common.predictions import finite
@@ -38,44 +39,38 @@ from .common.predictions import finite
 class Features:
     """What a layer of the client's model makes of its training samples."""
 
-    features: Tensor
-
-    def __post_init__(self) -> None:
-        _check_rows(self.features)
+    features: Tensor = sized("examples", "shape")
 
 
 @dataclass(frozen=True)
 class Extracted:
     """The same, and the model's logits and the label of each sample."""
 
-    features: Tensor
-    logits: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        _check_rows(self.features)
-        _check_rows(self.logits)
-        if self.labels.dtype != torch.int32:
-            raise ValueError(f"labels are int32, not {self.labels.dtype}")
-
-
-def _check_rows(rows: Tensor) -> None:
-    if rows.ndim < 2 or rows.dtype != torch.float32:
-        raise ValueError(f"a row of float32 for each sample is wanted, not {tuple(rows.shape)} {rows.dtype}")
+    features: Tensor = sized("examples", "shape")
+    logits: Tensor = sized("examples", "classes")
+    labels: Tensor = sized("examples", dtype=torch.int32)
 
 
 # ---- the client's half ------------------------------------------------------------------------------
 
 
 @task("extract_features")
-def extract_features(client: Client, layer: str) -> Features:
+def extract_features(client: Client, layer: str, examples: int, shape: list[int]) -> Features:
     """The features of the model as the client kept it."""
     return Features(_extracted(client, client.model(client.state.get("model")), layer)[0])
 
 
 @task("train_and_extract")
 def train_and_extract(
-    client: Client, local: Local, teacher: Tensor, alpha: float, temperature: float, layer: str
+    client: Client,
+    local: Local,
+    teacher: Tensor,
+    alpha: float,
+    temperature: float,
+    layer: str,
+    examples: int,
+    shape: list[int],
+    classes: int,
 ) -> Extracted:
     """Train on the labels and on the server's logits of each sample (no row: on the labels alone), then extract."""
     inputs, labels = client.train.inputs, client.train.labels
@@ -138,17 +133,15 @@ def feature_shape(name: str, layer: str, server: Server) -> tuple[int, ...]:
     return shapes[server.architectures[0]]
 
 
-def usable(
-    replies: Replies, shape: tuple[int, ...], top: nn.Module, temperature: float, fed: Federation, server: Server
-) -> dict[str, Any]:
-    """The replies with a row of features of this `shape` for each of the client's samples; the others are rejected.
+def usable(replies: Replies, top: nn.Module, temperature: float, fed: Federation, server: Server) -> dict[str, Any]:
+    """The replies that can be computed with; the others are rejected.
 
-    Where the logits and labels are sent too, there must be as many, and they must be of the task's classes. Numbers may
-    be finite and still too large to compute with: then the loss of `top`, the server's tower, would not be.
+    Labels must be of the task's classes. Numbers may be finite and still too large: then the loss of `top`, the
+    server's tower, would not be.
     """
     fine = {}
     for k, reply in list(replies.items()):
-        reason = _wrong(reply, fed.num_examples(k), shape, server.num_classes) or _too_large(reply, top, temperature)
+        reason = _wrong(reply, server.num_classes) or _too_large(reply, top, temperature)
         if reason:
             fed.reject(replies, k, reason)
         else:
@@ -156,15 +149,9 @@ def usable(
     return fine
 
 
-def _wrong(reply: Features | Extracted, samples: int, shape: tuple[int, ...], classes: int) -> str | None:
-    if reply.features.shape != (samples, *shape):
-        return f"features {tuple(reply.features.shape)}, expected were {(samples, *shape)}"
-    if isinstance(reply, Features):
-        return None
-    if reply.logits.shape != (samples, classes):
-        return f"logits {tuple(reply.logits.shape)}, expected were {(samples, classes)}"
-    if reply.labels.shape != (samples,) or not bool(((reply.labels >= 0) & (reply.labels < classes)).all()):
-        return f"labels that are not {samples} of the classes 0 to {classes - 1}"
+def _wrong(reply: Features | Extracted, classes: int) -> str | None:
+    if isinstance(reply, Extracted) and not bool(((reply.labels >= 0) & (reply.labels < classes)).all()):
+        return f"labels that are not of the classes 0 to {classes - 1}"
     return None
 
 
@@ -252,10 +239,12 @@ class FedGKT(Method):
             "temperature": self.temperature,
             "layer": self.layer,
             "local": self.local,
+            "classes": server.num_classes,
+            **self.rows(shape, fed),
         }
         teacher = per_client(lambda k: taught_by.get(k, nothing))
         sent = fed.map(train_and_extract, S, teacher=teacher, **how)
-        x = usable(sent, shape, top, self.temperature, fed, server)
+        x = usable(sent, top, self.temperature, fed, server)
         if not self.trained(top, x, fed, server):
             return state
         kept = {}
@@ -264,6 +253,10 @@ class FedGKT(Method):
         elif self.mode(fed) == "all":
             kept = state.kept | {k: logits_of(top, x[k].features) for k in x}
         return self.State(weights_of(top), True, kept)
+
+    def rows(self, shape: tuple[int, ...], fed: Federation) -> dict[str, Any]:
+        """How large the answer of a client is: features of this shape for each of its samples."""
+        return {"examples": per_client(fed.num_examples), "shape": list(shape)}
 
     def mode(self, fed: Federation) -> Literal["all", "on_the_fly", "cached"]:
         """Whether everybody takes part in every round, and otherwise where the server's logits come from."""
@@ -277,8 +270,8 @@ class FedGKT(Method):
         if not state.trained:
             return S, {}
         if self.mode(fed) == "on_the_fly":
-            sent = fed.map(extract_features, S, layer=self.layer)
-            now = usable(sent, shape, top, self.temperature, fed, server)
+            sent = fed.map(extract_features, S, layer=self.layer, **self.rows(shape, fed))
+            now = usable(sent, top, self.temperature, fed, server)
             return list(now), {k: logits_of(top, now[k].features) for k in now}
         known = {k: state.kept[k] for k in S if k in state.kept}
         return S, {k: logits_of(top, H) for k, H in known.items()} if self.mode(fed) == "cached" else known

@@ -22,59 +22,69 @@ from ..parts.local import Local, fit
 from ..parts.matching import move_columns
 from ..server import Server
 from ..task import Client, task
-from ..tensors import Weights, weights_of
+from ..tensors import Shapes, Weights, weights_of
+from ..wire import sized
 from .common.averaging import models_of
-from .common.counts import label_counts, usable_counts
+from .common.counts import all_of_one, label_counts, usable_counts
 
 
 @dataclass(frozen=True)
 class Sent:
     """A layer of a client's model; with the last one, where asked for, the client's samples of each label."""
 
-    layer: Weights
-    counts: Tensor | None
-
-    def __post_init__(self) -> None:
-        if {t.ndim for t in self.layer.values()} - {1, 2, 4} or len({len(t) for t in self.layer.values()}) != 1:
-            raise ValueError("a layer is a weight and perhaps a bias, with a row for each neuron")
+    layer: Weights = sized("shapes")
+    counts: Tensor | None = sized("classes", dtype=torch.int64, fill=all_of_one)
 
 
 @task("first_layer")
 def first_layer(
-    client: Client, weights: Weights, layers: list[Layer], local: Local, own_start: bool, count: bool
+    client: Client,
+    weights: Weights,
+    layers: list[Layer],
+    shapes: Shapes,
+    local: Local,
+    own_start: bool,
+    classes: int | None,
 ) -> Sent:
     """Begin a cycle: train all layers of the received model (with `own_start`, redrawn), send the first."""
     model = resized(client.template, weights)
     if own_start:
         redraw(model, client.rng("own start"))
-    return _train_and_send(client, model, layers, 0, local, count)
+    return _train_and_send(client, model, layers, 0, local, classes)
 
 
 @task("next_layer")
 def next_layer(
-    client: Client, matched: Weights, places: Tensor, layers: list[Layer], at: int, local: Local, count: bool
+    client: Client,
+    matched: Weights,
+    places: Tensor,
+    layers: list[Layer],
+    at: int,
+    shapes: Shapes,
+    local: Local,
+    classes: int | None,
 ) -> Sent:
     """Take over the matched layer before number `at` and freeze it; train the layers after it, send the first."""
     own, following = client.state["cycle"], layers[at]
     width = len(matched[layers[at - 1].weight])
     columns = move_columns(own[following.weight], places.long(), width, following.block)  # W_j,n+1 <- Pi_j W_j,n+1
     model = resized(client.template, own | matched | {following.weight: columns})
-    return _train_and_send(client, model, layers, at, local, count)
+    return _train_and_send(client, model, layers, at, local, classes)
 
 
 def _train_and_send(
-    client: Client, model: nn.Module, layers: list[Layer], at: int, local: Local, count: bool
-) -> Sent:  # fmt: skip
+    client: Client, model: nn.Module, layers: list[Layer], at: int, local: Local, classes: int | None
+) -> Sent:
     for layer in layers[:at]:
         model.get_submodule(layer.name).requires_grad_(False)
     fit(model, client.train.inputs, client.train.labels, local, client.seed)  # train W_j,n+1 ... with W_n frozen
-    weights, last = weights_of(model), at == len(layers) - 1
-    if last:
+    weights = weights_of(model)
+    if at == len(layers) - 1:
         client.state.pop("cycle", None)
     else:
         client.state["cycle"] = weights
     return Sent(
-        {name: weights[name] for name in layers[at].own(weights)}, label_counts(client) if last and count else None
+        {name: weights[name] for name in layers[at].own(weights)}, None if classes is None else label_counts(client)
     )
 
 
@@ -103,7 +113,8 @@ class FedMA(Method):
         chains: dict[str, list[Layer]]  # the layers of each architecture, as read at the start
 
     def traits(self) -> Traits:
-        return Traits(split="chain")
+        wider = "neurons that match no other make layers wider (matching = 'bbp')"
+        return Traits(split="chain", bytes_vary=wider if self.matching == "bbp" else "")
 
     def fits(self, server: Server) -> Iterator[str]:
         if self.matching != "none" and importlib.util.find_spec("scipy") is None:
@@ -127,13 +138,14 @@ class FedMA(Method):
         self, x: Weights, layers: list[Layer], S: list[str], fed: Federation, server: Server
     ) -> tuple[Weights, list[str]]:
         """Algorithm 1 with clients S: the new model, and who was there to the end (nobody: the model as it was)."""
-        how: dict[str, Any] = {"layers": layers, "local": self.local, "count": self.class_weighted}
+        how: dict[str, Any] = {"layers": layers, "local": self.local}
         how["min_replies"] = 0  # who sees the cycle through is counted at its end
-        replies = fed.map(first_layer, S, weights=x, own_start=self.own_start and fed.round == 0, **how)
+        start: dict[str, Any] = {"weights": x, "own_start": self.own_start and fed.round == 0}
+        replies = fed.map(first_layer, S, **start, **self.asked(0, layers, x, server), **how)
         new = dict(x)
         for n, layer in enumerate(layers):
             before = {name: new[name] for name in layer.own(new)}
-            W = usable(replies, before, fed)
+            W = {k: reply.layer for k, reply in replies.items()}
             if layer is layers[-1]:
                 shares = self.shares(W, replies, fed, server)
                 if not shares:
@@ -148,8 +160,14 @@ class FedMA(Method):
             new |= matched | self.widened(x, layers[n + 1], len(matched[layer.weight]))
             places = dict(zip(W, (here.int() for here in Pi), strict=True))
             sent: dict[str, Any] = {"matched": matched, "places": per_client(places.__getitem__), "at": n + 1}
-            replies = fed.map(next_layer, list(W), **sent, **how)
+            replies = fed.map(next_layer, list(W), **sent, **self.asked(n + 1, layers, new, server), **how)
         return x, []
+
+    def asked(self, n: int, layers: list[Layer], x: Weights, server: Server) -> dict[str, Any]:
+        """How large the tensors of layer n are, and of how many classes the samples are counted, if they are."""
+        last = self.class_weighted and n == len(layers) - 1
+        shapes = {name: list(x[name].shape) for name in layers[n].own(x)}
+        return {"shapes": shapes, "classes": server.num_classes if last else None}
 
     def share(self, k: str, fed: Federation) -> float:
         """How much client k counts in a mean of neurons."""
@@ -182,15 +200,3 @@ class FedMA(Method):
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)
-
-
-def usable(replies: Replies, asked: Weights, fed: Federation) -> dict[str, Weights]:
-    """The layers that have the shapes asked for; the others are rejected."""
-    shapes, fine = {name: (t.shape, t.dtype) for name, t in asked.items()}, {}
-    for k, reply in list(replies.items()):
-        if {name: (t.shape, t.dtype) for name, t in reply.layer.items()} == shapes:
-            fine[k] = reply.layer
-        else:
-            reason = f"a layer that is not {', '.join(f'{name} {tuple(t.shape)}' for name, t in asked.items())}"
-            fed.reject(replies, k, reason)
-    return fine

@@ -20,7 +20,6 @@ from ..parts.local import Local, fit
 from ..parts.norms import batchnorms, parameter_names, reestimate
 from ..parts.objectives import cross_entropy
 from ..parts.subnetwork import (
-    Shapes,
     by_row,
     cut,
     masked_cross_entropy,
@@ -32,7 +31,7 @@ from ..parts.subnetwork import (
 from ..server import Server
 from ..settings import Problem
 from ..task import Client, task
-from ..tensors import Weights, weights_of
+from ..tensors import Shapes, Weights, weights_of
 from ..wire import like
 from .common.counts import label_counts
 

@@ -18,7 +18,7 @@ from ..server import Server
 from ..settings import PositiveInt
 from ..task import Client, task
 from ..tensors import Weights, weights_of
-from ..wire import like
+from ..wire import like, sized
 from .common.averaging import Average, average_of
 
 
@@ -27,11 +27,7 @@ class Trained:
     """The model a client has trained, and of which cluster it is."""
 
     weights: Weights = like("weights")
-    cluster: Tensor
-
-    def __post_init__(self) -> None:
-        if self.cluster.shape != () or self.cluster.dtype != torch.int64:
-            raise ValueError(f"a cluster is one integer, not {tuple(self.cluster.shape)} {self.cluster.dtype}")
+    cluster: Tensor = sized(dtype=torch.int64)
 
 
 @task("choose_and_train")

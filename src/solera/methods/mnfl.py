@@ -89,7 +89,7 @@ class MNFL(Method):
             fed.map(distil_locally, S, **lesson)  # lines 14-16, eq. (6)
         else:
             said = fed.map(distil_and_predict, S, **lesson)  # lines 14-16, eq. (6), and a second upload
-            S, s = usable(said, len(x), fed, server)
+            S, s = usable(said, fed)
         c = self.learned(c, S, s, fed)  # line 7, eq. (7)
         self.note(c, S, s, said, fed, server)  # eq. (4)
         return self.State(c)

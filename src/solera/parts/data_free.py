@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..settings import Hint, NonNegative, NonNegativeInt, PositiveInt, settings
 from .distill import divergence
+from .effort import steps_to_take
 from .generators import (
     Conditional,
     class_ensemble,
@@ -62,7 +63,7 @@ def teach_latents(
         head.requires_grad_(False)
     optimizer = make_optimizer("adam", list(G.parameters()), cfg.lr, 0.0, cfg.weight_decay)
     total = 0.0
-    for _ in range(cfg.steps):
+    for _ in range(steps_to_take(cfg.steps)):
         noise, y = draw(prior, cfg.batch, G.noise, rng)
         z = G(noise, y)
         logits = torch.stack([head(z) for head in heads])
@@ -134,7 +135,7 @@ def fine_tune(
     G_optimizer = make_optimizer("adam", G_parameters, cfg.generator_lr, 0.0, 0.0)
     optimizers = [make_optimizer("sgd", list(student.parameters()), lr, 0.0, 0.0) for student in students]
     losses: list[float | None] = [None] * len(students)
-    for _ in range(cfg.steps):
+    for _ in range(steps_to_take(cfg.steps)):
         noise, y = draw(prior, cfg.batch, G.noise, rng)
         G.train()
         for _ in range(cfg.generator_steps):

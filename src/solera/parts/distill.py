@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..tensors import is_finite, weights_of
 from .aggregate import RunningMean
+from .effort import steps_to_take
 from .local import make_optimizer, momentum_problems
 from .norms import evaluating, reestimate, train_mode
 from .teachers import Cache, Rows, Run, Samples, Targets, Teacher, read_rows, soft_targets
@@ -90,7 +91,7 @@ def visits(n: int, steps: int, batch: int, seed: int) -> Tensor:
     """
     if n < 1:
         raise ValueError("there is no public sample to distil on")
-    batch = min(batch, n)
+    batch, steps = min(batch, n), steps_to_take(steps)
     generator = torch.Generator().manual_seed(seed)
     passes: list[Tensor] = []
     for done in range(0, max(steps * batch, 1), n):

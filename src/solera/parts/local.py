@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
 from ..tensors import Weights, is_finite
+from .effort import steps_to_take
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
 from .optimizers import Adam, Optimizer, Sgd
@@ -146,7 +147,7 @@ def minibatches(inputs: Tensor, labels: Tensor, cfg: Local, seed: int) -> Iterat
     generator = torch.Generator().manual_seed(seed)
     n = len(labels)
     per_epoch = -(-n // cfg.batch)
-    left = cfg.epochs * per_epoch if cfg.steps is None else cfg.steps
+    left = steps_to_take(cfg.epochs * per_epoch if cfg.steps is None else cfg.steps)
     while left > 0 and n > 0:
         visited = torch.randperm(n, generator=generator)[: left * cfg.batch]
         # Slices of a permuted copy are faster than indexing every batch; a block at a time bounds the copy.

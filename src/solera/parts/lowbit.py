@@ -9,6 +9,7 @@ can be packed and unpacked without a loss.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..settings import Problem, settings
-from ..tensors import Weights
+from ..tensors import Shapes, Weights
 from .local import Fitted, Local, fit
 from .norms import parameter_names
 from .objectives import Objective, cross_entropy
@@ -191,6 +192,22 @@ def pack(weights: Weights, names: Iterable[str], bits: int) -> Packing:
         levels, scales[name] = to_levels(rest.pop(name), bits)
         codes[name] = _to_bytes(levels, bits)
     return Packing(codes, scales, rest)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large weights are when they are packed: shapes, and the names of those that are not."""
+
+    codes: Shapes
+    scales: Shapes
+    rest: list[str]
+
+
+def packed_sizes(weights: Weights, names: Iterable[str], bits: int) -> Sizes:
+    """What `pack` will make of the tensors `names` of these weights."""
+    codes = {name: [-(-weights[name].numel() * bits // 8)] for name in names}
+    scales = {name: [len(weights[name])] for name in codes}
+    return Sizes(codes, scales, [name for name in weights if name not in codes])
 
 
 def unpack(packing: Packing, like: Weights, names: Iterable[str], bits: int) -> Weights:

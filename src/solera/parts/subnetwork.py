@@ -12,11 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..tensors import Weights
+from ..tensors import Shapes, Weights
 from .chain import read
 from .objectives import Objective
-
-Shapes = dict[str, list[int]]
 
 
 def kept(rate: float, width: int) -> int:

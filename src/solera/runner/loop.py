@@ -13,17 +13,19 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import Numerics, keep_freed_memory, numerics
-from ..engines import Call, ClientStates, Engine, EngineSettings, Reply, Roster, Site, default_workers, engine_of
+from ..engines import ClientStates, Engine, EngineSettings, Site, default_workers, engine_of
+from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
 from ..method import Method, Traits, name_of, prepare_scoring
 from ..models import require_split
 from ..parts.chain import chain
+from ..parts.effort import without_training
 from ..parts.norms import has_batchnorm
 from ..randomness import seed_from, seeded
 from ..runs.directory import RunDirectory
@@ -75,15 +77,8 @@ def execute(
     profile: bool = False,
 ) -> dict:
     """Run what a configuration describes and return the summary. `command` is noted, for the report."""
-    for note in config.notes:
-        log.warning(note)
-    config.track.require()
-    workers = config.engine.workers or default_workers()
-    scenario = build_scenario(
-        config.data, config.partition, config.public, config.models, config.run.seed, workers
-    )  # fmt: skip
     return simulate(
-        scenario,
+        scenario_of(config),
         config.method,
         out,
         config.run,
@@ -96,6 +91,15 @@ def execute(
         command=command,
         profile=profile,
     ).summary
+
+
+def scenario_of(config: Config) -> Scenario:
+    """The clients and the server that a configuration describes."""
+    for note in config.notes:
+        log.warning(note)
+    config.track.require()
+    workers = config.engine.workers or default_workers()
+    return build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, workers)
 
 
 def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None, trust_code: bool = False) -> dict:
@@ -188,11 +192,11 @@ def run(
     track.require()
     watcher = Tracking(track, watcher or Watcher())
     _check_stop_rule(config, server)
-    _check_quorum(federation, facts.clients)
+    check_quorum(federation, facts.clients)
     prepare_scoring()
     resume = resume and (pathlib.Path(home) / "run.json").is_file()
     with (
-        _sole_run(),
+        sole_run(),
         numerics(threads) as held,
         seeded(seed_from(server.run_seed, "run")),
         contextlib.closing(RunDirectory(home, __version__, resume, config_text, facts.experiment, command)) as here,
@@ -444,26 +448,9 @@ def _misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
 def check_start(method: Method, scenario: Scenario, federation: FederationConfig) -> None:
     """Refuse all that a run would refuse before its first exchange, without any client and without a run directory."""
     check_fit(method, scenario)
-    _check_quorum(federation, len(scenario.roster))
-    with contextlib.suppress(_Asked):
-        method.init(Federation(_Nobody(scenario.roster), scenario.seed, federation), scenario.server)
-
-
-class _Asked(Exception):
-    """A method's start asks clients; how it goes on is not known without them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Nobody:
-    """An engine that knows who the clients are and reaches none of them."""
-
-    roster: Roster
-
-    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
-        raise _Asked
-
-    def close(self) -> None:
-        """Nothing was opened."""
+    check_quorum(federation, len(scenario.roster))
+    with without_training():
+        method.init(Federation(Dry(scenario.roster), scenario.seed, federation), scenario.server)
 
 
 def _check_stop_rule(config: RunConfig, server: Server) -> None:
@@ -475,7 +462,8 @@ def _check_stop_rule(config: RunConfig, server: Server) -> None:
         )
 
 
-def _check_quorum(federation: FederationConfig, clients: int) -> None:
+def check_quorum(federation: FederationConfig, clients: int) -> None:
+    """Refuse a quorum that no round can meet."""
     asked = federation.cohort(clients)
     if federation.min_replies > asked:
         raise ConfigError(
@@ -541,7 +529,7 @@ os.register_at_fork(after_in_child=_RUNNING.__init__)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _sole_run() -> Iterator[None]:
+def sole_run() -> Iterator[None]:
     """Two runs in one process would share torch's generator and settings: neither result could be repeated."""
     if not _RUNNING.lock.acquire(blocking=False):
         raise RunError(

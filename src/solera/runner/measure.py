@@ -53,17 +53,24 @@ def measure(
     judged = server.parallel([job for _, _, job in named], range(len(named)))
     for (kind, name, _), s in zip(named, judged, strict=True):
         found += rows.scores(kind, name, {"accuracy": s.accuracy, "loss": s.loss})
-    if (asked := scoring(method, state, fed)) is not None:
-        if asked.task.returns is MeanScore:
-            return [*found, *rows.scores("own", OWN, _measure_mean(asked, fed, eval_clients))]
-        own = _measure_personal(asked, fed, eval_clients)
-        spread = _spread(list(own.values()))
-        found += rows.scores("own", OWN, spread)
-        for stage, scored in server.stages.items():
-            then = spread if scored is None else _spread([s for s in scored.values() if s.total])
-            found += rows.scores("stage", stage, then)
-        for k, s in list(own.items())[:NOTED_CLIENTS]:
-            found += rows.scores("client", k, {"accuracy": round(s.accuracy, 4)})
+    return found + measure_own(method, state, fed, server, eval_clients)
+
+
+def measure_own(method: Method, state: Any, fed: Federation, server: Server, eval_clients: int) -> list[rows.Score]:
+    """How good the clients' own models are, where the method has any: the clients are asked."""
+    asked = scoring(method, state, fed)
+    if asked is None:
+        return []
+    if asked.task.returns is MeanScore:
+        return [*rows.scores("own", OWN, _measure_mean(asked, fed, eval_clients))]
+    own = _measure_personal(asked, fed, eval_clients)
+    spread = _spread(list(own.values()))
+    found = [*rows.scores("own", OWN, spread)]
+    for stage, scored in server.stages.items():
+        then = spread if scored is None else _spread([s for s in scored.values() if s.total])
+        found += rows.scores("stage", stage, then)
+    for k, s in list(own.items())[:NOTED_CLIENTS]:
+        found += rows.scores("client", k, {"accuracy": round(s.accuracy, 4)})
     return found
 
 

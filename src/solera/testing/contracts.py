@@ -19,7 +19,7 @@ from ..randomness import Parallel, same_bits
 from ..runner.loop import NothingLearned
 from ..task import Client, task
 from ..tensors import Weights
-from ..wire import decode, digest, encode
+from ..wire import decode, digest, encode, like
 from .toys import run_toy, small, toy, toy_for
 
 ENGINES_TO_COMPARE = ("inprocess", "threads", "processes")
@@ -142,7 +142,7 @@ class Echo:
     """What the test tasks answer."""
 
     value: float
-    weights: Weights
+    weights: Weights = like("weights")
 
 
 @task("testing.echo")
@@ -150,8 +150,7 @@ def echo(client: Client, value: float, weights: Weights) -> Echo:
     """Answers with the payload, a draw from the client's seed, and a count of its own calls."""
     calls = client.state.get("calls", {"n": torch.zeros(())})["n"] + 1
     client.state["calls"] = {"n": calls}
-    drawn = torch.rand(3)  # the global generator, as dropout uses it
-    return Echo(value, {"drawn": drawn, "calls": calls, "sum": torch.stack([w.sum() for w in weights.values()]).sum()})
+    return Echo(value, {n: w + calls + torch.rand(w.shape) for n, w in weights.items()})  # as dropout draws
 
 
 @task("testing.explode")

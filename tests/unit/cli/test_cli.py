@@ -16,12 +16,14 @@ from typer.testing import CliRunner, Result
 from solera.cli import doctor as doctor_module
 from solera.cli import errors
 from solera.cli.doctor import SELF_TEST
+from solera.cli.dry import _how_exact
 from solera.cli.main import app
 from solera.cli.quickstart import compare
 from solera.cli.run import default_out, fresh, named
 from solera.config import load_config
 from solera.errors import DataError, RunError
 from solera.federation import QuorumNotMet
+from solera.runner.dry import Rehearsal
 from solera.version import __version__
 
 COMMANDS = ["run", "resume", "ls", "show", "doctor", "quickstart", "compare", "sweep", "predict", "export"]
@@ -397,3 +399,34 @@ def test_the_program_can_be_called_by_its_module():
     done = program("--version", env={**os.environ, "COLUMNS": "80"})
     out, _ = done.communicate(timeout=30)
     assert (done.returncode, out) == (0, f"solera {__version__}\n")
+
+
+# ---- without training -------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_the_run_will_send_and_leaves_nothing(here, finished):
+    before = sorted(p.name for p in here.iterdir())
+    done = solera("run", here / "tiny.toml", "--rounds", 2, "--dry-run", "--json")
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert found["bytes"] == json.loads((finished / "summary.json").read_text())["bytes"]
+    assert (found["dry_run"], found["exact"], len(found["rounds"])) == (True, True, 2)
+    assert sorted(p.name for p in here.iterdir()) == before
+    shown = solera("run", here / "tiny.toml", "--rounds", 2, "--dry-run").stdout
+    for text in ("exactly those of the run", "1-2, each", "local_update", "the run would write runs/"):
+        assert text in shown
+    assert sorted(p.name for p in here.iterdir()) == before
+
+
+def test_a_dry_run_says_how_exact_it_is():
+    def said(**facts):
+        return _how_exact(Rehearsal("m", 2, 1, [], {}, facts.get("bounded", []), facts.get("varies", "")))
+
+    assert said(bounded=["choose"]).startswith("at most so many: clients decide how large their replies to choose are")
+    assert said(varies="it asks by what it knows").startswith("about those of the run: it asks by what it knows")
+
+
+def test_there_is_nothing_to_watch_in_a_dry_run(here):
+    done = solera("run", here / "tiny.toml", "--dry-run", "--profile")
+    assert done.exit_code == 2
+    assert "leave out --watch and --profile" in done.stderr

@@ -226,13 +226,14 @@ def test_a_layer_of_another_shape_is_refused(tmp_path, monkeypatch):
     w.run(FedMA(ONE))
     (event,) = w.fed.failures
     assert event["client"] == "c2"
-    assert "0.weight (4, 1, 3, 3)" in event["reason"]
+    assert "0.weight: (2, 1, 3, 3) torch.float32, asked for was (4, 1, 3, 3)" in event["reason"]
 
 
 @pytest.mark.parametrize("layer", [{"w": torch.zeros(3, 2), "b": torch.zeros(2)}, {"w": torch.zeros(())}, {}])
 def test_a_reply_that_is_no_layer_is_refused_when_it_arrives(layer):
+    asked = {"shapes": {"w": [3, 2], "b": [3]}, "classes": None}
     with pytest.raises(WireError):
-        decode(encode({"layer": layer, "counts": None}), fedma.Sent)
+        decode(encode({"layer": layer, "counts": None}), fedma.Sent, asked)
 
 
 # ---- refusals ---------------------------------------------------------------------------------------

@@ -519,12 +519,6 @@ def test_predictions_of_another_shape_or_that_are_no_probabilities_are_left_out(
     assert digest(end) == digest(without(tmp_path / "b", "c2", MNFL(**SETTINGS)).last)
 
 
-def test_predictions_that_are_no_table_are_refused_on_arrival(tmp_path):
-    for wrong in (torch.zeros(3), torch.zeros(2, 2, dtype=torch.float64)):
-        with pytest.raises(ValueError, match="rows of float32"):
-            predictions.Predictions(wrong)
-
-
 def test_a_round_without_usable_predictions_is_void(tmp_path, monkeypatch):
     world = mixed(tmp_path)
     monkeypatch.setattr(predictions, "_predict", lambda *a: torch.zeros(PUBLIC, 4))

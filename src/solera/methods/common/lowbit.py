@@ -7,13 +7,16 @@ of theirs, and all else (biases, normalisation layers, buffers) as it is. The wa
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from ...federation import Federation, Replies, per_client
 from ...parts.local import Local
-from ...parts.lowbit import LowBit, Packing, coarse_names, fit_coarse, pack, unpack
+from ...parts.lowbit import LowBit, Packing, Sizes, coarse_names, fit_coarse, pack, packed_sizes, unpack
 from ...parts.objectives import proximal
 from ...server import Server
 from ...task import Client, task
 from ...tensors import Weights, weights_of
+from ...wire import like, sized
 from .training import Update
 
 
@@ -21,13 +24,15 @@ from .training import Update
 class PackedUpdate:
     """Parameters and buffers after local training; see parts.lowbit.Packing."""
 
-    codes: Weights
-    scales: Weights
-    rest: Weights
+    codes: Weights = sized("sizes.codes", dtype=torch.uint8)
+    scales: Weights = sized("sizes.scales")
+    rest: Weights = like("weights", only="sizes.rest")
 
 
 @task("lowbit_update")
-def lowbit_update(client: Client, weights: Weights, local: Local, mu: float, quantise: LowBit) -> PackedUpdate:
+def lowbit_update(
+    client: Client, weights: Weights, local: Local, mu: float, quantise: LowBit, sizes: Sizes
+) -> PackedUpdate:
     """As `local_update`, with weights of a few bits: Q(w) is what is trained and what is sent."""
     model = client.model(weights)
     around = partial(proximal, mu, weights)
@@ -39,16 +44,14 @@ def map_lowbit(
     S: list[str], M: dict[str, Weights], local: Local, mu: float, quantise: LowBit, fed: Federation, server: Server
 ) -> Replies:
     """Clients S train the model of their architecture with weights of a few bits: what they send, as numbers."""
-    sent = per_client(lambda k: M[fed.architecture(k)])
-    bits = fed.map(lowbit_update, S, weights=sent, local=local, mu=mu, quantise=quantise)
+    packed = {A: packed_sizes(w, coarse_names(server.template(A), quantise), quantise.bits) for A, w in M.items()}
+    sent, sizes = per_client(lambda k: M[fed.architecture(k)]), per_client(lambda k: packed[fed.architecture(k)])
+    bits = fed.map(lowbit_update, S, weights=sent, local=local, mu=mu, quantise=quantise, sizes=sizes)
     return unpacked(bits, M, quantise, fed, server)
 
 
 def unpacked(replies: Replies, M: dict[str, Weights], quantise: LowBit, fed: Federation, server: Server) -> Replies:
-    """The uploads with numbers in place of bits; whoever sent something else loses its seat, as with any reply.
-
-    The wire cannot check this: the shapes of packed weights are not those that were sent.
-    """
+    """The uploads with numbers in place of bits; whoever sent levels that there are not is rejected."""
     x = {}
     for k, reply in list(replies.items()):
         A = fed.architecture(k)

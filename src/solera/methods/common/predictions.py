@@ -5,7 +5,6 @@ up goes what the client's model says about them, down again what it should have 
 client, under "model" in its state.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from ...randomness import seed_from
 from ...server import Server
 from ...task import Client, task
 from ...tensors import weights_of
-from ...wire import sized
+from ...wire import like, sized
 
 StudentNorm = Literal["train", "frozen"]
 SUMS_TO_ONE = 1e-3  # how far from 1 the sum of probabilities may be
@@ -37,39 +36,44 @@ class Drawn:
     digest: str
 
 
+def undecided(probs: Tensor, examples: int) -> Tensor:
+    """Predictions of a model that has learned nothing."""
+    return torch.full_like(probs, 1 / probs.shape[-1])
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Class probabilities of public samples, a row for each."""
 
-    probs: Tensor
-
-    def __post_init__(self) -> None:
-        if self.probs.ndim != 2 or self.probs.dtype != torch.float32:
-            raise ValueError(f"predictions are rows of float32, not {tuple(self.probs.shape)} {self.probs.dtype}")
+    probs: Tensor = sized("drawn.indices", "classes", fill=undecided)
 
 
 @dataclass(frozen=True)
 class Assessed:
     """Predictions of public samples, and how good the model that made them is at home."""
 
-    probs: Tensor  # as in Predictions
     loss: float  # mean cross-entropy over the client's private samples, L_n of MNFL's objective (4); 0 without any
     test: Score  # on the client's own test split
+    probs: Tensor = sized("drawn.indices", "classes", fill=undecided)
 
-    def __post_init__(self) -> None:
-        Predictions(self.probs)
-        if not math.isfinite(self.loss):
-            raise ValueError(f"a private loss of {self.loss}")
+
+@dataclass(frozen=True)
+class Reassessed:
+    """The same after the model was taught."""
+
+    loss: float
+    test: Score
+    probs: Tensor = like("targets", fill=undecided)
 
 
 @dataclass(frozen=True)
 class Probabilities:
     """The same where only a mean of all clients is wanted: whatever is wrong must show on arrival."""
 
-    probs: Tensor = sized("indices", "classes")
+    probs: Tensor = sized("indices", "classes", fill=undecided)
 
     def __post_init__(self) -> None:
-        if self.probs.dtype != torch.float32 or not are_probabilities(self.probs):
+        if not are_probabilities(self.probs):
             raise ValueError("predictions that are no probabilities")
 
 
@@ -78,10 +82,6 @@ class Scores:
     """Logits of public samples, a row for each: the scores before any softmax. For a mean of all clients."""
 
     logits: Tensor = sized("indices", "classes")
-
-    def __post_init__(self) -> None:
-        if self.logits.dtype != torch.float32:
-            raise ValueError(f"scores are float32, not {self.logits.dtype}")
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,21 @@ def are_probabilities(probs: Tensor) -> bool:
 
 
 @task("train_and_predict")
-def train_and_predict(client: Client, local: Local, only_new: bool, drawn: Drawn, temperature: float) -> Predictions:
+def train_and_predict(
+    client: Client, local: Local, only_new: bool, drawn: Drawn, classes: int, temperature: float
+) -> Predictions:
     """Train on private data (with `only_new`, just a client that has no model yet), then predict public samples."""
     _, probs = _trained_answer(client, local, only_new, drawn, temperature)
     return Predictions(probs)
 
 
 @task("train_and_assess")
-def train_and_assess(client: Client, local: Local, only_new: bool, drawn: Drawn, temperature: float) -> Assessed:
+def train_and_assess(
+    client: Client, local: Local, only_new: bool, drawn: Drawn, classes: int, temperature: float
+) -> Assessed:
     """The same, and say how good the model is before it is taught."""
-    return _assessed(client, *_trained_answer(client, local, only_new, drawn, temperature))
+    model, probs = _trained_answer(client, local, only_new, drawn, temperature)
+    return Assessed(*_assessed(client, model), probs)
 
 
 @task("train_and_answer")
@@ -136,10 +141,10 @@ def distil_locally(
 @task("distil_and_predict")
 def distil_and_predict(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm
-) -> Assessed:
+) -> Reassessed:
     """The same, and predict them again."""
     model, inputs = distil_own(client, targets, distil, towards_targets(temperature, student_norm))
-    return _assessed(client, model, _predict(model, inputs, temperature))
+    return Reassessed(*_assessed(client, model), _predict(model, inputs, temperature))
 
 
 @task("distil_and_train")
@@ -222,9 +227,9 @@ def _trained_answer(
     return model, probs
 
 
-def _assessed(client: Client, model: nn.Module, probs: Tensor) -> Assessed:
+def _assessed(client: Client, model: nn.Module) -> tuple[float, Score]:
     private = evaluate(model, client.train.inputs, client.train.labels)
-    return Assessed(probs, private.loss, evaluate(model, client.test.inputs, client.test.labels))
+    return private.loss, evaluate(model, client.test.inputs, client.test.labels)
 
 
 def _train(client: Client, local: Local, drawn: Drawn) -> tuple[nn.Module, Tensor]:
@@ -266,7 +271,7 @@ def ask(
 ) -> tuple[list[str], Tensor]:
     """Have clients train and predict: those with usable predictions, and the predictions."""
     how = _question(indices, temperature, local, server, only_new)
-    return usable(fed.map(train_and_predict, clients, **how), len(indices), fed, server)
+    return usable(fed.map(train_and_predict, clients, **how), fed)
 
 
 def ask_and_assess(
@@ -280,12 +285,13 @@ def ask_and_assess(
 ) -> tuple[list[str], Tensor, Replies]:
     """The same, and what else they said (see Assessed)."""
     replies = fed.map(train_and_assess, clients, **_question(indices, temperature, local, server, only_new))
-    return *usable(replies, len(indices), fed, server), replies
+    return *usable(replies, fed), replies
 
 
 def _question(indices: Tensor, temperature: float, local: Local, server: Server, only_new: bool) -> dict[str, Any]:
     drawn = Drawn(indices.int(), server.public.digest)
-    return {"local": local, "only_new": only_new, "drawn": drawn, "temperature": temperature}
+    how: dict[str, Any] = {"local": local, "only_new": only_new, "temperature": temperature}
+    return {"drawn": drawn, "classes": server.num_classes, **how}
 
 
 def question(indices: Tensor, server: Server) -> dict[str, Any]:
@@ -298,20 +304,11 @@ def answered(S: Sequence[str], fed: Federation) -> list[str]:
     return [k for k in S if k in fed.answered]
 
 
-def usable(replies: Replies, samples: int, fed: Federation, server: Server) -> tuple[list[str], Tensor]:
+def usable(replies: Replies, fed: Federation) -> tuple[list[str], Tensor]:
     """Who sent a probability vector for each sample, and these [clients, samples, classes]; the others are rejected."""
-    fine = {}
-    for k, reply in list(replies.items()):
-        probs = reply.probs
-        if probs.shape != (samples, server.num_classes):
-            reason = f"predictions {tuple(probs.shape)}, asked were {(samples, server.num_classes)}"
-        elif not are_probabilities(probs):
-            reason = "predictions that are no probabilities"
-        else:
-            fine[k] = probs
-            continue
-        fed.reject(replies, k, reason)
-    return list(fine), torch.stack(list(fine.values()))
+    for k in [k for k, reply in replies.items() if not are_probabilities(reply.probs)]:
+        fed.reject(replies, k, "predictions that are no probabilities")
+    return list(replies), torch.stack([reply.probs for reply in replies.values()])
 
 
 def public_problems(name: str, size: int | None, server: Server) -> Iterator[str]:

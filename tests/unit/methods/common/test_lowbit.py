@@ -5,7 +5,7 @@ import torch
 
 from solera.methods.common.lowbit import PackedUpdate, lowbit_update, map_lowbit, unpacked
 from solera.parts.local import Local
-from solera.parts.lowbit import LowBit, coarse_names
+from solera.parts.lowbit import LowBit, coarse_names, packed_sizes
 from solera.task import Data
 from toys import Conv, World, images, mlp, replies_of
 
@@ -37,7 +37,12 @@ def test_what_arrives_has_one_size_a_filter_and_the_signs_of_its_weights(world):
 
 def test_bits_that_do_not_fit_the_model_are_rejected(world):
     M = {A: world.server.init(A) for A in "cm"}
-    fine = lowbit_update(world.client("c1", 0, {}), weights=M["m"], local=Local(steps=0), mu=0.0, quantise=BIT)
+    sizes = packed_sizes(M["m"], coarse_names(world.server.template("m"), BIT), BIT.bits)
+    how = {"weights": M["m"], "local": Local(steps=0), "mu": 0.0, "quantise": BIT, "sizes": sizes}
+    fine = lowbit_update(world.client("c1", 0, {}), **how)
+    assert {name: list(t.shape) for name, t in fine.codes.items()} == sizes.codes
+    assert {name: list(t.shape) for name, t in fine.scales.items()} == sizes.scales
+    assert list(fine.rest) == sizes.rest
     wrong = PackedUpdate({}, fine.scales, fine.rest)
     found = unpacked(replies_of({"c0": wrong, "c1": fine}), M, BIT, world.fed, world.server)
     assert list(found) == ["c1"]

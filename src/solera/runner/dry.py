@@ -1,0 +1,104 @@
+"""A run without training: every exchange it will make, and the bytes of each, before anything is trained or written.
+
+The method runs its own code, round by round, on the real data, models and public samples. Clients are answered for by
+`engines.dry`, and the server's trainings take no step (`parts.effort`).
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ..config import Config, RunConfig
+from ..devices import numerics
+from ..engines.dry import Dry
+from ..errors import RunError
+from ..federation import Federation, FederationConfig, QuorumNotMet
+from ..method import Method, name_of
+from ..parts.effort import without_training
+from ..randomness import seed_from, seeded
+from ..runs.record import WAYS, Traffic
+from ..scenario import Scenario
+from .loop import check_fit, check_quorum, scenario_of, sole_run
+from .measure import measure_own, traffic
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsal:
+    """What a run will send, and leave."""
+
+    method: str
+    clients: int
+    cohort: int
+    rounds: list[Traffic]
+    models: dict[str, dict[str, Any]]  # name -> architecture and bytes of its weights
+    bounded: list[str]  # tasks whose replies are at most so large
+    varies: str  # why the bytes depend on what is learned; empty: they do not
+
+    def total(self, way: str) -> int:
+        """Bytes of the whole run, "down" or "up"."""
+        return sum(sent.sent(way) for sent in self.rounds)
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, for a program to read."""
+        return {
+            "dry_run": True,
+            "method": self.method,
+            "clients": self.clients,
+            "cohort": self.cohort,
+            "bytes": {way: self.total(way) for way in WAYS},
+            "exact": not (self.bounded or self.varies),
+            "at_most": self.bounded,
+            "varies": self.varies,
+            "rounds": [{"round": t, "bytes": sent.bytes} for t, sent in enumerate(self.rounds)],
+            "models": self.models,
+        }
+
+
+def rehearse_config(config: Config) -> Rehearsal:
+    """Rehearse what a configuration describes."""
+    return rehearse(scenario_of(config), config.method, config.run, config.federation)
+
+
+def rehearse(scenario: Scenario, method: Method, config: RunConfig, federation: FederationConfig) -> Rehearsal:
+    """Go through all rounds of a run. Whatever the run would refuse is refused, and nothing is left behind."""
+    check_fit(method, scenario)
+    check_quorum(federation, len(scenario.roster))
+    engine, server, sent = Dry(scenario.roster), scenario.server, []
+    fed = Federation(engine, scenario.seed, federation)
+    with sole_run(), numerics(), seeded(seed_from(scenario.seed, "run")), without_training():
+        state = method.init(fed, server)
+        for t in range(config.rounds):
+            fed.begin(t)
+            server.begin()
+            last = t == config.rounds - 1
+            with _every_reply_counts(fed):
+                state = method.round(state, fed, server)
+                if last:
+                    state = method.finish(state, fed, server)
+                sent.append(traffic(fed))  # before own models are scored, as in a run
+                if last or (t + 1) % config.eval_every == 0:
+                    measure_own(method, state, fed, server, config.eval_clients)
+        models = {
+            name: {"architecture": m.architecture, "bytes": sum(w.nbytes for w in m.weights.values())}
+            for name, m in method.models(state).items()
+        }
+    cohort = federation.cohort(len(fed.clients))
+    early = "run.stop may end the run before its last round" if config.stop.active else ""
+    varies = "; ".join(filter(None, (method.traits().bytes_vary, early)))
+    return Rehearsal(name_of(method), len(fed.clients), cohort, sent, models, sorted(engine.bounded), varies)
+
+
+@contextlib.contextmanager
+def _every_reply_counts(fed: Federation) -> Iterator[None]:
+    """There is no client here that could fail: a reply that is refused is one that zeros cannot stand for."""
+    try:
+        yield
+    except QuorumNotMet:
+        if not fed.failures:
+            raise
+    for f in fed.failures:
+        raise RunError(
+            f"round {fed.round}: a reply of zeros to {f['task']} is refused: {f['reason']}; say in the reply's type "
+            "what one looks like before anything is learned (`fill`, see solera.wire.sized)"
+        )
