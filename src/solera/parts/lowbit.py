@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..settings import Problem, settings
-from ..tensors import Weights
+from ..tensors import Inputs, Weights
 from .local import Fitted, Local, fit
 from .norms import parameter_names
 from .objectives import Objective, cross_entropy
@@ -136,7 +136,7 @@ class ErrorFeedback:
 
 def fit_coarse(
     model: nn.Module,
-    inputs: Tensor,
+    inputs: Inputs,
     labels: Tensor,
     local: Local,
     seed: int,

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..config import Config, EngineConfig, RunConfig, load_config, to_toml
+from ..data.augment import step_name
 from ..devices import Numerics, keep_freed_memory, numerics
 from ..engines import ENGINES, Call, ClientStates, Engine, Reply, Roster, default_engine, default_workers
 from ..errors import ConfigError, RunError, SoleraError
@@ -196,7 +197,7 @@ def simulate(
 def _experiment(scenario: Scenario, method: Any, federation: FederationConfig) -> dict[str, Any]:
     """All that determines the results, in a form that can be written down and compared."""
     roster = scenario.roster
-    facts = {
+    facts: dict[str, Any] = {
         "run.seed": scenario.seed,
         "method": {"name": name_of(method), **dataclasses.asdict(method)},
         "federation": dataclasses.asdict(federation),
@@ -210,6 +211,8 @@ def _experiment(scenario: Scenario, method: Any, federation: FederationConfig) -
         "server": scenario.server.large,
         "public": None if scenario.public is None else scenario.public.digest[:16],
     }
+    if scenario.augment:  # named only where there are steps: what run.json says of other runs stays as it was
+        facts["data"]["augment"] = [step_name(step) for step in scenario.augment]
     return json.loads(json.dumps(facts, default=lambda o: type(o).__qualname__))
 
 

@@ -286,7 +286,7 @@ def test_what_is_refused(tmp_path):
         FedGEMS().init(site.fed, site.server)
     site = Site(tmp_path / "d")
     site.server.public.fresh = True
-    with pytest.raises(ConfigError, match=r"public\.augment"):
+    with pytest.raises(ConfigError, match=r"leave out public\.fresh"):
         FedGEMS().init(site.fed, site.server)
 
 

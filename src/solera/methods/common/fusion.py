@@ -188,5 +188,5 @@ def check_top(name: str, top: int | None, server: Server) -> None:
     if server.public.fresh:
         raise ConfigError(
             f"{name}: low_entropy_top chooses samples by what the teachers say of them, but these change with every "
-            "draw: use public.augment = 'off' or 'once', or a cached generator"
+            "draw: leave out public.fresh"
         )

@@ -22,7 +22,7 @@ from ...parts.teachers import entropy
 from ...randomness import seed_from
 from ...server import Server
 from ...task import Client, task
-from ...tensors import weights_of
+from ...tensors import Inputs, weights_of
 from ...wire import sized
 
 StudentNorm = Literal["train", "frozen"]
@@ -172,7 +172,7 @@ def finite(answers: Tensor) -> Tensor:
     return answers
 
 
-def scores_of(model: nn.Module, inputs: Tensor) -> Tensor:
+def scores_of(model: nn.Module, inputs: Inputs) -> Tensor:
     """The logits of the samples, as they may leave the client."""
     return finite(logits_of(model, inputs).float())
 
@@ -319,7 +319,7 @@ def check_public(name: str, size: int | None, server: Server) -> None:
     if server.public is None:
         raise ConfigError(f"{name} exchanges predictions on public samples: set public.source")
     if server.public.fresh:
-        raise ConfigError(f"{name}: all clients must see the same public samples; public.augment = 'draw' is not that")
+        raise ConfigError(f"{name}: all clients must see the same public samples: leave out public.fresh")
     if size is not None and not 0 <= size <= len(server.public):
         raise ConfigError(f"{name}: public_size = {size}, but there are {len(server.public)} public samples")
     _ = server.public.digest  # computed once and kept: before workers are forked, not by each of them
