@@ -61,7 +61,10 @@ MEANINGS = {
     "public.size": "held-out: taken out of the training set (a fifth of it unless given); dataset: kept (all unless "
     "given); noise: made (must be given)",
     "public.labels": "keep the labels, for methods that need labelled public data",
-    "public.augment": "`once`: a fixed transformed copy; `draw`: transformed anew at each draw",
+    "data.augment": "what clients' training images go through at each step, in this order, see "
+    "[augmentation](data.md#augmentation)",
+    "public.augment": "what public images go through, in this order: once, or at each step (`fresh`)",
+    "public.fresh": "at each step anew, not once; noise and generated images are made anew as well",
     "public.noise": "source `noise`: uniform in [0, 1], or Gaussian rescaled to [0, 1] batch by batch",
     "models.clients": "architectures by name or [path](plug-ins.md), dealt to the clients; repeat one to give it more "
     "clients",

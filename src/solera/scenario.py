@@ -24,6 +24,7 @@ from .data import (
     partition,
     split_test,
 )
+from .data.augment import Name, Step, check_steps, drawn_anew
 from .data.dataset import Arrays
 from .devices import numerics
 from .engines import default_workers
@@ -39,7 +40,7 @@ from .tensors import Weights
 from .wire import safe_name
 
 Architecture = str | nn.Module | Callable[[], nn.Module]
-Samples = Data | Arrays  # inputs and labels as the caller has them, in the form of the training samples
+Own = Data | Arrays  # inputs and labels as the caller has them, in the form of the training samples
 Size = Annotated[int, Ge(1), Hint("or leave it out for all")]
 NAMED = 5  # rows, clients or names that an error spells out
 
@@ -55,6 +56,7 @@ class DataConfig:
     validation: BelowOne = 0.0  # share of the training set the server keeps, labelled, for early stopping
     client_test: BelowOne = 0.0  # share of each client's samples kept as its private test split
     image_size: PositiveInt | None = None  # of a folder of images: pixels of a side to which all are brought
+    augment: list[Name] = dataclasses.field(default_factory=list)  # how training images are changed at each step
 
 
 @settings
@@ -79,8 +81,9 @@ class Scenario:
     No training sample is in two places: each is one client's, for training or for testing, or the server's, for
     validation or as public data, or nobody's. `validation` and `client_test` are shares of the training samples (of
     each client's, the latter), or samples that come from elsewhere: (inputs, labels), for `client_test` by client.
-    `assign` may name the model of every client. `workers` is how many models the server trains at once: as many as
-    there are cores, unless given.
+    `assign` may name the model of every client. `augment` is what training samples go through at each step, by name or
+    as functions of (batch, generator). `workers` is how many models the server trains at once: as many as there are
+    cores, unless given.
     """
 
     @numerics()
@@ -92,8 +95,9 @@ class Scenario:
         public: Public | PublicConfig | None = None,
         *,
         server: str | tuple[str, Architecture] | None = None,
-        validation: float | Samples = 0.0,
-        client_test: float | Mapping[str, Samples] = 0.0,
+        validation: float | Own = 0.0,
+        client_test: float | Mapping[str, Own] = 0.0,
+        augment: Sequence[Name | Step] = (),
         assign: Literal["even", "random"] | Mapping[str, str] = "even",
         norm: Literal["batch", "group", "none"] = "batch",
         head: Literal["plain", "shared", "projection"] = "plain",
@@ -103,6 +107,8 @@ class Scenario:
         self.dataset, self.seed = dataset, seed
         shares = {"validation": validation, "client_test": client_test}
         DataConfig(**{n: s for n, s in shares.items() if not isinstance(s, Data | tuple | Mapping)})  # type: ignore[arg-type]
+        self.augment = tuple(augment)
+        check_steps("data.augment", self.augment, dataset.train.inputs, dataset.name)
         public = PublicConfig() if public is None else public
         asked = public if isinstance(public, PublicConfig) else PublicConfig()
 
@@ -156,7 +162,7 @@ class Scenario:
         """Client `k` for one call, with its data ready for a model."""
         i = self.roster.index(k)
         P = self.roster[k].architecture
-        train = self._data(self.dataset.train, self._train.indices(i))
+        train = self._training_data(self._train.indices(i))
         own = self._own_tests.get(k)
         test = self._data(self.dataset.train, self._test.indices(i)) if own is None else self._data(own, slice(None))
         classes = self.dataset.classes
@@ -174,9 +180,16 @@ class Scenario:
 
     # -- building --
 
-    def _data(self, of: Data, indices: Tensor | slice) -> Data:
+    def _data(self, of: Data[Tensor], indices: Tensor | slice) -> Data[Tensor]:
         some = of.inputs[indices] if isinstance(indices, slice) else of.inputs.index_select(0, indices)
         return Data(self.dataset.prepare(some), of.labels[indices])
+
+    def _training_data(self, indices: Tensor) -> Data:
+        """Samples that clients train on."""
+        if not self.augment:
+            return self._data(self.dataset.train, indices)
+        stored = self.dataset.train.inputs.index_select(0, indices)
+        return Data(drawn_anew(stored, self.augment, self.dataset.prepare), self.dataset.train.labels[indices])
 
     def _unclaimed(self, given: Partition) -> Tensor:
         """The rows that a partition of the user's own gives to nobody; refuses one that gives a row twice."""
@@ -245,12 +258,12 @@ class Scenario:
             raise ConfigError(f"assign: {_listed(strange)}: no such model; there are {', '.join(names)}")
         return Roster(sizes, names, torch.tensor([names.index(assign[k]) for k in roster]), ids)
 
-    def _client_tests(self, given: Mapping[str, Samples]) -> dict[str, Data]:
+    def _client_tests(self, given: Mapping[str, Own]) -> dict[str, Data]:
         _check_clients("client_test", given, self.roster)
         return {k: self.dataset.matching(samples, f"client_test of {k}") for k, samples in given.items()}
 
     def _all_train(self) -> Data:
-        return self._data(self.dataset.train, self._train.order)
+        return self._training_data(self._train.order)
 
     def _builders(
         self, models: Mapping[str, Architecture] | Sequence[str], called: Mapping[str, str], norm: str, head: str
@@ -307,6 +320,7 @@ def build_scenario(
         server=models.server,
         validation=data.validation,
         client_test=data.client_test,
+        augment=data.augment,
         assign=models.assign,
         norm=models.norm,
         head=models.head,

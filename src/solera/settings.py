@@ -65,6 +65,13 @@ class Hint:
     text: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Was:
+    """Marker of a field for `Annotated`: values it took before it had this type, each with how it is written now."""
+
+    values: tuple[tuple[str, str], ...]
+
+
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: C) -> C:
     """Make `cls` a frozen dataclass that refuses wrong values when it is made."""
@@ -197,6 +204,8 @@ def _explain(wanted: Any, value: Any, key: str, error: pydantic.ValidationError)
     if inside and isinstance(value, list | tuple) and isinstance(inside[0], int):
         key, value, wanted = f"{key}[{inside[0]}]", value[inside[0]], typing.get_args(inner)[0]
         inner = strip(wanted)
+    if now := [new for m in _markers(wanted) if isinstance(m, Was) for old, new in m.values if old == value]:
+        return f"{key} = {show(value)}: this is written {now[0]} now"
     text = f"{key} = {show(value)}: {words(wanted)} is wanted"
     text += "".join(f" ({m.text})" for m in _markers(wanted) if isinstance(m, Hint))
     if choices := _choices(wanted):
@@ -281,7 +290,8 @@ def words(wanted: Any) -> str:
         text = "one of " + ", ".join(repr(a) for a in typing.get_args(inner))
     elif typing.get_origin(inner) in (list, tuple):
         member = typing.get_args(inner)[0]
-        text = " ".join(["a list of", many.get(strip(member), "values"), limits(member)]).rstrip()
+        kinds = many.get(strip(member), ", ".join(map(repr, _choices(member))) or "values")
+        text = " ".join(["a list of", kinds, limits(member)]).rstrip()
     elif typing.get_origin(inner) is dict or table_of(inner):
         text = "a table"
     elif typing.get_origin(inner) in (typing.Union, types.UnionType):

@@ -8,23 +8,24 @@ import copy
 import dataclasses
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .randomness import seed_from
-from .tensors import Weights
+from .tensors import Inputs, Weights
 from .wire import check_ties, check_type
 
+X = TypeVar("X", bound=Inputs, covariant=True)
 TASKS: dict[str, "Task"] = {}
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class Data(Generic[X]):
     """Samples a party holds, ready for a model: normalised images [n, C, H, W] or tokens [n, L], and labels [n]."""
 
-    inputs: Tensor
+    inputs: X  # a tensor, or samples that are drawn anew at each step of a training
     labels: Tensor
 
     def __len__(self) -> int:
@@ -37,8 +38,8 @@ class Client:
 
     id: str
     architecture: str  # name of this client's architecture
-    train: Data
-    test: Data
+    train: Data[Inputs]
+    test: Data[Inputs]
     public: Any  # the public samples every party holds (data.Public), or None
     classes: int
     seed: int  # fixed by (run, round, exchange, client)

@@ -1,7 +1,14 @@
-"""Weights: a model's state dict as tensors by name, and what is asked of them everywhere."""
+"""What is computed with everywhere: weights, tensors by name, and samples, tensors by row."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+
+# ---- weights ----------------------------------------------------------------------------------------
 
 Weights = dict[str, Tensor]
 Shapes = dict[str, list[int]]
@@ -15,3 +22,85 @@ def weights_of(model: nn.Module) -> Weights:
 def is_finite(weights: Weights) -> bool:
     """Whether no number in `weights` is infinite or not a number."""
     return all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point())
+
+
+# ---- samples ----------------------------------------------------------------------------------------
+
+
+class Samples(Protocol):
+    """Samples ready for a model. By [] they look the same each time; that is how models are asked and judged.
+
+    What a training step sees is `draw`: the same rows with the same seed look the same, and where they are `fresh`,
+    another seed shows them differently. Then an answer to a sample holds for one draw and is not kept by position.
+    """
+
+    @property
+    def fresh(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: Tensor, /) -> Tensor: ...
+    def draw(self, rows: Tensor, seed: int) -> Tensor: ...
+
+
+Inputs = Tensor | Samples  # a tensor has its samples as rows, and none of them ever changes
+
+
+@dataclass(frozen=True)
+class Views:
+    """Samples that are made as they are asked for: by [], and anew for the seed of each draw."""
+
+    size: int
+    taken: Callable[[Tensor], Tensor]
+    drawn: Callable[[Tensor, int], Tensor]
+    fresh: ClassVar[bool] = True
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.taken(rows)
+
+    def draw(self, rows: Tensor, seed: int) -> Tensor:
+        return self.drawn(rows, seed)
+
+
+def is_fresh(inputs: Inputs) -> bool:
+    """Whether samples look different at each draw."""
+    return getattr(inputs, "fresh", False)
+
+
+def take(inputs: Inputs, rows: Tensor) -> Tensor:
+    """These samples as they always look."""
+    return inputs.index_select(0, rows) if isinstance(inputs, Tensor) else inputs[rows]  # five times as fast as []
+
+
+def draw(inputs: Inputs, rows: Tensor, seed: int) -> Tensor:
+    """These samples as a training step sees them."""
+    return inputs.draw(rows, seed) if is_fresh(inputs) else take(inputs, rows)  # type: ignore[union-attr]
+
+
+def batches(inputs: Inputs, size: int) -> Iterable[Tensor]:
+    """All samples in their order, as they always look, so many at a time."""
+    if isinstance(inputs, Tensor):
+        return inputs.split(size)
+    return (inputs[rows] for rows in torch.arange(len(inputs)).split(size))
+
+
+def subset(inputs: Inputs, rows: Tensor) -> Inputs:
+    """Only these samples, in this order."""
+    if isinstance(inputs, Tensor):
+        return take(inputs, rows)
+    return Views(len(rows), lambda some: inputs[rows[some]], lambda some, seed: draw(inputs, rows[some], seed))
+
+
+def joined(first: Inputs, second: Tensor) -> Inputs:
+    """The samples of both, one after the other."""
+    if isinstance(first, Tensor):
+        return torch.cat([first, second])
+    n = len(first)
+
+    def both(look: Callable[..., Tensor], rows: Tensor, *seed: int) -> Tensor:
+        own, out = rows < n, second.new_empty((len(rows), *second.shape[1:]))
+        out[own], out[~own] = look(rows[own], *seed), second[rows[~own] - n]
+        return out
+
+    return Views(n + len(second), partial(both, partial(take, first)), partial(both, partial(draw, first)))

@@ -135,26 +135,29 @@ def test_death_at_every_removal_of_a_file_that_was_shared(tmp_path, monkeypatch)
 
 SCRIPT = """
 import logging, pathlib, sys
+import torch
 from solera.config import EngineConfig, RunConfig
 from solera.federation import FederationConfig
 from solera.method import find_method
 from solera.runner.loop import simulate
 from solera.testing import small, toy_for
 logging.disable(logging.CRITICAL)
-name, out, engine, rounds, fraction = sys.argv[1:]
+def blurred(batch, rng):
+    return batch + 0.3 * torch.randn(batch.shape, generator=rng)
+name, out, engine, rounds, fraction, augment = sys.argv[1:]
 method = small(find_method(name)())
 print("go", flush=True)
 done = simulate(
-    toy_for(method), method, pathlib.Path(out), RunConfig(rounds=int(rounds)),
+    toy_for(method, augment=[blurred] if augment else []), method, pathlib.Path(out), RunConfig(rounds=int(rounds)),
     FederationConfig(fraction=float(fraction)), EngineConfig(name=engine, workers=2), resume=True,
 )
 print(done.digest, flush=True)
 """
 
 
-def start(name, out, engine, rounds=8) -> subprocess.Popen:
+def start(name, out, engine, rounds=8, augment=False) -> subprocess.Popen:
     fraction = 0.25 if name in ("fedamp", "fedfomo") else 0.75  # a few: checkpoints that refer to older files
-    args = [sys.executable, "-c", SCRIPT, name, str(out), engine, str(rounds), str(fraction)]
+    args = [sys.executable, "-c", SCRIPT, name, str(out), engine, str(rounds), str(fraction), "yes" if augment else ""]
     process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "go\n", process.stderr.read() if process.stderr else ""
@@ -162,23 +165,23 @@ def start(name, out, engine, rounds=8) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine", "kills"),
+    ("name", "engine", "kills", "augment"),
     [
-        ("scaffold", "inprocess", 5),
-        ("scaffold", "processes", 5),
-        ("local", "processes", 5),
-        ("feddf", "processes", 5),
-        ("fedfomo", "inprocess", 5),
-        pytest.param("fedamp", "inprocess", 50, marks=pytest.mark.slow),
-        pytest.param("fedfomo", "processes", 50, marks=pytest.mark.slow),
-        pytest.param("scaffold", "inprocess", 50, marks=pytest.mark.slow),
-        pytest.param("local", "processes", 50, marks=pytest.mark.slow),
-        pytest.param("feddf", "processes", 50, marks=pytest.mark.slow),
-        pytest.param("fedavgm", "threads", 50, marks=pytest.mark.slow),
+        ("scaffold", "inprocess", 5, False),
+        ("scaffold", "processes", 5, True),
+        ("local", "processes", 5, False),
+        ("feddf", "processes", 5, False),
+        ("fedfomo", "inprocess", 5, True),
+        pytest.param("fedamp", "inprocess", 50, False, marks=pytest.mark.slow),
+        pytest.param("fedfomo", "processes", 50, False, marks=pytest.mark.slow),
+        pytest.param("scaffold", "inprocess", 50, False, marks=pytest.mark.slow),
+        pytest.param("local", "processes", 50, False, marks=pytest.mark.slow),
+        pytest.param("feddf", "processes", 50, False, marks=pytest.mark.slow),
+        pytest.param("fedavgm", "threads", 50, False, marks=pytest.mark.slow),
     ],
 )
-def test_kill_nine_at_random_moments(name, engine, kills, tmp_path):
-    whole = start(name, tmp_path / "whole", engine)
+def test_kill_nine_at_random_moments(name, engine, kills, augment, tmp_path):
+    whole = start(name, tmp_path / "whole", engine, augment=augment)
     began = time.monotonic()
     expected = whole.communicate()[0].strip()
     length = time.monotonic() - began
@@ -188,7 +191,7 @@ def test_kill_nine_at_random_moments(name, engine, kills, tmp_path):
         run_number += 1
         digest = ""
         while not digest:
-            process = start(name, out, engine)
+            process = start(name, out, engine, augment=augment)
             if done < kills:
                 try:
                     process.wait(moments.uniform(0, length))

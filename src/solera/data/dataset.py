@@ -27,8 +27,8 @@ class Dataset:
     """
 
     name: str
-    train: Data
-    test: Data
+    train: Data[Tensor]
+    test: Data[Tensor]
     classes: int
     mean: tuple[float, ...] = ()  # per channel, on the scale [0, 1]; empty: nothing to normalise
     std: tuple[float, ...] = ()
@@ -71,7 +71,7 @@ class Dataset:
         """Stored samples as a model takes them: normalised float32, or tokens unchanged."""
         return normalise(inputs, self.mean, self.std)
 
-    def matching(self, samples: Data | Arrays, what: str) -> Data:
+    def matching(self, samples: Data | Arrays, what: str) -> Data[Tensor]:
         """More samples (inputs and labels) as the caller has them, stored like these; another kind is refused."""
         inputs, labels = (samples.inputs, samples.labels) if isinstance(samples, Data) else samples
         data = _data(what, inputs, labels)
@@ -169,7 +169,7 @@ def refuse_random(read: Callable[[int], Any], total: int, what: str) -> None:
             raise DataError(
                 f"{what}: sample {i} changes each time it is read, so its transform is random; samples are read once, "
                 "and that one draw would stay for the whole run. Read them without it (transform=None, or only the "
-                "fixed steps: resize, to tensor); public samples can be transformed anew with public.augment"
+                "fixed steps: resize, to tensor) and have it done at each step with data.augment or public.augment"
             )
 
 
@@ -194,7 +194,7 @@ def _items(samples: Any) -> Iterable[Any]:
     return (samples[i] for i in range(len(samples))) if _by_position(samples) else samples
 
 
-def _data(what: str, inputs: Any, labels: Any) -> Data:
+def _data(what: str, inputs: Any, labels: Any) -> Data[Tensor]:
     labels = _tensor(labels, f"{what}, labels")
     if labels.dtype.is_floating_point or labels.dtype == torch.bool or labels.ndim != 1:
         raise DataError(f"{what}: labels must be a list of whole numbers, not {labels.dtype} {tuple(labels.shape)}")
@@ -236,7 +236,7 @@ def _same_kind(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype or (a.dtype in DEPTH and b.dtype in DEPTH)
 
 
-def _check_split(what: str, data: Data, classes: int, vocabulary: int) -> None:
+def _check_split(what: str, data: Data[Tensor], classes: int, vocabulary: int) -> None:
     inputs, labels = data.inputs, data.labels
     if len(inputs) != len(labels):
         raise DataError(f"{what}: {len(inputs)} inputs but {len(labels)} labels")

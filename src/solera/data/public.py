@@ -9,8 +9,8 @@ Images from elsewhere are converted to the task's channels and size, and all are
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,17 +20,19 @@ from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
-from ..settings import PositiveInt, settings
+from ..settings import PositiveInt, Problem, Was, settings
+from .augment import STEPS, Name, augmented, check_steps
 from .dataset import Dataset
 from .generator import load_generator
 from .sampling import hold_out, torch_rng
 from .sources import load
 from .text import LENGTH
-from .transforms import DEPTH, augment, normalise, to_bytes, to_depth, to_shape, to_unit
+from .transforms import DEPTH, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
 
+ALL = json.dumps(list(STEPS))  # as TOML writes it
 Source = Literal["held-out", "dataset", "noise", "generator", "none"]
-Augment = Literal["off", "once", "draw"]
+Augment = Annotated[list[Name], Was((("off", "[]"), ("once", ALL), ("draw", f"{ALL}, with fresh = true beside it")))]
 Noise = Literal["uniform", "gauss"]
 CHUNK = 256  # samples made, augmented or hashed at a time
 NOISE_BATCH = 128  # gauss noise is rescaled by the extremes of so many samples: a batch of FedDF
@@ -48,98 +50,69 @@ class PublicConfig:
     classes: list[int] | None = None  # only samples of these classes (of the data set they come from)
     per_round: PositiveInt | None = None  # samples used in a round; all unless given
     labels: bool = False  # keep the labels
-    augment: Augment = "off"  # once: a fixed transformed copy; draw: transformed anew at each draw
+    augment: Augment = field(default_factory=list)  # what is done to images: crop, flip, jitter, gray, in this order
+    fresh: bool = False  # done anew at each step, not once; noise and generated images are made anew, too
     noise: Noise = "uniform"
 
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between them."""
+        if self.fresh and not self.augment and self.source in ("held-out", "dataset"):
+            yield (
+                f'fresh = true: samples of source "{self.source}" look the same at each step; say in augment what '
+                'changes them, such as ["crop", "flip"], or leave fresh out'
+            )
 
-@dataclass(frozen=True)
-class _Stored:
-    """Samples that are kept: every draw is the kept sample."""
 
-    raw: Tensor
-    fresh: bool = False
+Make = Callable[[int, torch.Generator], Tensor]  # so many samples, as they are stored
+
+
+class Public:
+    """Public samples (see `tensors.Samples`). Made by the `public_from_...` functions.
+
+    Each draw goes through the steps `augment`, or comes from `make` in the first place, where these are given.
+    """
+
+    def __init__(
+        self,
+        raw: Tensor,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        labels: Tensor | None = None,
+        augment: Sequence[Name] = (),
+        make: Make | None = None,
+    ):
+        self.raw = raw  # as they are stored: bytes, where they are images
+        self.labels = labels
+        self.augment = list(augment)
+        self._mean, self._std, self._make = mean, std, make
 
     def __len__(self) -> int:
         return len(self.raw)
 
-    def take(self, indices: Tensor) -> Tensor:
-        return self.raw.index_select(0, indices)
-
-    def draw(self, indices: Tensor, rng: torch.Generator) -> Tensor:
-        return self.take(indices)
-
-    def subset(self, indices: Tensor) -> "_Stored":
-        return _Stored(self.raw[indices])
-
-
-@dataclass(frozen=True)
-class _Generated:
-    """Images made on access: the fixed view from kept latent vectors, each draw from new ones."""
-
-    make: Callable[[Tensor], Tensor]  # latent vectors -> byte images in the task's shape
-    latents: Tensor
-    fresh: bool = True
-
-    def __len__(self) -> int:
-        return len(self.latents)
-
-    def take(self, indices: Tensor) -> Tensor:
-        return torch.cat([self.make(z) for z in self.latents[indices].split(CHUNK)])
-
-    def draw(self, indices: Tensor, rng: torch.Generator) -> Tensor:
-        z = torch.randn(len(indices), *self.latents.shape[1:], generator=rng)
-        return torch.cat([self.make(part) for part in z.split(CHUNK)])
-
-    def subset(self, indices: Tensor) -> "_Generated":
-        return _Generated(self.make, self.latents[indices])
-
-
-_Samples = _Stored | _Generated
-
-
-class Public:
-    """Public samples. Made by the `public_from_...` functions."""
-
-    def __init__(
-        self,
-        samples: _Samples,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        labels: Tensor | None = None,
-        augment: Augment = "off",
-    ):
-        self.labels = labels
-        self.augment = augment
-        self._samples = samples
-        self._mean, self._std = mean, std
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, indices: Tensor) -> Tensor:
+    def __getitem__(self, rows: Tensor) -> Tensor:
         """The samples with these indices, ready for a model: always the same."""
-        return normalise(self._samples.take(torch.as_tensor(indices)), self._mean, self._std)
+        return normalise(self.raw.index_select(0, torch.as_tensor(rows)), self._mean, self._std)
 
-    def view(self, indices: Tensor, seed: int) -> Tensor:
-        """The samples as drawn with this seed: transformed anew where that is asked for, else as by [].
+    def draw(self, rows: Tensor, seed: int) -> Tensor:
+        """The samples as drawn with this seed: changed or made anew where that is asked for, else as by [].
 
-        The same indices in the same order with the same seed give the same view.
+        The same indices in the same order with the same seed give the same samples.
         """
         if not self.fresh:
-            return self[indices]
+            return self[rows]
         rng = torch_rng(seed, "public view")
-        raw = self._samples.draw(torch.as_tensor(indices), rng)
-        return normalise(augment(to_unit(raw), rng) if self.augment == "draw" else raw, self._mean, self._std)
+        raw = self.raw.index_select(0, torch.as_tensor(rows)) if self._make is None else self._make(len(rows), rng)
+        return normalise(augmented(raw, self.augment, rng), self._mean, self._std)
 
     @property
     def fresh(self) -> bool:
-        """Whether a view changes with its seed: augmented per draw, or generated per draw."""
-        return self.augment == "draw" or self._samples.fresh
+        """Whether samples look different at each draw."""
+        return bool(self.augment) or self._make is not None
 
-    @cached_property
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one prepared sample."""
-        return tuple(self._samples.take(torch.tensor([0])).shape[1:])
+        return tuple(self.raw.shape[1:])
 
     def round_indices(self, per_round: int | None, seed: int) -> Tensor:
         """The sorted indices used in one round: `per_round` drawn without replacement, or all."""
@@ -151,32 +124,26 @@ class Public:
             )
         return torch.randperm(len(self), generator=torch_rng(seed, "public round"))[:per_round].sort().values
 
-    @property
-    def raw(self) -> Tensor:
-        """All samples as they are stored: bytes, where they are images."""
-        return self._samples.take(torch.arange(len(self)))
-
     def subset(self, indices: Tensor) -> "Public":
         """Only these samples, in this order."""
         labels = None if self.labels is None else self.labels[indices]
-        return Public(self._samples.subset(indices), self._mean, self._std, labels, self.augment)
+        return Public(self.raw[indices], self._mean, self._std, labels, self.augment, self._make)
 
     @cached_property
     def digest(self) -> str:
         """sha256 of content, order, normalisation, augmentation and, where kept, labels."""
-        first = self._samples.take(torch.tensor([0]))
         about = {
-            "samples": [len(self), *first.shape[1:]],
-            "dtype": str(first.dtype),
+            "samples": list(self.raw.shape),
+            "dtype": str(self.raw.dtype),
             "mean": self._mean,
             "std": self._std,
-            "augment": self.augment,
+            "augment": self.augment or "off",
             "fresh": self.fresh,
             "labels": self.labels is not None,
         }
         total = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-        for indices in torch.arange(len(self)).split(CHUNK):
-            total.update(self._samples.take(indices).contiguous().numpy().tobytes())
+        for part in self.raw.split(CHUNK):
+            total.update(part.contiguous().numpy().tobytes())
         if self.labels is not None:
             total.update(self.labels.numpy().tobytes())
         return total.hexdigest()
@@ -248,20 +215,34 @@ def public_from_noise(task: Dataset, cfg: PublicConfig, seed: int = 0) -> Public
             f'public.source = "noise" makes images, but samples of {task.name} have shape {task.shape}'
             + ("; for vectors there is public.noise = 'uniform'" if not task.vocabulary else "")
         )
-    size = _size_to_make(cfg)
-    rng = torch_rng(seed, "public noise")
-    if len(task.shape) == 1:
-        low, high = task.train.inputs.amin(0), task.train.inputs.amax(0)
-        return _assemble(task, low + (high - low) * torch.rand(size, *task.shape, generator=rng), None, cfg, None, seed)
-    images = torch.empty((size, *task.shape), dtype=torch.uint8)
-    for part in images.split(NOISE_BATCH):
-        if cfg.noise == "uniform":
-            part.copy_(to_bytes(torch.rand(part.shape, generator=rng)))
-        else:
-            values = torch.randn(part.shape, generator=rng)
-            low, high = values.min(), values.max()
-            part.copy_(to_bytes((values - low) / (high - low)))
-    return _assemble(task, images, None, cfg, None, seed)
+    make = _noise_vectors(task) if len(task.shape) == 1 else _noise_images(cfg.noise, task.shape)
+    return _made(task, cfg, make, "public noise", seed)
+
+
+def _noise_vectors(task: Dataset) -> Make:
+    low, high = task.train.inputs.amin(0), task.train.inputs.amax(0)
+    return lambda size, rng: low + (high - low) * torch.rand(size, *task.shape, generator=rng)
+
+
+def _noise_images(kind: Noise, shape: tuple[int, ...]) -> Make:
+    def make(size: int, rng: torch.Generator) -> Tensor:
+        images = torch.empty((size, *shape), dtype=torch.uint8)
+        for part in images.split(NOISE_BATCH):
+            if kind == "uniform":
+                part.copy_(to_bytes(torch.rand(part.shape, generator=rng)))
+            else:
+                values = torch.randn(part.shape, generator=rng)
+                low, high = values.min(), values.max()
+                part.copy_(to_bytes((values - low) / (high - low)))
+        return images
+
+    return make
+
+
+def _made(task: Dataset, cfg: PublicConfig, make: Make, purpose: str, seed: int) -> Public:
+    """Samples of our own making; where they are fresh, each draw has new ones."""
+    raw = make(_size_to_make(cfg), torch_rng(seed, purpose))
+    return _assemble(task, raw, None, cfg, None, seed, make if cfg.fresh else None)
 
 
 def _size_to_make(cfg: PublicConfig) -> int:
@@ -276,15 +257,14 @@ def _size_to_make(cfg: PublicConfig) -> int:
 
 
 def _from_generator_file(task: Dataset, cfg: PublicConfig, seed: int) -> Public:
-    """Images made once by the generator in the file `cfg.path`, then treated like any others."""
+    """Images made by the generator in the file `cfg.path`, then treated like any others."""
     if cfg.path is None:
         raise ConfigError(
             'public.source = "generator" needs public.path: the file that scripts/train_generator.py has written'
         )
-    size = _size_to_make(cfg)
+    _size_to_make(cfg)  # refuses what cannot be before the file is read
     generator = load_generator(cfg.path)
-    made = public_from_generator(generator, task, size, generator.latent, seed, value_range=(-1.0, 1.0))
-    return _assemble(task, made.raw, None, cfg, None, seed)
+    return _made(task, cfg, _generating(generator, task, generator.latent, (-1.0, 1.0)), "public generator", seed)
 
 
 def public_from_generator(
@@ -293,24 +273,37 @@ def public_from_generator(
     size: int,
     latent: int | tuple[int, ...],
     seed: int = 0,
-    cached: bool = True,
+    fresh: bool = False,
     value_range: tuple[float, float] = (0.0, 1.0),
 ) -> Public:
     """Images that a frozen generator makes of z ~ N(0, I) of shape `latent`.
 
-    `cached` makes them once and keeps them as bytes; otherwise they are made on access, and every view from new z.
+    They are made once and kept as bytes; with `fresh`, each draw makes others, of new z.
     `generate` gets [n, *latent] and answers [n, C, H, W]: bytes, or floats in `value_range` ((-1, 1) for a tanh
     output). The images are converted to the task's channels and size. A module is used in eval mode.
     """
-    if len(task.shape) != 3:
-        raise ConfigError(f"a generator makes images, but samples of {task.name} have shape {task.shape}")
     if size < 1:
         raise ConfigError(f"size = {size}: at least one public sample is needed")
+    make = _generating(generate, task, latent, value_range)
+    raw = make(size, torch_rng(seed, "public generator"))
+    return Public(raw, task.mean, task.std, make=make if fresh else None)
+
+
+def _generating(
+    generate: Callable[[Tensor], Tensor] | nn.Module,
+    task: Dataset,
+    latent: int | tuple[int, ...],
+    value_range: tuple[float, float],
+) -> Make:
+    if len(task.shape) != 3:
+        raise ConfigError(f"a generator makes images, but samples of {task.name} have shape {task.shape}")
     shape = (latent,) if isinstance(latent, int) else tuple(latent)
-    latents = torch.randn(size, *shape, generator=torch_rng(seed, "public generator"))
-    source = _Generated(lambda z: _generated_bytes(generate, z, task.shape, value_range), latents)
-    samples = _Stored(source.take(torch.arange(size))) if cached else source
-    return Public(samples, task.mean, task.std)
+
+    def make(size: int, rng: torch.Generator) -> Tensor:
+        latents = torch.randn(size, *shape, generator=rng)
+        return torch.cat([_generated_bytes(generate, z, task.shape, value_range) for z in latents.split(CHUNK)])
+
+    return make
 
 
 def _generated_bytes(
@@ -344,15 +337,22 @@ def _generated_bytes(
 
 
 def _assemble(
-    task: Dataset, inputs: Tensor, labels: Tensor | None, cfg: PublicConfig, size: int | None, seed: int
+    task: Dataset,
+    inputs: Tensor,
+    labels: Tensor | None,
+    cfg: PublicConfig,
+    size: int | None,
+    seed: int,
+    make: Make | None = None,
 ) -> Public:
     """Choose samples, strip labels, convert, and transform once if asked to."""
     chosen = _choose(len(inputs), labels, cfg, size, seed)
     raw = _fit(inputs[chosen], task)
-    if cfg.augment != "off":
-        raw = _augmentable(raw, once=cfg.augment == "once", seed=seed)
+    check_steps("public.augment", cfg.augment, raw, f"the public data for {task.name}")
+    if cfg.augment and not cfg.fresh:
+        raw = _transformed(raw, cfg.augment, seed)
     kept = labels[chosen] if cfg.labels and labels is not None else None
-    public = Public(_Stored(raw), task.mean, task.std, kept, cfg.augment)
+    public = Public(raw, task.mean, task.std, kept, cfg.augment if cfg.fresh else (), make)
     if cfg.per_round is not None:
         public.round_indices(cfg.per_round, seed)  # refuses what no round could do
     return public
@@ -389,14 +389,8 @@ def _fit(raw: Tensor, task: Dataset) -> Tensor:
     raise DataError(f"samples of shape {tuple(raw.shape[1:])} cannot become samples of shape {task.shape}")
 
 
-def _augmentable(raw: Tensor, once: bool, seed: int) -> Tensor:
-    """Check that the images can be transformed; `once` also does it, to pixels as deep as before (floats: to bytes)."""
-    if raw.ndim != 4:
-        raise ConfigError('public.augment: only images can be transformed; use augment = "off"')
-    if raw.dtype.is_floating_point and not bool(((raw >= 0) & (raw <= 1)).all()):
-        raise ConfigError('public.augment: float images must lie in [0, 1] to be transformed; use augment = "off"')
-    if not once:
-        return raw
+def _transformed(raw: Tensor, steps: Sequence[Name], seed: int) -> Tensor:
+    """A transformed copy of images, as pixels as deep as before (floats: as bytes)."""
     rng = torch_rng(seed, "public augment")
     kind = raw.dtype if raw.dtype in DEPTH else torch.uint8
-    return torch.cat([to_depth(augment(to_unit(part), rng), kind) for part in raw.split(CHUNK)])
+    return torch.cat([to_depth(augmented(part, steps, rng), kind) for part in raw.split(CHUNK)])

@@ -85,10 +85,8 @@ def grayscale(images: Tensor) -> Tensor:
 def crop(images: Tensor, top: Tensor, left: Tensor, padding: int) -> Tensor:
     """Windows of the original size out of images padded with zeros; top, left in 0..2*padding per sample."""
     n, _, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
-    rows = top[:, None, None] + torch.arange(height)[None, :, None]
-    columns = left[:, None, None] + torch.arange(width)[None, None, :]
-    return padded[torch.arange(n)[:, None, None], :, rows, columns].permute(0, 3, 1, 2).contiguous()
+    windows = F.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # [n, C, top, left, H, W], a view
+    return windows[torch.arange(n), :, top, left].contiguous()
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -156,33 +154,9 @@ def color_jitter(
     return images
 
 
-def augment(images: Tensor, rng: torch.Generator) -> Tensor:
-    """Fed-ET's transformation of public images, on values in [0, 1] (Cho et al., IJCAI 2022, appendix).
-
-    A crop of the padded image (4 black pixels on each side), a horizontal flip (1/2), colour jitter of strength
-    0.8/0.8/0.8/0.2 (with probability 0.8) and conversion to gray (with probability 0.2). On one-channel images the
-    jitter changes brightness and contrast only, and the conversion to gray changes nothing.
-    """
-    n, channels = len(images), images.shape[1]
-    if channels not in (1, 3):
-        raise DataError(f"images with {channels} channels cannot be augmented: the colour steps need 1 or 3")
-    corner = torch.randint(0, 9, (2, n), generator=rng)
-    images = crop(images, corner[0], corner[1], padding=4)
-    flip = _with_probability(0.5, n, rng)
-    images = torch.where(flip, images.flip(-1), images)
-    jitter = _with_probability(0.8, n, rng)
-    images = torch.where(jitter, color_jitter(images, rng), images)
-    to_gray = _with_probability(0.2, n, rng)
-    return torch.where(to_gray, grayscale(images).expand_as(images), images)
-
-
 def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
     return torch.lerp(other.expand_as(images), images, factor[:, None, None, None]).clamp(0, 1)
 
 
 def _uniform(n: int, low: float, high: float, rng: torch.Generator) -> Tensor:
     return low + (high - low) * torch.rand(n, generator=rng)
-
-
-def _with_probability(p: float, n: int, rng: torch.Generator) -> Tensor:
-    return (torch.rand(n, generator=rng) < p)[:, None, None, None]

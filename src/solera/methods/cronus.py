@@ -21,7 +21,7 @@ from ..parts.robust import filtered_mean
 from ..server import Server
 from ..settings import Hint
 from ..task import Client, task
-from ..tensors import weights_of
+from ..tensors import joined, weights_of
 from .common.fusion import logits_problems
 from .common.personal import score_own
 from .common.predictions import Done, ask, asked_inputs, draw, public_problems, towards_targets
@@ -31,7 +31,7 @@ from .common.predictions import Done, ask, asked_inputs, draw, public_problems, 
 def train_mixed(client: Client, targets: Tensor, local: Local) -> Done:
     """Train on private samples with their labels and on the public ones just predicted with `targets`, as one set."""
     own = one_hot(client.train.labels, client.classes).to(targets.dtype)
-    inputs, labels = torch.cat([client.train.inputs, asked_inputs(client)]), torch.cat([own, targets])
+    inputs, labels = joined(client.train.inputs, asked_inputs(client)), torch.cat([own, targets])
     model = client.model(client.state["model"])
     fit(model, inputs, labels, local, client.seed, towards_targets())
     client.state["model"] = weights_of(model)

@@ -7,7 +7,7 @@ Algorithm 1, equation numbers the paper's.
 
 Outside of this file: clients are drawn in proportion to their data (line 12) with federation.sampling = "size" and have
 their designated model M(k) (line 1) by models.assign = "random". The public samples are one transformed copy with
-public.augment = "once", or transformed at each draw with "draw". Before the first round all models get one head.
+public.augment, or transformed at each step with public.fresh. Before the first round all models get one head.
 """
 
 from collections.abc import Iterator, Mapping

@@ -87,9 +87,7 @@ class FedGEMS(Method):
             public_labels="needed",
             server_model="larger",
             personal=True,
-            bytes_vary="clients are asked about what the server's model gets wrong"
-            if self.selective
-            else "",
+            bytes_vary="clients are asked about what the server's model gets wrong" if self.selective else "",
         )
 
     def fits(self, server: Server) -> Iterator[str]:

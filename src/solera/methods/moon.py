@@ -1,7 +1,8 @@
 """MOON (Li, He and Song, CVPR 2021): FedAvg whose clients hold on to the global model's representations.
 
 A client's loss has a second term: for each of its samples, the representation should be more like the one the received
-model gives than like those of the models it sent before. Both are frozen, so each sample is shown to them once a round.
+model gives than like those of the models it sent before. Both are frozen, so each sample is shown to them once a round
+(at each step, where samples are drawn anew).
 Different architectures are separate federations that share nothing.
 """
 
@@ -14,6 +15,7 @@ from ..federation import Federation
 from ..method import About, Method, Model, Traits, register
 from ..parts.local import Local, fit
 from ..parts.representations import contrastive, representations_of
+from ..parts.teachers import by_position
 from ..server import Server
 from ..settings import NonNegative, Positive, PositiveInt
 from ..task import Client, task
@@ -27,10 +29,10 @@ def contrastive_update(client: Client, weights: Weights, local: Local, mu: float
     """Train the received model, near to it and away from the client's last models in what it makes of a sample."""
     inputs, labels = client.train.inputs, client.train.labels
     own = [client.state[name] for name in map(slot, range(buffer)) if name in client.state]  # the newest first
-    z_glob = representations_of(client.model(weights), inputs)
     before = [client.model(w) for w in own] or [client.model()]  # at first, as it was initialised
-    z_prev = [representations_of(model, inputs) for model in before]
-    objective = contrastive(mu, tau, labels, z_glob, z_prev)  # l_sup + mu l_con
+    frozen = [client.model(weights), *before]
+    z = by_position(lambda x: tuple(representations_of(m, x) for m in frozen), inputs)  # z_glob, z_prev
+    objective = contrastive(mu, tau, labels, z)  # l_sup + mu l_con
     model = client.model(weights)
     fit(model, inputs, torch.arange(len(labels)), local, client.seed, objective)
     trained = weights_of(model)

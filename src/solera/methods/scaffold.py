@@ -66,7 +66,7 @@ def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) 
     if done.lr_sum == 0:  # nothing was learned about the gradient
         new = c_k
     elif option == "I":
-        new = gradient_of(client.model(x), data.inputs, data.labels, local.batch)  # line 12 (i)
+        new = gradient_of(client.model(x), data.inputs, data.labels, local.batch, client.seed)  # line 12 (i)
     else:
         new = {n: c_k[n] - c[n] + (x[n] - y[n]) / done.lr_sum for n in c}  # line 12 (ii)
     client.state["control"] = new  # line 14

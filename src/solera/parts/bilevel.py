@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
-from ..tensors import Weights
+from ..tensors import Inputs, Weights
 from .local import Fitted, Local, fit, minibatches
 from .norms import BATCHNORM, has_batchnorm
 from .objectives import Objective, cross_entropy, proximal
@@ -18,13 +18,13 @@ from .objectives import Objective, cross_entropy, proximal
 Batches = Iterator[tuple[Tensor, Tensor]]
 
 
-def batches(model: nn.Module, inputs: Tensor, labels: Tensor, cfg: Local, seed: int) -> Batches:
+def batches(model: nn.Module, inputs: Inputs, labels: Tensor, cfg: Local, seed: int) -> Batches:
     """The minibatches `fit` trains on: where BatchNorm needs a variance, single samples only if there are no others."""
     smallest = 2 if has_batchnorm(model) and min(cfg.batch, len(labels)) > 1 else 1
     return (b for b in minibatches(inputs, labels, cfg, seed) if len(b[1]) >= smallest)
 
 
-def endless(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int, seed: int) -> Batches:
+def endless(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, seed: int) -> Batches:
     """The same without end, epoch after epoch."""
     for epoch in count():
         yield from batches(model, inputs, labels, Local(epochs=1, batch=batch), seed + epoch)
@@ -105,7 +105,7 @@ class Envelope:
 
 
 def follow_envelope(
-    theta: nn.Module, inputs: Tensor, labels: Tensor, cfg: Envelope, seed: int
+    theta: nn.Module, inputs: Inputs, labels: Tensor, cfg: Envelope, seed: int
 ) -> tuple[Weights, Fitted]:
     """Train `theta` in place and move w, which begins where it begins: the parameters w, and how it went.
 

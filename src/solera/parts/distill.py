@@ -4,18 +4,18 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
-from ..tensors import is_finite, weights_of
+from ..tensors import Inputs, draw, is_finite, is_fresh, take, weights_of
 from .aggregate import RunningMean
 from .effort import steps_to_take
 from .local import make_optimizer, momentum_problems
 from .norms import evaluating, reestimate, train_mode
-from .teachers import Cache, Rows, Run, Samples, Targets, Teacher, read_rows, soft_targets
+from .teachers import Cache, Rows, Run, Targets, Teacher, read_rows, soft_targets
 
 Loss = Callable[..., Tensor]  # (student's logits, *targets) -> scalar
 Validate = Callable[[nn.Module], float]  # -> accuracy
@@ -104,7 +104,7 @@ def visits(n: int, steps: int, batch: int, seed: int) -> Tensor:
     return torch.cat(passes)[: steps * batch].view(steps, batch)
 
 
-def cached(teacher: Teacher, public: Samples, indices: Tensor, cfg: Distill, run: Run | None = None) -> Cache:
+def cached(teacher: Teacher, public: Inputs, indices: Tensor, cfg: Distill, run: Run | None = None) -> Cache:
     """The answers of `teacher` to the samples `indices`, asked for once; `cfg` says how they are kept."""
     return Cache.of(teacher, public, indices, run, half=cfg.cache_dtype == "float16", on_disk=cfg.cache_on_disk)
 
@@ -140,7 +140,7 @@ def cosine(lr: float, step: int, steps: int) -> float:
 
 def distill(
     student: nn.Module,
-    public: Samples,
+    public: Inputs,
     teacher: Teacher | Cache | Memo,
     cfg: Distill,
     seed: int,
@@ -158,13 +158,13 @@ def distill(
     and the student falls back to its best finite weights, or to its start.
     With weight averaging (`cfg.swa_every`) there is no early stop: the student ends with the mean of the weights on
     its way, its BatchNorm statistics taken anew from public samples, as they belong to none of those weights.
-    Samples that are augmented anew at each draw (`public.fresh`) need a teacher that is asked anew as well: a function,
-    or a Memo of it for several students.
+    Samples that are drawn anew at each step (`public.fresh`) need a teacher that is asked anew as well: a function, or
+    a Memo of it for several students.
     """
     if cfg.keep_init_if_better and validate is None:
         raise ValueError("keep_init_if_better compares accuracies: it needs a validation set")
-    if getattr(public, "fresh", False) and isinstance(teacher, Cache):
-        raise ValueError("samples are augmented anew at each draw: stored targets would not belong to them")
+    if is_fresh(public) and isinstance(teacher, Cache):
+        raise ValueError("samples are drawn anew at each step: stored targets would not belong to them")
     loss = loss or (lambda z, p, h: divergence(z, p, h, cfg.temperature, cfg.t_squared))
     chosen = torch.arange(len(public)) if indices is None else indices
     walk = chosen[visits(len(chosen), cfg.steps, cfg.batch, seed)]
@@ -181,7 +181,7 @@ def distill(
     step, diverged = 0, False
     losses: deque[float] = deque(maxlen=cfg.every)
     for step, i in enumerate(walk, 1):
-        x = _draw(public, i, seed + step)
+        x = draw(public, i, seed + step)
         targets = _targets(teacher, step, i, x)
         value = loss(student(x), *targets)
         if diverged := not math.isfinite(value.item()):
@@ -209,7 +209,7 @@ def distill(
     if mean.total:
         student.load_state_dict(mean.result())
         if not frozen:
-            reestimate(student, public[walk.flatten()[: min(len(chosen), NORM_SAMPLES)]])
+            reestimate(student, take(public, walk.flatten()[: min(len(chosen), NORM_SAMPLES)]))
     if cfg.swa_every is not None and step and (mean.total or not diverged):
         diverged = not best.look(step) or diverged
     student.load_state_dict(best.weights)
@@ -243,7 +243,3 @@ def _targets(teacher: Teacher | Cache | Memo, step: int, indices: Tensor, inputs
     if isinstance(teacher, Cache):
         return teacher[indices]
     return teacher.at(step, inputs) if isinstance(teacher, Memo) else teacher(inputs)
-
-
-def _draw(public: Any, indices: Tensor, seed: int) -> Tensor:
-    return public.view(indices, seed) if getattr(public, "fresh", False) else public[indices]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..tensors import Inputs
 from .distill import kd_loss
 from .local import logits_of
 from .objectives import Objective
@@ -38,7 +39,7 @@ class _Tapped(nn.Module):
         return torch.cat([features.flatten(1), logits], 1)
 
 
-def extract(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+def extract(model: nn.Module, inputs: Inputs, layer: str) -> tuple[Tensor, Tensor]:
     """What the layer named `layer` and the whole model make of `inputs`, in evaluation mode: (features, logits)."""
     tapped = _Tapped(model, layer)
     rows = logits_of(tapped, inputs)

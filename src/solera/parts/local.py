@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
-from ..tensors import Weights, is_finite
+from ..tensors import Inputs, Weights, batches, draw, is_finite, is_fresh
 from .effort import steps_to_take
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
@@ -78,7 +79,7 @@ class Score:
 
 def fit(
     model: nn.Module,
-    inputs: Tensor,
+    inputs: Inputs,
     labels: Tensor,
     cfg: Local,
     seed: int,
@@ -88,7 +89,8 @@ def fit(
     """Train `model` in place; it is left in evaluation mode.
 
     `objective(model, x, y)` is the loss to minimise. `correct(name, gradient)` may amend a parameter's gradient
-    after clipping, just before the step (SCAFFOLD). The order of minibatches depends on `seed` alone.
+    after clipping, just before the step (SCAFFOLD). The order of minibatches depends on `seed` alone, and so does what
+    each step draws of samples that are fresh.
     Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: what is
     then in `model` is of no use to anybody.
     """
@@ -125,15 +127,17 @@ def fit(
     return Fitted(steps, steps * cfg.lr, total / steps if steps else math.nan)
 
 
-def gradient_of(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int) -> Weights:
+def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, seed: int = 0) -> Weights:
     """The gradient of the mean cross-entropy over all samples, for every parameter; `model` is used up.
 
-    In training mode, as `fit` sees the model, so batch by batch where BatchNorm makes the batch matter.
+    In training mode, as `fit` sees the model, so batch by batch where BatchNorm makes the batch matter. `seed` decides
+    what is drawn of samples that are fresh.
     """
     smallest = 2 if has_batchnorm(model) and min(batch, len(labels)) > 1 else 1
     train_mode(model, frozen=min(batch, len(labels)) == 1)
     model.zero_grad()
-    for x, y in zip(inputs.split(batch), labels.split(batch), strict=True):
+    for i, rows in enumerate(torch.arange(len(labels)).split(batch)):
+        x, y = draw(inputs, rows, _draw_seed(seed, i)), labels[rows]
         if len(y) >= smallest:
             (cross_entropy(model, x, y) * (len(y) / len(labels))).backward()
     return {
@@ -142,19 +146,24 @@ def gradient_of(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int) ->
     }
 
 
-def minibatches(inputs: Tensor, labels: Tensor, cfg: Local, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def minibatches(inputs: Inputs, labels: Tensor, cfg: Local, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The minibatches of one training: shuffled epochs, each ending with what is left over."""
     generator = torch.Generator().manual_seed(seed)
-    n = len(labels)
+    n, step = len(labels), 0
     per_epoch = -(-n // cfg.batch)
     left = steps_to_take(cfg.epochs * per_epoch if cfg.steps is None else cfg.steps)
     while left > 0 and n > 0:
         visited = torch.randperm(n, generator=generator)[: left * cfg.batch]
         # Slices of a permuted copy are faster than indexing every batch; a block at a time bounds the copy.
-        for block in visited.split(BLOCK * cfg.batch):
-            taken = inputs.index_select(0, block)  # five times as fast as inputs[block]
+        for block in visited.split(cfg.batch if is_fresh(inputs) else BLOCK * cfg.batch):
+            taken = draw(inputs, block, _draw_seed(seed, step))
             yield from zip(taken.split(cfg.batch), labels[block].split(cfg.batch), strict=True)
+            step += 1
         left -= per_epoch
+
+
+def _draw_seed(seed: int, step: int) -> int:
+    return seed_from(seed, "draw", step)
 
 
 def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
@@ -167,7 +176,7 @@ def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
     return total - total // per_epoch if skipped else total
 
 
-def logits_of(model: nn.Module, inputs: Tensor, batch: int = ASKED) -> Tensor:
+def logits_of(model: nn.Module, inputs: Inputs, batch: int = ASKED) -> Tensor:
     """What `model` answers to `inputs`, in evaluation mode and without gradients; its mode is put back.
 
     The answer to a sample has the same bits whatever samples it is asked together with. (Known exception on x86: a
@@ -175,7 +184,7 @@ def logits_of(model: nn.Module, inputs: Tensor, batch: int = ASKED) -> Tensor:
     position in the batch.)
     """
     with evaluating(model):
-        return torch.cat([_answer(model, x) for x in inputs.split(batch)])
+        return torch.cat([_answer(model, x) for x in batches(inputs, batch)])
 
 
 def _answer(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -188,7 +197,7 @@ def _answer(model: nn.Module, inputs: Tensor) -> Tensor:
     return model(torch.cat([inputs, inputs[-1:].expand(missing, *inputs.shape[1:])]))[: len(inputs)]
 
 
-def evaluate(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int = ASKED) -> Score:
+def evaluate(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int = ASKED) -> Score:
     """Count the right answers of `model`; ties go to the lowest class."""
     if len(labels) == 0:
         return Score(0, 0, 0.0)

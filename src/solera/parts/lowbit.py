@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..settings import Problem, settings
-from ..tensors import Shapes, Weights
+from ..tensors import Inputs, Shapes, Weights
 from .local import Fitted, Local, fit
 from .norms import parameter_names
 from .objectives import Objective, cross_entropy
@@ -137,7 +137,7 @@ class ErrorFeedback:
 
 def fit_coarse(
     model: nn.Module,
-    inputs: Tensor,
+    inputs: Inputs,
     labels: Tensor,
     local: Local,
     seed: int,

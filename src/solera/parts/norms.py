@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from ..tensors import Inputs, batches
 
 BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -53,7 +55,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             m.training = training
 
 
-def reestimate(model: nn.Module, inputs: Tensor, batch: int = 512) -> None:
+def reestimate(model: nn.Module, inputs: Inputs, batch: int = 512) -> None:
     """Replace the running statistics of `model` by their plain average over one pass of `inputs`.
 
     For weights nobody has trained (a sample from a distribution, an average), whose statistics belong to no model.
@@ -71,7 +73,7 @@ def reestimate(model: nn.Module, inputs: Tensor, batch: int = 512) -> None:
         layer.train()
     try:
         with torch.no_grad():
-            for x in inputs.split(batch):
+            for x in batches(inputs, batch):
                 if len(x) > 1:
                     model(x)
     finally:

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..tensors import Inputs, Views, draw, is_fresh, take
 from .local import logits_of
 from .objectives import Objective
+from .teachers import Targets
 
 
 class Split(Protocol):
@@ -33,9 +35,20 @@ class _Encoder(nn.Module):
         return cast(Split, self.model).represent(x)
 
 
-def representations_of(model: nn.Module, inputs: Tensor) -> Tensor:
+def representations_of(model: nn.Module, inputs: Inputs) -> Tensor:
     """The representations of `inputs`, in evaluation mode and without gradients; nothing in `model` changes."""
     return logits_of(_Encoder(model), inputs)
+
+
+def represented(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The same as samples to train a head on: fresh ones are represented as they are drawn."""
+    if not is_fresh(inputs):
+        return representations_of(model, inputs)
+    return Views(
+        len(inputs),
+        lambda rows: representations_of(model, take(inputs, rows)),
+        lambda rows, seed: representations_of(model, draw(inputs, rows, seed)),
+    )
 
 
 def contrast(z: Tensor, near: Tensor, far: Sequence[Tensor], temperature: float) -> Tensor:
@@ -44,11 +57,13 @@ def contrast(z: Tensor, near: Tensor, far: Sequence[Tensor], temperature: float)
     return F.cross_entropy(alike / temperature, torch.zeros(len(z), dtype=torch.int64))
 
 
-def contrastive(mu: float, temperature: float, labels: Tensor, near: Tensor, far: Sequence[Tensor]) -> Objective:
+def contrastive(
+    mu: float, temperature: float, labels: Tensor, frozen: Callable[[Tensor, Tensor], Targets]
+) -> Objective:
     """Cross-entropy plus mu times `contrast`, as a function of (model, inputs, their positions in the data).
 
-    `near` and `far` hold the representations that frozen models have of all samples: computed once, looked up by
-    position. With mu = 0 this is the cross-entropy itself, bit for bit.
+    `frozen(inputs, positions)` are the representations that frozen models have of these samples (see
+    `teachers.by_position`): first that of the near one. With mu = 0 this is the cross-entropy itself, bit for bit.
     """
 
     def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
@@ -57,6 +72,7 @@ def contrastive(mu: float, temperature: float, labels: Tensor, near: Tensor, far
         loss = F.cross_entropy(split.head(z), labels[positions])
         if mu == 0:
             return loss
-        return loss + mu * contrast(z, near[positions], [other[positions] for other in far], temperature)
+        near, *far = frozen(inputs, positions)
+        return loss + mu * contrast(z, near, far, temperature)
 
     return objective

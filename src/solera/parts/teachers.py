@@ -29,12 +29,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean, pstdev
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..tensors import Weights
+from ..tensors import Inputs, Weights, is_fresh, take
 from .consensus import confidence
 from .local import logits_of
 from .robust import clip_logits, median_probs, standardise_logits
@@ -50,13 +50,6 @@ Run = Callable[[list[Callable[[], Any]]], list[Any]]
 
 BATCH = 512  # samples that a teacher is asked about at once
 BLOCK = 2**20  # bytes written to a new file at once
-
-
-class Samples(Protocol):
-    """Public samples: a tensor is one, and so is anything with a length that can be indexed by a tensor."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, indices: Tensor, /) -> Tensor: ...
 
 
 def soft_targets(logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -258,7 +251,7 @@ class Cache:
     def of(
         cls,
         teacher: Teacher,
-        samples: Samples,
+        samples: Inputs,
         indices: Tensor,
         run: Run | None = None,
         batch: int = BATCH,
@@ -283,6 +276,18 @@ class Cache:
         return read_rows(self.targets, rows)
 
 
+def by_position(teacher: Callable[[Inputs], Targets], inputs: Inputs) -> Callable[[Tensor, Tensor], Targets]:
+    """What a frozen `teacher` says about a minibatch of `inputs`: a function of it and of its positions in `inputs`.
+
+    The teacher is asked once about every sample. Where samples are drawn anew it is asked about each minibatch, because
+    what it says about a sample does not hold for the next draw.
+    """
+    if is_fresh(inputs):
+        return lambda drawn, _: teacher(drawn)
+    targets = teacher(inputs)
+    return lambda _, positions: read_rows(targets, positions)
+
+
 def lowest_entropy(targets: Cache, indices: Tensor, count: int) -> Tensor:
     """The `count` of the samples `indices` of whose class the teacher is surest, in the order given."""
     entropies = torch.cat([entropy(targets[i][0]) for i in indices.split(BATCH)])
@@ -290,8 +295,8 @@ def lowest_entropy(targets: Cache, indices: Tensor, count: int) -> Tensor:
     return indices[kept.sort().values]
 
 
-def _ask(teacher: Teacher, samples: Samples, indices: Tensor, rows: Rows, start: int) -> None:
-    rows.write(start, teacher(samples[indices]))
+def _ask(teacher: Teacher, samples: Inputs, indices: Tensor, rows: Rows, start: int) -> None:
+    rows.write(start, teacher(take(samples, indices)))
 
 
 def drop_worst(accuracies: Sequence[float], classes: int, threshold: float = 1.2, outlier: bool = False) -> list[int]:

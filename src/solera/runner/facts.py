@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.augment import step_name
 from ..federation import FederationConfig
 from ..method import Method, Model, name_of
 from ..parts.local import logits_of
@@ -51,7 +52,7 @@ class Facts:
 def facts_of(scenario: Scenario, method: Method, federation: FederationConfig) -> Facts:
     """The facts of a simulated run."""
     roster, data = scenario.roster, scenario.dataset
-    experiment = {
+    experiment: dict[str, Any] = {
         "run.seed": scenario.seed,
         "method": {"name": name_of(method), **dataclasses.asdict(method)},
         "federation": dataclasses.asdict(federation),
@@ -65,6 +66,8 @@ def facts_of(scenario: Scenario, method: Method, federation: FederationConfig) -
         "server": scenario.server.large,
         "public": None if scenario.public is None else scenario.public.digest[:16],
     }
+    if scenario.augment:  # named only where there are steps: what run.json says of other runs stays as it was
+        experiment["data"]["augment"] = [step_name(step) for step in scenario.augment]
     return Facts(
         experiment=json.loads(json.dumps(experiment, default=lambda o: type(o).__qualname__)),
         clients=len(roster),

@@ -20,6 +20,7 @@ from .keys import dig, flat
 from .record import RoundRecord, read_records
 
 OLD_SPELLINGS = {"optimiser": "optimizer", "distil": "distill"}  # settings of version 0.1
+AUGMENTED = ["crop", "flip", "jitter", "gray"]  # what public.augment = "once" and "draw" meant
 SEED = "run.seed"
 
 
@@ -169,7 +170,7 @@ def _from_experiment(experiment: Any, summary: dict[str, Any] | None) -> dict[st
         return {}
     wanted: dict[str, Any] = {
         "run": {"seed": experiment.get("run.seed"), "rounds": (summary or {}).get("rounds")},
-        "data": {"name": dig(experiment, "data", "name")},
+        "data": {"name": dig(experiment, "data", "name"), "augment": dig(experiment, "data", "augment")},
         "partition": {"clients": dig(experiment, "clients", "count")},
         "models": {
             "clients": dig(experiment, "clients", "architectures"),
@@ -183,7 +184,10 @@ def _from_experiment(experiment: Any, summary: dict[str, Any] | None) -> dict[st
 
 def respelled(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tables of a configuration with the settings of version 0.1 under the names that they have now."""
-    return {
+    tables = {
         OLD_SPELLINGS.get(name, name): respelled(value) if isinstance(value, dict) else value
         for name, value in tree.items()
     }
+    if isinstance(augment := dig(tables, "public", "augment"), str):  # now a list, and whether it is done at each draw
+        tables["public"] |= {"augment": AUGMENTED if augment != "off" else [], "fresh": augment == "draw"}
+    return tables

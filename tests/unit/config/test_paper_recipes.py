@@ -59,7 +59,7 @@ FEDET = {
     "partition.min_size": 1,  # ours
     "public.source": "held-out",
     "public.size": 6000,
-    "public.augment": "once",
+    "public.augment": ("crop", "flip", "jitter", "gray"),
     "models.clients": ("resnet18", "resnet8-wide", "fedet-cnn"),
     "models.server": "vgg19",
     "models.norm": "none",  # "batchnorm=False"

@@ -144,10 +144,10 @@ def test_transforms_keep_the_depth():
     assert T.resize(images, 5, 4).unique().tolist() == [40_001]
     assert T.to_channels(T.to_channels(images, 3), 1).unique().tolist() == [40_001]
     task = from_tensors((images, [0, 1]), (images, [0, 1]))
-    public = make_public(PublicConfig(augment="once"), task, torch.arange(2), 0)
+    public = make_public(PublicConfig(augment=["crop", "jitter"]), task, torch.arange(2), 0)
     assert public.raw.dtype == torch.uint16
-    fresh = make_public(PublicConfig(augment="draw"), task, torch.arange(2), 0)
-    assert fresh.view(torch.arange(2), 0).shape == (2, 1, 8, 8)
+    fresh = make_public(PublicConfig(augment=["crop", "jitter"], fresh=True), task, torch.arange(2), 0)
+    assert fresh.draw(torch.arange(2), 0).shape == (2, 1, 8, 8)
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,13 @@ def test_generated_images_are_converted_and_transformed_like_others(file):
     task = gray_task((3, 8, 8))
     public = make_public(PublicConfig(source="generator", path=str(file), size=9), task, NOBODY, seed=0)
     assert public.shape == (3, 8, 8)
-    drawn = make_public(PublicConfig(source="generator", path=str(file), size=9, augment="draw"), task, NOBODY, seed=0)
-    assert drawn.fresh
-    assert not torch.equal(drawn.view(torch.arange(9), 1), drawn.view(torch.arange(9), 2))
+    for options in ({"augment": ["crop"]}, {}):  # with nothing to change them, each draw makes others
+        cfg = PublicConfig(source="generator", path=str(file), size=9, fresh=True, **options)
+        drawn = make_public(cfg, task, NOBODY, seed=0)
+        assert drawn.fresh
+        assert torch.equal(drawn[torch.arange(9)], public[torch.arange(9)])
+        assert torch.equal(drawn.draw(torch.arange(9), 1), drawn.draw(torch.arange(9), 1))
+        assert not torch.equal(drawn.draw(torch.arange(9), 1), drawn.draw(torch.arange(9), 2))
 
 
 def test_a_scenario_gives_the_clients_all_samples(file):

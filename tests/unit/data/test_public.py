@@ -16,10 +16,12 @@ from solera.data import (
     tokenize,
 )
 from solera.data import transforms as T
+from solera.data.augment import augmented
 from solera.data.sampling import torch_rng
 from solera.errors import ConfigError, DataError
 
 NOBODY = torch.empty(0, dtype=torch.int64)
+ALL = ["crop", "flip", "jitter", "gray"]  # Fed-ET's transformation
 
 
 def own(task, **options):
@@ -48,7 +50,7 @@ def test_held_out_samples_are_prepared_like_the_task_and_lose_their_labels(colou
     expected = colour_task.prepare(colour_task.train.inputs[held])
     assert torch.equal(public[torch.arange(3)], expected)
     assert torch.equal(public[torch.tensor([2, 0, 2])], expected[[2, 0, 2]])
-    assert torch.equal(public.view(torch.tensor([2, 0]), seed=9), expected[[2, 0]])
+    assert torch.equal(public.draw(torch.tensor([2, 0]), seed=9), expected[[2, 0]])
 
 
 def test_labels_stay_on_request(colour_task):
@@ -57,8 +59,8 @@ def test_labels_stay_on_request(colour_task):
 
 
 def test_storage_stays_bytes(colour_task):
-    for public in (own(colour_task), own(colour_task, augment="once"), own(colour_task, augment="draw")):
-        assert public._samples.raw.dtype == torch.uint8
+    for public in (own(colour_task), own(colour_task, augment=ALL), own(colour_task, augment=ALL, fresh=True)):
+        assert public.raw.dtype == torch.uint8
 
 
 def test_classes_size_and_fraction_choose(colour_task):
@@ -162,7 +164,7 @@ class Generator(torch.nn.Module):
         return self.drop(torch.sigmoid(z.mean(1)))[:, None, None, None].expand(-1, 3, 12, 12)
 
 
-def test_a_cached_generator_is_asked_once_in_eval_mode(colour_task):
+def test_a_generator_is_asked_once_in_eval_mode(colour_task):
     g = Generator().train()
     public = public_from_generator(g, colour_task, size=300, latent=5, seed=1)
     made = g.calls
@@ -171,18 +173,18 @@ def test_a_cached_generator_is_asked_once_in_eval_mode(colour_task):
     z = torch.randn(300, 5, generator=torch_rng(1, "public generator"))
     expected = (torch.sigmoid(z.mean(1)) * 255).round() / 255  # no dropout
     assert torch.allclose(raw_of(public, colour_task)[:, 0, 0, 0], expected, atol=1e-6)
-    assert torch.equal(public.view(torch.arange(3), seed=1), public[torch.arange(3)])
+    assert torch.equal(public.draw(torch.arange(3), seed=1), public[torch.arange(3)])
     assert g.calls == made
 
 
-def test_an_online_generator_draws_anew_for_each_seed(colour_task):
-    public = public_from_generator(Generator(), colour_task, size=40, latent=5, seed=1, cached=False)
+def test_a_fresh_generator_draws_anew_for_each_seed(colour_task):
+    public = public_from_generator(Generator(), colour_task, size=40, latent=5, seed=1, fresh=True)
     cached = public_from_generator(Generator(), colour_task, size=40, latent=5, seed=1)
     some = torch.arange(10)
     assert public.fresh
     assert torch.equal(public[some], cached[some])  # the fixed view is the same
-    assert torch.equal(public.view(some, seed=2), public.view(some, seed=2))
-    assert not torch.equal(public.view(some, seed=2), public.view(some, seed=3))
+    assert torch.equal(public.draw(some, seed=2), public.draw(some, seed=2))
+    assert not torch.equal(public.draw(some, seed=2), public.draw(some, seed=3))
     assert public.digest != cached.digest  # they are not used alike
 
 
@@ -210,27 +212,27 @@ def test_strange_generators_are_refused(colour_task, generate, message):
 # -- augmentation --
 
 
-def test_once_is_a_fixed_transformed_copy(colour_task):
-    plain, once, again = own(colour_task), own(colour_task, augment="once"), own(colour_task, augment="once")
+def test_augmented_once_is_a_fixed_transformed_copy(colour_task):
+    plain, once, again = own(colour_task), own(colour_task, augment=ALL), own(colour_task, augment=ALL)
     everything = torch.arange(48)
     assert not once.fresh
     assert torch.equal(once[everything], again[everything])
-    assert torch.equal(once.view(everything, seed=8), once[everything])
+    assert torch.equal(once.draw(everything, seed=8), once[everything])
     assert not torch.equal(once[everything], plain[everything])
-    expected = T.augment(T.to_unit(colour_task.train.inputs), torch_rng(4, "public augment"))
+    expected = augmented(colour_task.train.inputs, ALL, torch_rng(4, "public augment"))
     assert torch.allclose(raw_of(once, colour_task), expected, atol=0.5 / 255 + 1e-6)
 
 
-def test_draw_transforms_anew_with_each_seed_and_before_normalisation(colour_task):
-    public = own(colour_task, augment="draw")
+def test_fresh_samples_are_transformed_anew_with_each_seed_and_before_normalisation(colour_task):
+    public = own(colour_task, augment=ALL, fresh=True)
     some = torch.tensor([5, 2, 5, 11])
     assert public.fresh
     assert torch.equal(public[some], own(colour_task)[some])  # the fixed view is not transformed
-    assert torch.equal(public.view(some, seed=1), public.view(some, seed=1))
-    assert not torch.equal(public.view(some, seed=1), public.view(some, seed=2))
-    expected = T.augment(T.to_unit(colour_task.train.inputs[some]), torch_rng(1, "public view"))
-    assert torch.equal(public.view(some, seed=1), T.normalise(expected, colour_task.mean, colour_task.std))
-    assert not torch.equal(public.view(some, seed=1)[0], public.view(some, seed=1)[2])  # per sample, not per index
+    assert torch.equal(public.draw(some, seed=1), public.draw(some, seed=1))
+    assert not torch.equal(public.draw(some, seed=1), public.draw(some, seed=2))
+    expected = augmented(colour_task.train.inputs[some], ALL, torch_rng(1, "public view"))
+    assert torch.equal(public.draw(some, seed=1), T.normalise(expected, colour_task.mean, colour_task.std))
+    assert not torch.equal(public.draw(some, seed=1)[0], public.draw(some, seed=1)[2])  # per sample, not per index
 
 
 # -- rounds --
@@ -272,8 +274,8 @@ def test_the_digest_changes_with_content_order_use_and_labels(colour_task):
         public_from_samples(colour_task, x[order], y[order]),
         public_from_samples(colour_task, x[:-1], y[:-1]),
         public_from_samples(other_task, x, y),
-        own(colour_task, augment="once"),
-        own(colour_task, augment="draw"),
+        own(colour_task, augment=ALL),
+        own(colour_task, augment=ALL, fresh=True),
         public_from_samples(colour_task, x, y, labelled),
         public_from_samples(colour_task, x, relabelled, labelled),
         own(colour_task).subset(order),
@@ -284,12 +286,12 @@ def test_the_digest_changes_with_content_order_use_and_labels(colour_task):
 
 
 def test_subset_keeps_samples_labels_and_use_together(colour_task):
-    public = own(colour_task, labels=True, augment="draw")
+    public = own(colour_task, labels=True, augment=ALL, fresh=True)
     part = public.subset(torch.tensor([9, 3]))
-    assert (len(part), part.augment) == (2, "draw")
+    assert (len(part), part.augment) == (2, ALL)
     assert part.labels.tolist() == public.labels[[9, 3]].tolist()
     assert torch.equal(part[torch.tensor([0])], public[torch.tensor([9])])
-    online = public_from_generator(Generator(), colour_task, size=10, latent=5, cached=False)
+    online = public_from_generator(Generator(), colour_task, size=10, latent=5, fresh=True)
     assert torch.equal(online.subset(torch.tensor([4]))[torch.tensor([0])], online[torch.tensor([4])])
 
 
@@ -303,7 +305,9 @@ def test_subset_keeps_samples_labels_and_use_together(colour_task):
         ({"fraction": 1.5}, r"PublicConfig\.fraction = 1\.5"),
         ({"classes": []}, r"public\.classes = \[\]: of 48 samples none is left"),
         ({"classes": [77]}, r"none is left"),
-        ({"augment": "always"}, r"PublicConfig\.augment = \"always\": one of 'off', 'once', 'draw' is wanted"),
+        ({"augment": "always"}, r"PublicConfig\.augment = \"always\": a list of 'crop', 'flip', 'jitter', 'gray' is"),
+        ({"augment": ["crp"]}, r"PublicConfig\.augment\[0\] = \"crp\": one of .*; did you mean 'crop'"),
+        ({"fresh": True}, r"fresh = true: samples of source \"held-out\" look the same at each step"),
         ({"per_round": 100}, r"public\.per_round = 100: there are 48"),
         ({"per_round": 0}, r"PublicConfig\.per_round = 0: an integer of at least 1"),
         ({"source": "dataset"}, r"needs public\.name"),
@@ -331,15 +335,18 @@ def test_kinds_of_data_are_not_mixed(colour_task):
         public_from_noise(text, PublicConfig(source="noise", size=3))
     with pytest.raises(ConfigError, match="a generator makes images"):
         public_from_generator(lambda z: z, text, 3, 3)
-    with pytest.raises(ConfigError, match="only images can be transformed"):
-        own(text, augment="once")
+    with pytest.raises(
+        ConfigError,
+        match=r"public\.augment = .*only images can be transformed so, and the samples of the public data for own are",
+    ):
+        own(text, augment=ALL)
 
 
 def test_float_images_outside_the_unit_range_are_not_transformed():
     x = torch.randn(4, 1, 5, 5)
     task = from_tensors((x, torch.arange(4) % 2), (x, torch.arange(4) % 2))
     with pytest.raises(ConfigError, match=r"must lie in \[0, 1\]"):
-        own(task, augment="draw")
+        own(task, augment=ALL, fresh=True)
     with pytest.raises(ConfigError, match="these samples have no labels"):
         public_from_samples(task, x, None, PublicConfig(labels=True))
     assert torch.equal(public_from_samples(task, x, None)[torch.arange(4)], x)

@@ -209,7 +209,7 @@ class Fresh:
     def __getitem__(self, i):
         return self.inner[i]
 
-    def view(self, i, seed):
+    def draw(self, i, seed):
         noise = torch.randn(self.inner[i].shape, generator=torch.Generator().manual_seed(seed))
         return self.inner[i] + 0.1 * noise
 
@@ -229,7 +229,7 @@ def test_students_share_what_the_teachers_say_to_each_draw(tmp_path, monkeypatch
         student = world.server.model(P, by_hand.mean_of([m for k, m in models.items() if KINDS[int(k[1])] == P]))
         seed = world.fed.seed("fusion")
         hands = by_hand.batches(40, FUSION.steps, FUSION.batch, seed)
-        views = [world.server.public.view(torch.tensor(hand), seed + t) for t, hand in enumerate(hands, 1)]
+        views = [world.server.public.draw(torch.tensor(hand), seed + t) for t, hand in enumerate(hands, 1)]
         loss = by_hand.kl_towards(by_hand.mean_logits(list(models.values()), torch.cat(views)))
         rows = [list(range(16 * t, 16 * t + 16)) for t in range(FUSION.steps)]
         by_hand.teach(student, torch.cat(views), loss, rows, optimizer="adam", lr=1e-3, cosine=True, clip=5.0)

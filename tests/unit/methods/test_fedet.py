@@ -221,7 +221,7 @@ def test_teachers_are_asked_about_the_very_view_the_student_sees(tmp_path):
     class Fresh(type(w.server.public)):
         fresh = True
 
-        def view(self, indices, seed):
+        def draw(self, indices, seed):
             seen.append(self[indices] + 0.3 * torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(seed)))
             return seen[-1]
 
@@ -262,13 +262,16 @@ def test_answers_on_disk_give_the_same_bits_and_halves_keep_the_labels(tmp_path)
     assert digest(by_label[0]) == digest(by_label[1])
 
 
-@pytest.mark.parametrize("augment", ["once", "draw"])
-def test_transformed_public_images_run(tmp_path, augment):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_transformed_public_images_run(tmp_path, fresh):
     x, y = images(300)
     x = (x.clamp(-4, 4) * 30 + 127).to(torch.uint8)
     data = from_tensors((x[:200], y[:200]), (x[200:], y[200:]), classes=4)
     models = {k: BUILDERS[k] for k in "cm"}
-    public, parts = PublicConfig(size=40, augment=augment), PartitionConfig("iid", clients=4)
+    public, parts = (
+        PublicConfig(size=40, augment=["crop", "flip", "jitter", "gray"], fresh=fresh),
+        PartitionConfig("iid", clients=4),
+    )
     scenario = Scenario(data, models, parts, public, server=("large", BUILDERS["large"]))
     result = simulate(scenario, FEDET, tmp_path, RunConfig(rounds=1), engine=EngineConfig("inprocess"))
     assert set(result.models) == {"large", "c", "m"}

@@ -287,7 +287,7 @@ def test_what_is_refused(tmp_path):
         check_server(FedGEMS(), site.server)
     site = Site(tmp_path / "d")
     site.server.public.fresh = True
-    with pytest.raises(ConfigError, match=r"public\.augment"):
+    with pytest.raises(ConfigError, match=r"leave out public\.fresh"):
         check_server(FedGEMS(), site.server)
 
 

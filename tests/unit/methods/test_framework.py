@@ -340,7 +340,7 @@ def test_shared_variates_are_one_for_each_client_and_architecture(tmp_path):
 def test_students_share_what_the_teachers_say_to_each_draw_unless_teachers_differ(tmp_path, monkeypatch, exclude):
     world, asked, call = one_kind(tmp_path), [], Ensemble.__call__
     world.server.public.fresh = True
-    world.server.public.view = lambda i, seed: world.server.public[i] + seed % 7 / 50
+    world.server.public.draw = lambda i, seed: world.server.public[i] + seed % 7 / 50
     monkeypatch.setattr(Ensemble, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
     trainer = GlobalTrainer("codistillation", warmup=0, exclude_self=exclude)
     world.run(framework(K=3, global_trainer=trainer))

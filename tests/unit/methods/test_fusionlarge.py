@@ -145,7 +145,7 @@ def test_answers_on_disk_give_the_same_bits(tmp_path):
 def test_all_students_share_what_the_teachers_say_to_each_draw(tmp_path, monkeypatch, head, client_models):
     w, asked, call = world(tmp_path), [], Ensemble.__call__
     w.server.public.fresh = True
-    w.server.public.view = lambda i, seed: w.server.public[i] + seed % 7 / 50
+    w.server.public.draw = lambda i, seed: w.server.public[i] + seed % 7 / 50
     monkeypatch.setattr(Ensemble, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
     w.run(FusionLarge(LOCAL, FUSION, head=head, client_models=client_models))
     assert len(w.events("distilled")) == (3 if client_models == "distilled" else 1)

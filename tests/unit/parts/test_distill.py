@@ -263,7 +263,7 @@ def test_samples_augmented_at_each_draw_are_shown_to_teacher_and_student_alike()
         def __getitem__(self, i: torch.Tensor) -> torch.Tensor:
             raise AssertionError("the static view was used")
 
-        def view(self, i: torch.Tensor, seed: int) -> torch.Tensor:
+        def draw(self, i: torch.Tensor, seed: int) -> torch.Tensor:
             self.seeds.append(seed)
             return PUBLIC[i] + torch.randn(PUBLIC[i].shape, generator=torch.Generator().manual_seed(seed))
 
@@ -281,7 +281,7 @@ def test_samples_augmented_at_each_draw_are_shown_to_teacher_and_student_alike()
     public = Augmented()
     distill(Watching(0), public, teacher, QUICK, 3)
     assert public.seeds == [3 + step for step in range(1, QUICK.steps + 1)]
-    with pytest.raises(ValueError, match="augmented anew"):
+    with pytest.raises(ValueError, match="drawn anew"):
         distill(Conv(0), public, Cache([torch.zeros(60, 4)]), QUICK, 3)
 
 
@@ -296,7 +296,7 @@ class Noisy:
     def __getitem__(self, i: torch.Tensor) -> torch.Tensor:
         return PUBLIC[i]
 
-    def view(self, i: torch.Tensor, seed: int) -> torch.Tensor:
+    def draw(self, i: torch.Tensor, seed: int) -> torch.Tensor:
         return PUBLIC[i] + torch.randn(PUBLIC[i].shape, generator=torch.Generator().manual_seed(seed))
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from solera.models import wrap
 from solera.parts.norms import has_batchnorm, train_mode
 from solera.parts.representations import contrast, contrastive, representations_of
+from solera.parts.teachers import by_position
 from solera.tensors import weights_of
 from toys import Conv, images, same_bits
 
@@ -81,11 +82,12 @@ def test_representations_are_the_inputs_of_the_head_and_teachers_stay_as_they_ar
 def test_the_objective_adds_the_term_to_the_cross_entropy(head):
     model, other = split(0, head), split(1, head)
     x, y = images(12)
-    near, far = representations_of(model, x), [representations_of(other, x)]
+    frozen = [representations_of(model, x), representations_of(other, x)]
+    kept = by_position(lambda _: tuple(frozen), x)
     some = torch.tensor([7, 2, 9])
     model.eval()
     plain = F.cross_entropy(model(x[some]), y[some])
-    assert torch.equal(contrastive(0.0, 0.5, y, near, far)(model, x[some], some), plain)
-    term = contrast(model.represent(x[some]), near[some], [far[0][some]], 0.5)
-    full = contrastive(3.0, 0.5, y, near, far)(model, x[some], some)
+    assert torch.equal(contrastive(0.0, 0.5, y, kept)(model, x[some], some), plain)
+    term = contrast(model.represent(x[some]), frozen[0][some], [frozen[1][some]], 0.5)
+    full = contrastive(3.0, 0.5, y, kept)(model, x[some], some)
     assert full.item() == pytest.approx((plain + 3 * term).item(), rel=1e-6)

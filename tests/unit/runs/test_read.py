@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from made_runs import line, make_run
+from solera.config import load_config
 from solera.errors import RunError
 from solera.runs.compare import rows_of
 from solera.runs.groups import group_runs
@@ -154,3 +155,18 @@ def test_the_spellings_of_version_0_1_are_read_as_the_settings_they_are_now(tmp_
     runs = [read_run(path) for path in (old, new)]
     assert runs[0].settings | {"run.seed": 1} == runs[1].settings
     assert runs[0].settings["method.local.optimizer"] == "adam"
+
+
+@pytest.mark.parametrize(
+    ("old", "steps", "fresh"),
+    [
+        ("off", [], False),
+        ("once", ["crop", "flip", "jitter", "gray"], False),
+        ("draw", ["crop", "flip", "jitter", "gray"], True),
+    ],
+)
+def test_public_augmentation_of_version_0_1_is_read_as_it_is_written_now(tmp_path, old, steps, fresh):
+    settings = read_run(make_run(tmp_path / "old", public__augment=old)).settings
+    assert (settings["public.augment"], settings["public.fresh"]) == (steps, fresh)
+    now = {"method": {"name": "feddf"}, "public": {"augment": steps, "fresh": fresh}}
+    assert load_config(now).public.fresh == fresh

@@ -187,5 +187,5 @@ def top_problems(name: str, top: int | None, server: Server) -> Iterator[str]:
     if server.public.fresh:
         yield (
             f"{name}: low_entropy_top chooses samples by what the teachers say of them, but these change with every "
-            "draw: use public.augment = 'off' or 'once', or a cached generator"
+            "draw: leave out public.fresh"
         )

@@ -1,5 +1,7 @@
 """Fine-tuning: a client makes the model it receives its own. Shared by the methods that end with it."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +13,8 @@ from ...federation import Federation, per_client
 from ...parts.distill import divergence
 from ...parts.local import Local, Score, evaluate, fit, logits_of
 from ...parts.objectives import Objective
-from ...parts.representations import representations_of
-from ...parts.teachers import soft_targets
+from ...parts.representations import represented
+from ...parts.teachers import Targets, by_position, soft_targets
 from ...task import Client, task
 from ...tensors import Weights, weights_of
 
@@ -53,22 +55,24 @@ def _tuned(client: Client, weights: Weights, tuning: Tuning) -> nn.Module:
         return model
     trained = model
     if tuning.freeze_base:  # what is frozen answers the same all along: ask it once
-        inputs, trained = representations_of(model, inputs), model.head
+        inputs, trained = represented(model, inputs), model.head
     if tuning.kd == 0:
         fit(trained, inputs, labels, tuning.local, client.seed)
     else:
-        objective = _anchored(labels, logits_of(trained, inputs), tuning.kd)
+        received = copy.deepcopy(trained)
+        said = by_position(lambda x: soft_targets(logits_of(received, x)), inputs)
+        objective = _anchored(labels, said, tuning.kd)
         fit(trained, inputs, torch.arange(len(labels)), tuning.local, client.seed, objective)
     return model
 
 
-def _anchored(labels: Tensor, received: Tensor, kd: float) -> Objective:
+def _anchored(labels: Tensor, received: Callable[[Tensor, Tensor], Targets], kd: float) -> Objective:
     """Cross-entropy plus kd KL(softmax(received) || softmax(own)), of (model, inputs, their positions in the data)."""
-    probs, entropy = soft_targets(received)
 
     def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
         logits = model(inputs)
-        distance = divergence(logits, probs[positions], entropy[positions])
+        probs, entropy = received(inputs, positions)
+        distance = divergence(logits, probs, entropy)
         return F.cross_entropy(logits, labels[positions]) + kd * distance
 
     return objective

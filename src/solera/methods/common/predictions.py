@@ -21,7 +21,7 @@ from ...parts.teachers import entropy
 from ...randomness import seed_from
 from ...server import Server
 from ...task import Client, task
-from ...tensors import weights_of
+from ...tensors import Inputs, weights_of
 from ...wire import like, sized
 
 StudentNorm = Literal["train", "frozen"]
@@ -177,7 +177,7 @@ def finite(answers: Tensor) -> Tensor:
     return answers
 
 
-def scores_of(model: nn.Module, inputs: Tensor) -> Tensor:
+def scores_of(model: nn.Module, inputs: Inputs) -> Tensor:
     """The logits of the samples, as they may leave the client."""
     return finite(logits_of(model, inputs).float())
 
@@ -314,7 +314,7 @@ def usable(replies: Replies, fed: Federation) -> tuple[list[str], Tensor]:
 def public_problems(name: str, size: int | None, server: Server) -> Iterator[str]:
     """Public data on which predictions cannot be exchanged."""
     if server.public.fresh:
-        yield f"{name}: all clients must see the same public samples; public.augment = 'draw' is not that"
+        yield f"{name}: all clients must see the same public samples: leave out public.fresh"
     if size is not None and not 0 <= size <= len(server.public):
         yield f"{name}: public_size = {size}, but there are {len(server.public)} public samples"
     _ = server.public.digest  # computed once and kept: before workers are forked, not by each of them

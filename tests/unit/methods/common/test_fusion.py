@@ -232,7 +232,7 @@ class Fresh(Samples):
 
     fresh = True
 
-    def view(self, indices, seed):
+    def draw(self, indices, seed):
         return self.inputs[indices] + seed % 1000 / 1000
 
 
