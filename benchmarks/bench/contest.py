@@ -84,9 +84,14 @@ class Runner:
                 stream.close()  # type: ignore[union-attr]
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(FAREWELL_S if self._process.poll() is None and self.laps else 0)
-        for pid in family(self.mark):  # a framework may leave servers of its own behind
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + FAREWELL_S
+        while left := family(self.mark):  # a framework may leave servers of its own behind
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > until:
+                break
+            time.sleep(0.01)  # they must be gone before the next one is measured
         self._process.wait()
 
     def _tell(self, word: str) -> None:
