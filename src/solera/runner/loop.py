@@ -21,7 +21,7 @@ from typing import Any
 
 from ..config import Config, EngineConfig, RunConfig, load_config, to_toml
 from ..data.augment import step_name
-from ..devices import Numerics, keep_freed_memory, numerics
+from ..devices import TRICKS, Numerics, numerics
 from ..engines import ENGINES, Call, ClientStates, Engine, Reply, Roster, default_engine, default_workers
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
@@ -144,7 +144,7 @@ def simulate(
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     check_fit(method, scenario)
-    keep_freed_memory()  # workers that are forked inherit it
+    TRICKS["cpu"].set_allocator()  # workers that are forked inherit it
     _check_quorum(federation, len(scenario.roster))
     resume = resume and (pathlib.Path(out) / "run.json").is_file()
     experiment = _experiment(scenario, method, federation)

@@ -13,7 +13,7 @@ from ...parts.lowbit import LowBit, Packing, coarse_names, fit_coarse, pack, unp
 from ...parts.objectives import proximal
 from ...server import Server
 from ...task import Client, task
-from ...tensors import Weights, weights_of
+from ...tensors import Weights, beside, weights_of
 from .training import Update
 
 
@@ -30,7 +30,7 @@ class PackedUpdate:
 def lowbit_update(client: Client, weights: Weights, local: Local, mu: float, quantise: LowBit) -> PackedUpdate:
     """As `local_update`, with weights of a few bits: Q(w) is what is trained and what is sent."""
     model = client.model(weights)
-    around = partial(proximal, mu, weights)
+    around = partial(proximal, mu, beside(model, weights))
     fit_coarse(model, client.train.inputs, client.train.labels, local, client.seed, quantise, around)
     return PackedUpdate(*pack(weights_of(model), coarse_names(model, quantise), quantise.bits))
 
