@@ -15,6 +15,7 @@ import tempfile
 import torch
 from torch import nn
 
+from solera.devices import Placement
 from solera.engines import ClientStates, InProcess
 from solera.federation import Federation
 from solera.methods.feddf import FedDF
@@ -49,8 +50,8 @@ class Lying:
     def __init__(self, scenario: Scenario, liars: tuple[str, ...], bias: float):
         self.scenario, self.liars, self.bias, self.roster = scenario, liars, bias, scenario.roster
 
-    def client(self, k: str, seed: int, state: dict[str, Weights]) -> Client:
-        c = self.scenario.client(k, seed, state)
+    def client(self, k: str, seed: int, state: dict[str, Weights], place: Placement) -> Client:
+        c = self.scenario.client(k, seed, state, place)
         if k in self.liars:
             truth = c.model
             c.train = Data(c.train.inputs[:0], c.train.labels[:0])  # a lie takes no training

@@ -16,7 +16,7 @@ class Site:
         self.template = nn.Linear(2, 2)
         self.roster = Roster(torch.tensor(sizes), names, of)
 
-    def client(self, k, seed, state):
+    def client(self, k, seed, state, place=None):
         n = self.roster[k].num_examples
         data = Data(torch.zeros(n, 2), torch.zeros(n, dtype=torch.int64))
         return Client(k, self.roster[k].architecture, data, data, None, 2, seed, state, self.template)

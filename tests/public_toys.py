@@ -37,7 +37,7 @@ class Exchange(World):
         self.server.public = public
         self.held: dict[str, Known | None] = {}
 
-    def client(self, k, seed, state):
+    def client(self, k, seed, state, place=None):
         client = super().client(k, seed, state)
         client.public = self.held.get(k, self.server.public)
         return client

@@ -148,7 +148,7 @@ class World:
         config = FederationConfig(fraction=fraction)
         self.fed = Federation(InProcess(self, ClientStates(tmp)), seed, config)
 
-    def client(self, k: str, seed: int, state: dict[str, Any]) -> Client:
+    def client(self, k: str, seed: int, state: dict[str, Any], place: Any = None) -> Client:
         self.seeds.append(seed)
         P, data = self.roster[k].architecture, self.data[k]
         template = copy.deepcopy(self.server.template(P))

@@ -26,7 +26,7 @@ from .data import (
 )
 from .data.augment import Name, Step, check_steps, drawn_anew
 from .data.dataset import Arrays
-from .devices import numerics
+from .devices import Placement, numerics
 from .engines import default_workers
 from .engines.base import Roster
 from .errors import ConfigError
@@ -104,7 +104,7 @@ class Scenario:
         seed: int = 0,
         workers: int | None = None,
     ):
-        self.dataset, self.seed = dataset, seed
+        self.dataset, self.seed, self.place = dataset, seed, Placement()
         shares = {"validation": validation, "client_test": client_test}
         DataConfig(**{n: s for n, s in shares.items() if not isinstance(s, Data | tuple | Mapping)})  # type: ignore[arg-type]
         self.augment = tuple(augment)
@@ -118,10 +118,10 @@ class Scenario:
         count = 0
         self.validation: Data | None = None
         if isinstance(validation, Data | tuple):
-            self.validation = self._data(dataset.matching(validation, "validation"), slice(None))
+            self.validation = self._data(dataset.matching(validation, "validation"), slice(None), self.place)
         elif count := round(validation * len(dataset.train)):
             free, held = self._take(free, count, "validation", given)
-            self.validation = self._data(dataset.train, held)
+            self.validation = self._data(dataset.train, held, self.place)
         held = free[:0]
         if isinstance(public, PublicConfig) and public.source == "held-out":
             size = (len(dataset.train) - count) // 5 if public.size is None else public.size
@@ -151,22 +151,24 @@ class Scenario:
         workers = default_workers() if workers is None else workers
         self.server = Server(
             builders, present, seed, dataset.classes, large, self.public, asked.per_round, self.validation,
-            self._all_train, workers, dataset.shape, bool(dataset.vocabulary),
+            self._all_train, workers, dataset.shape, bool(dataset.vocabulary), self.place,
         )  # fmt: skip
         for P in builders:  # built now: before any worker is forked, and wrong models are refused before any work
             check_output(self.server.template(P), dataset.shape, dataset.classes, P, bool(dataset.vocabulary))
 
     # -- the Site of an engine --
 
-    def client(self, k: str, seed: int, state: dict[str, Weights]) -> Client:
-        """Client `k` for one call, with its data ready for a model."""
-        i = self.roster.index(k)
+    def client(self, k: str, seed: int, state: dict[str, Weights], place: Placement | None = None) -> Client:
+        """Client `k` for one call, with its data ready for a model; in `place`, or where the server is."""
+        place, i = place or self.place, self.roster.index(k)
         P = self.roster[k].architecture
-        train = self._training_data(self._train.indices(i))
-        own = self._own_tests.get(k)
-        test = self._data(self.dataset.train, self._test.indices(i)) if own is None else self._data(own, slice(None))
-        classes = self.dataset.classes
-        return Client(k, P, train, test, self.public, classes, seed, state, self.server.template(P))
+        train = self._data(self.dataset.train, self._train.indices(i), place, self.augment)
+        if k in self._own_tests:
+            test = self._data(self._own_tests[k], slice(None), place)
+        else:
+            test = self._data(self.dataset.train, self._test.indices(i), place)
+        template = place.module(self.server.template(P))
+        return Client(k, P, train, test, self.public, self.dataset.classes, seed, state, template)
 
     def held(self, i: int) -> Tensor:
         """How many training samples of each class the client with number `i` has. int64 [classes]"""
@@ -176,20 +178,22 @@ class Scenario:
     @property
     def test(self) -> Data:
         """The task's test set, ready for a model."""
-        return self._data(self.dataset.test, slice(None))
+        return self._data(self.dataset.test, slice(None), self.place)
 
     # -- building --
 
-    def _data(self, of: Data[Tensor], indices: Tensor | slice) -> Data[Tensor]:
-        some = of.inputs[indices] if isinstance(indices, slice) else of.inputs.index_select(0, indices)
-        return Data(self.dataset.prepare(some), of.labels[indices])
-
-    def _training_data(self, indices: Tensor) -> Data:
-        """Samples that clients train on."""
-        if not self.augment:
-            return self._data(self.dataset.train, indices)
-        stored = self.dataset.train.inputs.index_select(0, indices)
-        return Data(drawn_anew(stored, self.augment, self.dataset.prepare), self.dataset.train.labels[indices])
+    def _data(
+        self, of: Data[Tensor], indices: Tensor | slice, place: Placement, augment: Sequence[Name | Step] = ()
+    ) -> Data:
+        """Some samples, ready for a model. The whole set is put in place once, and then cut there."""
+        inputs, labels = place.put(of.inputs), place.put(of.labels)
+        if isinstance(indices, slice):
+            inputs = inputs[indices]
+        else:
+            indices = indices.to(place.device)
+            inputs = inputs.index_select(0, indices)
+        prepare = self.dataset.prepare
+        return Data(drawn_anew(inputs, augment, prepare) if augment else prepare(inputs), labels[indices])
 
     def _unclaimed(self, given: Partition) -> Tensor:
         """The rows that a partition of the user's own gives to nobody; refuses one that gives a row twice."""
@@ -263,7 +267,7 @@ class Scenario:
         return {k: self.dataset.matching(samples, f"client_test of {k}") for k, samples in given.items()}
 
     def _all_train(self) -> Data:
-        return self._training_data(self._train.order)
+        return self._data(self.dataset.train, self._train.order, self.place, self.augment)
 
     def _builders(
         self, models: Mapping[str, Architecture] | Sequence[str], called: Mapping[str, str], norm: str, head: str

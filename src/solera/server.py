@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from .devices import numerics
+from .devices import Placement, numerics
 from .errors import ConfigError
 from .parts.chain import resized
 from .parts.local import Score
@@ -46,12 +46,14 @@ class Server:
         workers: int = 1,
         shape: tuple[int, ...] | None = None,
         tokens: bool = False,
+        place: Placement | None = None,
     ):
         self.builders, self.architectures, self.large = dict(builders), sorted(architectures), large
         self.run_seed, self.num_classes = seed, num_classes
         self.public, self.per_round, self.validation = public, per_round, validation
         self.shape, self.tokens = shape, tokens  # of one prepared input, if known, and whether it is a row of token ids
         self._all_train = all_train
+        self.place = place or Placement()  # where its models are
         self._templates: dict[str, nn.Module] = {}
         self.parallel = Parallel(workers)
         self.begin()
@@ -87,7 +89,7 @@ class Server:
 
         Its layers are as wide as the weights are: some methods cut neurons or add them.
         """
-        model = resized(self.template(P), weights)
+        model = resized(self.place.module(self.template(P)), weights)
         model.eval()  # in a line of its own: a model's own train() need not return the model
         return model
 

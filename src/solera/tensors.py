@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import ClassVar, Protocol
 
 import torch
@@ -14,9 +15,26 @@ Weights = dict[str, Tensor]
 Shapes = dict[str, list[int]]
 
 
+CPU = torch.device("cpu")  # where weights are, everywhere; models, samples and answers may be on another device
+
+
 def weights_of(model: nn.Module) -> Weights:
-    """A copy of the parameters and buffers of `model`, in one memory layout whatever the model's own."""
-    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in model.state_dict().items()}
+    """A copy of the parameters and buffers of `model` on the CPU, in one memory layout whatever the model's own."""
+    return {
+        name: t.detach().to(CPU, copy=True, memory_format=torch.contiguous_format)
+        for name, t in model.state_dict().items()
+    }
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where `model` is, going by its first tensor; the CPU for one without any."""
+    return next((t.device for t in chain(model.parameters(), model.buffers())), CPU)
+
+
+def beside(model: nn.Module, weights: Weights) -> Weights:
+    """`weights` on the device of `model`, for a training that computes with both; themselves where they are there."""
+    device = device_of(model)
+    return weights if device == CPU else {name: t.to(device) for name, t in weights.items()}
 
 
 def is_finite(weights: Weights) -> bool:
@@ -70,7 +88,9 @@ def is_fresh(inputs: Inputs) -> bool:
 
 def take(inputs: Inputs, rows: Tensor) -> Tensor:
     """These samples as they always look."""
-    return inputs.index_select(0, rows) if isinstance(inputs, Tensor) else inputs[rows]  # five times as fast as []
+    if isinstance(inputs, Tensor):
+        return inputs.index_select(0, rows.to(inputs.device))  # five times as fast as []
+    return inputs[rows]
 
 
 def draw(inputs: Inputs, rows: Tensor, seed: int) -> Tensor:

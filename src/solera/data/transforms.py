@@ -42,7 +42,7 @@ def normalise(inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     if not mean:
         return values
     shape = (1, len(mean)) + (1,) * (inputs.ndim - 2)
-    mean_, std_ = torch.tensor(mean).reshape(shape), torch.tensor(std).reshape(shape)
+    mean_, std_ = (torch.tensor(t, device=inputs.device).reshape(shape) for t in (mean, std))
     return (values - mean_ if values is inputs else values.sub_(mean_)).div_(std_)  # a copy that is ours may change
 
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..devices import Placement
 from ..errors import ConfigError
 from ..task import Client
 from ..tensors import Weights
@@ -110,12 +111,12 @@ class Reply:
 
 
 class Site(Protocol):
-    """Where clients live: who they are, and a `Client` for one call."""
+    """Where clients live: who they are, and a `Client` for one call, on the device of whoever serves it."""
 
     @property
     def roster(self) -> Roster: ...
 
-    def client(self, k: str, seed: int, state: dict[str, Weights]) -> Client: ...
+    def client(self, k: str, seed: int, state: dict[str, Weights], place: Placement) -> Client: ...
 
 
 class Engine(Protocol):

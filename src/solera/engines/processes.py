@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from ..devices import Placement
 from ..errors import SoleraError
 from ..randomness import OURS, fingerprint, one_thread
 from ..task import TASKS
@@ -425,7 +426,7 @@ class _Received(Packed):
 def _work(sock: socket.socket, shelf: int, site: Site, states: ClientStates) -> None:
     """A worker's life: one call after another, until the server closes its end."""
     held: dict[int, Packed] = {}
-    step = -1
+    step, place = -1, Placement()
     with contextlib.suppress(EOFError, OSError):
         while True:
             facts, blob = _receive(sock, shelf, Limits().bytes)
@@ -441,7 +442,7 @@ def _work(sock: socket.socket, shelf: int, site: Site, states: ClientStates) -> 
                 facts["client"], facts["task"], facts["step"], facts["seed"], message, _version(facts["after"]),
                 tuple(Version(*v) for v in facts["keep"]), facts["keep_from"], facts["deadline_s"],
             )  # fmt: skip
-            reply = serve(call, site, states)
+            reply = serve(call, site, states, place)
             body = reply.message.blob if isinstance(reply.message, Packed) else b""
             told = {"version": reply.version, "error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}
             try:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from ..devices import Placement
 from ..randomness import Watch, one_thread, thread_pool
 from .base import Call, Reply, Roster, Site, Window, check_workers
 from .serve import serve
@@ -21,7 +22,7 @@ class Threads:
     """A pool of threads, one torch thread each."""
 
     def __init__(self, site: Site, states: ClientStates, workers: int = 2):
-        self.site, self.states = site, states
+        self.site, self.states, self.place = site, states, Placement()
         self.workers = check_workers(workers)
         self.pool = thread_pool(self.workers, one_thread)
         self.alone = self.pool is None
@@ -45,9 +46,9 @@ class Threads:
                     break
                 call = todo.pop()
                 assert self.pool is not None
-                running[self.pool.submit(serve, call, self.site, self.states, False)] = call
+                running[self.pool.submit(serve, call, self.site, self.states, self.place, False)] = call
             if self.alone:
-                yield serve(todo.pop(), self.site, self.states)
+                yield serve(todo.pop(), self.site, self.states, self.place)
                 continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             if not watch.clean():  # whoever drew, every call not handed out yet may be affected

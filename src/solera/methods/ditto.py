@@ -16,7 +16,7 @@ from ..parts.local import Local, fit
 from ..server import Server
 from ..settings import NonNegative, Problem
 from ..task import Client, task
-from ..tensors import Weights, weights_of
+from ..tensors import Weights, beside, weights_of
 from .common.averaging import Average, mean_of, models_of
 from .common.personal import common_model, score_own_or_received
 from .common.training import Update, local_update
@@ -27,10 +27,10 @@ def update_both(client: Client, weights: Weights, local: Local, lam: float) -> U
     """Train a copy of the received model and send it; train the client's own model and keep it."""
     update: Update = local_update(client, weights=weights, local=local, mu=0.0)
     v = client.model(client.state.get("model"))
-    at = dict(v.named_parameters())
+    at, w = dict(v.named_parameters()), beside(v, weights)
 
     def pulled(name: str, gradient: Tensor) -> Tensor:  # v <- v - eta (grad f(v) + lambda (v - w))
-        return gradient + lam * (at[name].detach() - weights[name])
+        return gradient + lam * (at[name].detach() - w[name])
 
     # Same seed: same minibatches. The pull is no part of the loss: far from w it would pass for a loss that blows up.
     fit(v, client.train.inputs, client.train.labels, local, client.seed, correct=pulled)

@@ -19,7 +19,7 @@ from ..parts.norms import has_batchnorm, parameter_names
 from ..server import Server
 from ..settings import Positive, Problem
 from ..task import Client, task
-from ..tensors import Weights, weights_of
+from ..tensors import Weights, beside, weights_of
 from ..wire import like
 from .common.averaging import models_of
 
@@ -60,7 +60,8 @@ def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) 
     data = client.train
     c_k = client.state.get("control") or {n: torch.zeros_like(t) for n, t in c.items()}
     model = client.model(x)  # line 7
-    correct = lambda n, g: g - c_k[n] + c[n]  # noqa: E731
+    own, common = beside(model, c_k), beside(model, c)
+    correct = lambda n, g: g - own[n] + common[n]  # noqa: E731
     done = fit(model, data.inputs, data.labels, local, client.seed, correct=correct)  # lines 8-11
     y = weights_of(model)
     if done.lr_sum == 0:  # nothing was learned about the gradient

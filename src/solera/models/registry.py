@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch import nn
 
+from solera.devices import TRICKS
 from solera.errors import ConfigError
 from solera.models.split import SHARED_WIDTH, Head, as_split, require_split
 from solera.models.zoo.layers import positive
@@ -137,9 +137,8 @@ def build(
     if isinstance(made, tuple):
         body, feature_dim = made
         model = as_split(body, feature_dim, classes, head, representation, head_hidden)
-        # Convolutions are up to a fifth faster to train, and up to a half to ask, with the channels innermost. A user's
-        # own body might not bear it (a `view` needs the usual layout): it stays as it was made.
-        return model if info.own else model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # A user's own body might not bear another layout (a `view` needs the usual one): it stays as it was made.
+        return model if info.own else model.to(memory_format=TRICKS["cpu"].layout)  # type: ignore[call-overload]
     if not isinstance(made, nn.Module):
         raise ConfigError(
             f"the builder of model {name!r} returns a {type(made).__name__}; "

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..devices import tricks_of
 from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
-from ..tensors import Inputs, Weights, batches, draw, is_finite, is_fresh
+from ..tensors import Inputs, Weights, batches, device_of, draw, is_finite, is_fresh
 from .effort import steps_to_take
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
@@ -22,8 +23,6 @@ Correct = Callable[[str, Tensor], Tensor]
 
 TOO_LARGE = 1e3  # a loss above this is a training that has blown up
 BLOCK = 64  # minibatches that are gathered into one permuted copy
-MIN_ROWS = 32  # with fewer rows in a batch the CPU kernels round differently
-ASKED = 128  # samples a model is asked about at a time: of more, what the layers hand on leaves the caches
 
 
 @settings
@@ -176,28 +175,30 @@ def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
     return total - total // per_epoch if skipped else total
 
 
-def logits_of(model: nn.Module, inputs: Inputs, batch: int = ASKED) -> Tensor:
+def logits_of(model: nn.Module, inputs: Inputs, batch: int | None = None) -> Tensor:
     """What `model` answers to `inputs`, in evaluation mode and without gradients; its mode is put back.
+
+    It is asked about `batch` samples at a time, as many as suit its device unless given.
 
     The answer to a sample has the same bits whatever samples it is asked together with. (Known exception on x86: a
     layer with fewer than 16 outputs and a number of inputs that 4 does not divide; its last bit can depend on the
     position in the batch.)
     """
+    tricks = tricks_of(inputs.device if isinstance(inputs, Tensor) else device_of(model))
     with evaluating(model):
-        return torch.cat([_answer(model, x) for x in batches(inputs, batch)])
+        return torch.cat([_answer(model, x, tricks.least_rows) for x in batches(inputs, batch or tricks.asked)])
 
 
-def _answer(model: nn.Module, inputs: Tensor) -> Tensor:
+def _answer(model: nn.Module, inputs: Tensor, least_rows: int) -> Tensor:
     check_stop()
-    missing = MIN_ROWS - len(inputs)
+    missing = least_rows - len(inputs)
     if missing <= 0 or len(inputs) == 0:
         return model(inputs)
-    # CPU kernels for a handful of rows add up in another order. Rows do not depend on each other in evaluation
-    # mode, so copies of the last one keep the bits of the others.
+    # Rows do not depend on each other in evaluation mode, so copies of the last one keep the bits of the others.
     return model(torch.cat([inputs, inputs[-1:].expand(missing, *inputs.shape[1:])]))[: len(inputs)]
 
 
-def evaluate(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int = ASKED) -> Score:
+def evaluate(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int | None = None) -> Score:
     """Count the right answers of `model`; ties go to the lowest class."""
     if len(labels) == 0:
         return Score(0, 0, 0.0)

@@ -1,4 +1,4 @@
-"""SGD and Adam on torch's fused kernels, without what `torch.optim` keeps around them.
+"""SGD and Adam on torch's fused kernels (`devices.TRICKS`), without what `torch.optim` keeps around them.
 
 The bits are those of `torch.optim.SGD` and `torch.optim.Adam` with `fused=True`. Small models take half a millisecond
 for a step, of which a tenth would go into hooks and bookkeeping; and the first of torch's optimizers imports its
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..devices import Tricks, tricks_of
 from ..stopping import check_stop
 
 
@@ -22,9 +23,10 @@ class Optimizer(ABC):
         self.lr, self.weight_decay = lr, weight_decay
         self._memory: list[dict[Tensor, Tensor]] = []
         # A kernel takes tensors of one type on one device.
-        self._kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for p in self.parameters:
-            self._kinds.setdefault((p.device, p.dtype), []).append(p)
+            kinds.setdefault((p.device, p.dtype), []).append(p)
+        self._kinds = [(tricks_of(device), kind) for (device, _), kind in kinds.items()]
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -35,14 +37,14 @@ class Optimizer(ABC):
     def step(self) -> None:
         """Move every parameter that has a gradient. A run that has been asked to stop ends here."""
         check_stop()
-        for kind in self._kinds.values():
+        for on, kind in self._kinds:
             moving: list[Tensor] = [p for p in kind if p.grad is not None]
             if moving:
                 gradients = [p.grad for p in moving if p.grad is not None]
-                self._move(moving, gradients, [[m[p] for p in moving] for m in self._memory])
+                self._move(on, moving, gradients, [[m[p] for p in moving] for m in self._memory])
 
     @abstractmethod
-    def _move(self, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
+    def _move(self, on: Tricks, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
         """Move parameters of one kind; `memory` has what is kept beside each of them."""
 
 
@@ -54,8 +56,8 @@ class Sgd(Optimizer):
         self.momentum = momentum
         self._memory = [{p: torch.zeros_like(p) for p in self.parameters}] if momentum else []
 
-    def _move(self, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
-        torch._fused_sgd_(
+    def _move(self, on: Tricks, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
+        on.sgd(
             moving, gradients, memory[0] if memory else [], weight_decay=self.weight_decay, momentum=self.momentum,
             lr=self.lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
         )  # fmt: skip
@@ -70,10 +72,10 @@ class Adam(Optimizer):
         steps = {p: torch.zeros((), device=p.device) for p in self.parameters}
         self._memory = [first, second, steps]
 
-    def _move(self, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
+    def _move(self, on: Tricks, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
         first, second, steps = memory
         torch._foreach_add_(steps, 1)
-        torch._fused_adam_(
+        on.adam(
             moving, gradients, first, second, [], steps, lr=self.lr, beta1=0.9, beta2=0.999,
             weight_decay=self.weight_decay, eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..config import Config, RunConfig, load_config, to_toml
-from ..devices import Numerics, keep_freed_memory, numerics
+from ..devices import TRICKS, Numerics, numerics
 from ..engines import ClientStates, Engine, EngineSettings, Site, default_workers, engine_of
 from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
@@ -144,7 +144,7 @@ def simulate(
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     check_fit(method, scenario)
-    keep_freed_memory()  # workers that are forked inherit it
+    TRICKS["cpu"].set_allocator()  # workers that are forked inherit it
     return run(
         scenario.server,
         scenario.test,

@@ -54,7 +54,7 @@ class Site(World):
         self.server.public = Labelled(X, Y)
         self.held = {}
 
-    def client(self, k, seed, state):
+    def client(self, k, seed, state, place=None):
         client = super().client(k, seed, state)
         client.public = self.held.get(k, self.server.public)
         return client

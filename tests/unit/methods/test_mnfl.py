@@ -60,7 +60,7 @@ class Federation(World):
         self.server.public = Known(public)
         self.held = {}
 
-    def client(self, k, seed, state):
+    def client(self, k, seed, state, place=None):
         client = super().client(k, seed, state)
         client.public = self.held.get(k, self.server.public)
         return client

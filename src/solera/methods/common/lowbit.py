@@ -15,7 +15,7 @@ from ...parts.lowbit import LowBit, Packing, Sizes, coarse_names, fit_coarse, pa
 from ...parts.objectives import proximal
 from ...server import Server
 from ...task import Client, task
-from ...tensors import Weights, weights_of
+from ...tensors import Weights, beside, weights_of
 from ...wire import like, sized
 from .training import Update
 
@@ -35,7 +35,7 @@ def lowbit_update(
 ) -> PackedUpdate:
     """As `local_update`, with weights of a few bits: Q(w) is what is trained and what is sent."""
     model = client.model(weights)
-    around = partial(proximal, mu, weights)
+    around = partial(proximal, mu, beside(model, weights))
     fit_coarse(model, client.train.inputs, client.train.labels, local, client.seed, quantise, around)
     return PackedUpdate(*pack(weights_of(model), coarse_names(model, quantise), quantise.bits))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...parts.local import Local, fit
 from ...parts.objectives import proximal
 from ...task import Client, task
-from ...tensors import Weights, weights_of
+from ...tensors import Weights, beside, weights_of
 from ...wire import like
 
 
@@ -26,5 +26,6 @@ def local_update(client: Client, weights: Weights, local: Local, mu: float) -> U
     Nothing is sent of a training that blows up: `fit` raises, and the client loses its seat in this round.
     """
     model = client.model(weights)  # line 2
-    fit(model, client.train.inputs, client.train.labels, local, client.seed, proximal(mu, weights))  # lines 3-5
+    loss = proximal(mu, beside(model, weights))
+    fit(model, client.train.inputs, client.train.labels, local, client.seed, loss)  # lines 3-5
     return Update(weights_of(model))  # line 6
