@@ -400,7 +400,8 @@ class Federation:
             down.held(m)
             seed = seed_from(self.run_seed, round, number, k, "task")
             after, keep = exchange.after[k], self._keep(k)
-            calls.append(Call(k, task.name, step, seed, m, after, keep, round * STEPS, self.config.deadline_s))
+            first, limit_s = round * STEPS, self.config.deadline_s
+            calls.append(Call(k, task.name, step, seed, self.run_seed, m, after, keep, first, limit_s))
         collect = self.engine.start(calls)
 
         def arriving(failures: dict[str, str]) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,6 @@
 """A scenario joins data, partition, public data and models into clients and a server.
 
-It is the `Site` of the simulating engines: it knows every client's data, and makes the `Client` for one call.
+It is the `Host` of the simulating engines: it knows every client's data, and makes the `Client` for one call.
 """
 
 import copy
@@ -156,7 +156,7 @@ class Scenario:
         for P in builders:  # built now: before any worker is forked, and wrong models are refused before any work
             check_output(self.server.template(P), dataset.shape, dataset.classes, P, bool(dataset.vocabulary))
 
-    # -- the Site of an engine --
+    # -- the Host of an engine --
 
     def client(self, k: str, seed: int, state: dict[str, Weights], place: Placement | None = None) -> Client:
         """Client `k` for one call, with its data ready for a model; in `place`, or where the server is."""

@@ -117,7 +117,7 @@ def test_a_call_can_name_registered_tasks_only(tmp_path):
 
     engine = InProcess(Site(), ClientStates(tmp_path))
     for name in ("os.system", "builtins.eval", "solera.cli.main", "__import__"):
-        (reply,) = engine.start([Call("c00", name, 0, 0, Packed({}))])()
+        (reply,) = engine.start([Call("c00", name, 0, 0, 0, Packed({}))])()
         assert reply.error is not None
         assert "unknown task" in reply.error
     assert not any(name.startswith(("os.", "builtins.")) for name in TASKS)

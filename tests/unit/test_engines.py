@@ -243,12 +243,12 @@ def test_an_engine_that_is_closed_leaves_no_process_behind(tmp_path):
     engine = Processes(Site(SIZES), ClientStates(tmp_path), 2)
     fed = Federation(engine, 0)
     pids = {int(r.t[0]) for r in fed.map(nap, everyone(fed), seconds=0.0).values()}
-    nursery = engine._nursery.pid
+    fork_server = engine._fork_server.pid
     engine.close()
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and any(_alive(p) for p in [*pids, nursery]):
+    while time.monotonic() < deadline and any(_alive(p) for p in [*pids, fork_server]):
         time.sleep(0.02)
-    assert not [p for p in [*pids, nursery] if _alive(p)]
+    assert not [p for p in [*pids, fork_server] if _alive(p)]
     engine.close()  # twice is harmless
 
 
@@ -303,7 +303,7 @@ def test_workers_end_when_the_server_is_killed(tmp_path):
 
 
 def test_an_unknown_task_is_an_answer_not_a_crash(engine):
-    (reply,) = engine.start([Call("c00", "os.system", 0, 0, Packed({}))])()
+    (reply,) = engine.start([Call("c00", "os.system", 0, 0, 0, Packed({}))])()
     assert "unknown task 'os.system'" in reply.error
 
 
@@ -446,8 +446,8 @@ def test_a_task_may_use_processes_of_its_own(processes):
     assert Federation(processes, 0).map(in_a_process_of_its_own, ["c00"])["c00"].t.item() == 0
 
 
-def test_an_engine_whose_nursery_died_says_so_instead_of_waiting(processes, capfd):
-    os.kill(processes._nursery.pid, signal.SIGKILL)
+def test_an_engine_whose_fork_server_died_says_so_instead_of_waiting(processes, capfd):
+    os.kill(processes._fork_server.pid, signal.SIGKILL)
     with pytest.raises(SoleraError, match=r"worker processes broke down .*; resume the run"):
         Federation(processes, 0).map(dropped, ["c00"])
     assert "Traceback" not in capfd.readouterr().err

@@ -244,7 +244,7 @@ def test_bytes_are_counted_as_encoded(fed):
     assert fed.down[name].bytes == 2 * len(encode({"weights": W, "each": 1.0}))
     assert fed.down[name].messages == 2
     assert (fed.down[name].floats, fed.down[name].integers) == (4, 2)
-    reply = add_id(fed.engine.inner.site.client("c00", fed.seed(), {}), weights=W, each=1.0)
+    reply = add_id(fed.engine.inner.host.client("c00", fed.seed(), {}), weights=W, each=1.0)
     assert (fed.up[name].floats, fed.up[name].integers) == (4, 2)
     assert fed.up[name].bytes == 2 * Packed(reply, steady=True).size  # the seed's digits differ
 

@@ -111,13 +111,13 @@ def test_no_thread_at_all_is_told_and_leaves_no_process(no_threads, tmp_path, mo
     no_threads(10**6)
     with pytest.raises(SoleraError, match="the system gives no new thread"):
         Processes(Site(), ClientStates(tmp_path), 2)
-    with pytest.raises(ChildProcessError):  # the nursery is gone
+    with pytest.raises(ChildProcessError):  # the fork server is gone
         os.waitpid(-1, os.WNOHANG)
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2])
 def test_processes_that_cannot_be_forked(tmp_path, monkeypatch, allowed):
-    """The nursery is there; it gets no more than so many workers."""
+    """The fork server is there; it gets no more than so many workers."""
     monkeypatch.setattr(processes, "PATIENCE_S", 0.1)
     fork, calls, server = os.fork, [], os.getpid()
 
@@ -248,7 +248,7 @@ def alive(pid):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("how", ["plain", "in a thread", "with a child"])
-@pytest.mark.parametrize("killed", ["server", "nursery"])
+@pytest.mark.parametrize("killed", ["server", "fork server"])
 def test_workers_end_within_a_second_of_their_parent(tmp_path, how, killed):
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent), *sys.path])
@@ -260,9 +260,9 @@ def test_workers_end_within_a_second_of_their_parent(tmp_path, how, killed):
             time.sleep(0.05)
         everybody = descendants(server.pid)
         assert len(everybody) == children
-        nursery = next(p for p in everybody if len(descendants(p)) == 2)
-        workers = descendants(nursery)
-        os.kill(server.pid if killed == "server" else nursery, signal.SIGKILL)
+        fork_server = next(p for p in everybody if len(descendants(p)) == 2)
+        workers = descendants(fork_server)
+        os.kill(server.pid if killed == "server" else fork_server, signal.SIGKILL)
         end = time.monotonic() + 1
         while any(alive(p) for p in workers) and time.monotonic() < end:
             time.sleep(0.02)

@@ -89,6 +89,7 @@ class Call:
     task: str
     step: int  # round * 1000 + exchange
     seed: int
+    run_seed: int  # of the whole run: with it a host elsewhere initialises its models as the server does
     message: Packed  # shared by all calls that send the same
     after: Version | None = None  # the client's state that this call builds on; None: it has none
     keep: tuple[Version, ...] = ()  # states of this client that the run may go back to
@@ -110,7 +111,7 @@ class Reply:
     fatal: Literal["", "task", "run"] = ""
 
 
-class Site(Protocol):
+class Host(Protocol):
     """Where clients live: who they are, and a `Client` for one call, on the device of whoever serves it."""
 
     @property

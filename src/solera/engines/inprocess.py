@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from ..devices import Placement
-from .base import Call, Reply, Roster, Site
+from .base import Call, Host, Reply, Roster
 from .serve import serve
 from .states import ClientStates
 
@@ -11,15 +11,15 @@ from .states import ClientStates
 class InProcess:
     """Lazy: a client runs when its reply is asked for, so only one reply is in memory at a time."""
 
-    def __init__(self, site: Site, states: ClientStates, workers: int = 1):
-        self.site, self.states, self.place = site, states, Placement()
+    def __init__(self, host: Host, states: ClientStates, workers: int = 1):
+        self.host, self.states, self.place = host, states, Placement()
 
     @property
     def roster(self) -> Roster:
-        return self.site.roster
+        return self.host.roster
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
-        return lambda: (serve(c, self.site, self.states, self.place) for c in calls)
+        return lambda: (serve(c, self.host, self.states, self.place) for c in calls)
 
     def close(self) -> None:
         pass

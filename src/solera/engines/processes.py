@@ -1,6 +1,6 @@
 """Clients in worker processes: real parallelism, dropout that repeats, and a crash that costs one client.
 
-The data is shared, not copied: workers are forked from a small process that holds the site (client data and model
+The data is shared, not copied: workers are forked from a small process that holds the host (client data and model
 templates) and nothing else, so its pages are common to all and a user's own objects need not be pickled. Messages
 are the bytes of `wire`, each sent once to a worker however many clients need it, through memory both can see. A
 worker that dies or overstays its deadline is replaced.
@@ -30,7 +30,7 @@ from ..errors import SoleraError
 from ..randomness import OURS, fingerprint, one_thread
 from ..task import TASKS
 from ..wire import Limits, Packed, WireError, decode
-from .base import SHA256, Call, Reply, Roster, Site, Version, Window, check_workers
+from .base import SHA256, Call, Host, Reply, Roster, Version, Window, check_workers
 from .serve import serve
 from .states import ClientStates
 
@@ -39,7 +39,7 @@ BEHIND = 3  # how nice workers are: where the server works beside them, all wait
 PATIENCE_S = 5.0  # with a system that gives no new thread or process just now
 QUIET_S = 10.0  # until a process that was forked must have said that it works
 ATTEMPTS = 3  # at forking while no other thread holds a lock
-LOOK_S = 0.3  # how often the nursery looks whether the server is still there
+LOOK_S = 0.3  # how often the fork server looks whether the server is still there
 NO_PROCESS = -1  # in place of a worker's number
 log = logging.getLogger("solera")
 T = TypeVar("T")
@@ -49,10 +49,10 @@ PIECE = 1 << 30  # bytes read at a time: the system gives no more than two of th
 class Processes:
     """A pool of forked workers, one torch thread each."""
 
-    def __init__(self, site: Site, states: ClientStates, workers: int = 2, limits: Limits | None = None):
-        self.site, self.states, self.limits = site, states, limits or Limits()
+    def __init__(self, host: Host, states: ClientStates, workers: int = 2, limits: Limits | None = None):
+        self.host, self.states, self.limits = host, states, limits or Limits()
         self.count = check_workers(workers)
-        self._nursery = _Nursery(site, states)
+        self._fork_server = _ForkServer(host, states)
         self._inbox: deque[_Exchange] = deque()  # those with calls that have not begun, the oldest first
         self._wake_r, self._wake_w = socket.socketpair()
         self._closing, self._broken = False, ""
@@ -60,12 +60,12 @@ class Processes:
         try:
             _patiently(self._thread.start, RuntimeError)
         except RuntimeError as e:
-            self._nursery.close()
+            self._fork_server.close()
             raise SoleraError(f"the system gives no new thread ({e}): see `ulimit -u`; resume the run later") from None
 
     @property
     def roster(self) -> Roster:
-        return self.site.roster
+        return self.host.roster
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
         """Workers begin at once, whether or not anybody is waiting."""
@@ -87,7 +87,7 @@ class Processes:
             self._closing = True
             self._wake_w.send(b"!")
             self._thread.join()
-            self._nursery.close()
+            self._fork_server.close()
             self._wake_r.close()
             self._wake_w.close()
 
@@ -98,7 +98,7 @@ class Processes:
         busy: dict[socket.socket, _Worker] = {}
         try:
             self._serve(idle, busy)
-        except Exception as e:  # no nursery, no memory: `_next` tells whoever waits
+        except Exception as e:  # no fork server, no memory: `_next` tells whoever waits
             self._broken = str(e) if isinstance(e, SoleraError) else f"{type(e).__name__}: {e}"
         finally:
             for worker in busy.values():
@@ -111,7 +111,7 @@ class Processes:
             ready.register(self._wake_r, selectors.EVENT_READ)
             while not self._closing:
                 while (idle or len(busy) < self.count) and (exchange := self._startable()):
-                    worker = idle.pop() if idle else self._nursery.worker()
+                    worker = idle.pop() if idle else self._fork_server.worker()
                     if worker is None:
                         self._go_on_with(len(busy))
                         break
@@ -174,8 +174,8 @@ class _Exchange:
 class _Worker:
     """The server's end of one worker process."""
 
-    def __init__(self, sock: socket.socket, shelf: int, pid: int):
-        self.socket, self.shelf, self.pid = sock, shelf, pid
+    def __init__(self, sock: socket.socket, buffer: int, pid: int):
+        self.socket, self.buffer, self.pid = sock, buffer, pid
         self.known: list[Packed] = []  # messages this worker still holds, all of one exchange
         self.call: Call | None = None
         self.exchange: _Exchange | None = None
@@ -202,6 +202,7 @@ class _Worker:
             "task": call.task,
             "step": call.step,
             "seed": call.seed,
+            "run_seed": call.run_seed,
             "after": call.after,
             "keep": call.keep,
             "keep_from": call.keep_from,
@@ -210,13 +211,13 @@ class _Worker:
             "known": known,
         }
         with contextlib.suppress(ConnectionError, TimeoutError):  # a dead worker shows when its reply is read
-            _send(self.socket, self.shelf, facts, blob)
+            _send(self.socket, self.buffer, facts, blob)
 
     def take(self, limits: Limits) -> bool:
         """Read the reply and pass it on; False if the worker is no longer usable."""
         assert self.call is not None
         try:
-            facts, blob = _receive(self.socket, self.shelf, limits.bytes)
+            facts, blob = _receive(self.socket, self.buffer, limits.bytes)
             version, error, fatal = _version(facts["version"]), facts["error"], facts["fatal"]
             if fatal not in ("", "task", "run"):
                 raise ValueError(f"fatal = {str(fatal)[:20]!r}")
@@ -252,7 +253,7 @@ class _Worker:
 
     def close(self) -> None:
         self.socket.close()
-        os.close(self.shelf)
+        os.close(self.buffer)
 
 
 def _let_threads_end(most_s: float = 1.0) -> None:
@@ -267,14 +268,14 @@ def _let_threads_end(most_s: float = 1.0) -> None:
         seen.append(len(os.listdir("/proc/self/task")))
 
 
-class _Nursery:
+class _ForkServer:
     """A process forked early, while this one is still quiet; it forks the workers.
 
     Forking from a process whose other threads hold locks is asking for a deadlock, and a worker may have to be
     replaced in the middle of a round, when the server has many threads.
     """
 
-    def __init__(self, site: Site, states: ClientStates):
+    def __init__(self, host: Host, states: ClientStates):
         for _ in range(ATTEMPTS):
             self.control, far = socket.socketpair()
             _let_threads_end()
@@ -283,7 +284,7 @@ class _Nursery:
             if self.pid == 0:
                 try:
                     self.control.close()
-                    _rear(far, site, states, parent)
+                    _fork_workers(far, host, states, parent)
                 finally:
                     os._exit(0)
             far.close()
@@ -311,15 +312,15 @@ class _Nursery:
     def worker(self) -> _Worker | None:
         """A new worker; None if the system gives no process."""
         near, far = socket.socketpair()
-        shelf = _shelf()
-        socket.send_fds(self.control, [b"w"], [far.fileno(), shelf])
+        buffer = _shared_buffer()
+        socket.send_fds(self.control, [b"w"], [far.fileno(), buffer])
         far.close()
         (pid,) = struct.unpack("<q", _exactly(self.control, 8))
         if pid == NO_PROCESS:
             near.close()
-            os.close(shelf)
+            os.close(buffer)
             return None
-        return _Worker(near, shelf, pid)
+        return _Worker(near, buffer, pid)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -329,8 +330,8 @@ class _Nursery:
             os.waitpid(self.pid, 0)
 
 
-def _rear(control: socket.socket, site: Site, states: ClientStates, parent: int) -> None:
-    """The nursery's life: fork a worker for every socket that arrives, until the server says goodbye or is gone.
+def _fork_workers(control: socket.socket, host: Host, states: ClientStates, parent: int) -> None:
+    """The fork server: forks a worker for every socket that arrives, until the server says that it ends or is gone.
 
     Then the workers go with it, at once: one that finished its task later would write into a run that has been
     resumed in the meantime.
@@ -345,7 +346,7 @@ def _rear(control: socket.socket, site: Site, states: ClientStates, parent: int)
     control.sendall(b"!")
     try:
         while fds := _next_request(control, parent):
-            sock, shelf = socket.socket(fileno=fds[0]), fds[1]
+            sock, buffer = socket.socket(fileno=fds[0]), fds[1]
             try:
                 pid = _fork()
             except OSError:
@@ -355,11 +356,11 @@ def _rear(control: socket.socket, site: Site, states: ClientStates, parent: int)
                     _die_with_parent()
                     control.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a task may wait for processes of its own
-                    _work(sock, shelf, site, states)
+                    _work(sock, buffer, host, states)
                 finally:
                     os._exit(0)
             sock.close()
-            os.close(shelf)
+            os.close(buffer)
             control.sendall(struct.pack("<q", pid))
     finally:
         os.killpg(0, signal.SIGKILL)
@@ -382,7 +383,7 @@ def _next_request(control: socket.socket, parent: int) -> list[int]:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process with the thread that forked it; a nursery has but one."""
+    """Have the kernel end this process with the thread that forked it; a fork server has but one."""
     if _PRCTL is not None:
         _PRCTL(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
@@ -423,13 +424,13 @@ class _Received(Packed):
                 self.memo = {task: inbox}
 
 
-def _work(sock: socket.socket, shelf: int, site: Site, states: ClientStates) -> None:
-    """A worker's life: one call after another, until the server closes its end."""
+def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates) -> None:
+    """A worker: serves one call after another, until the server closes its end."""
     held: dict[int, Packed] = {}
     step, place = -1, Placement()
     with contextlib.suppress(EOFError, OSError):
         while True:
-            facts, blob = _receive(sock, shelf, Limits().bytes)
+            facts, blob = _receive(sock, buffer, Limits().bytes)
             if facts["step"] != step:
                 held, step = {}, facts["step"]
             if not facts["known"]:
@@ -439,16 +440,24 @@ def _work(sock: socket.socket, shelf: int, site: Site, states: ClientStates) -> 
                     del held[old]
             message = held[facts["message"]]
             call = Call(
-                facts["client"], facts["task"], facts["step"], facts["seed"], message, _version(facts["after"]),
-                tuple(Version(*v) for v in facts["keep"]), facts["keep_from"], facts["deadline_s"],
-            )  # fmt: skip
-            reply = serve(call, site, states, place)
+                facts["client"],
+                facts["task"],
+                facts["step"],
+                facts["seed"],
+                facts["run_seed"],
+                message,
+                _version(facts["after"]),
+                tuple(Version(*v) for v in facts["keep"]),
+                facts["keep_from"],
+                facts["deadline_s"],
+            )
+            reply = serve(call, host, states, place)
             body = reply.message.blob if isinstance(reply.message, Packed) else b""
             told = {"version": reply.version, "error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}
             try:
-                _send(sock, shelf, told, body)
-            except _ShelfFull as e:  # not this client's fault, and on another machine it would have answered
-                _send(sock, shelf, told | {"error": str(e), "fatal": "run"}, b"")
+                _send(sock, buffer, told, body)
+            except _BufferFull as e:  # not this client's fault, and on another machine it would have answered
+                _send(sock, buffer, told | {"error": str(e), "fatal": "run"}, b"")
 
 
 def _version(told: list[Any] | None) -> Version | None:
@@ -461,10 +470,10 @@ def _version(told: list[Any] | None) -> Version | None:
     return Version(step, sha256)
 
 
-# ---- framing: two lengths and JSON facts through the socket, the bytes of the message on the shelf --------
+# ---- framing: two lengths and JSON facts through the socket, the bytes of the message in the shared buffer --------
 
 
-def _shelf() -> int:
+def _shared_buffer() -> int:
     """A file in memory that a worker and the server share: who has something for the other puts it there and says so.
 
     Their turns alternate, so one place serves both ways. A message of megabytes would go through a socket in small
@@ -476,30 +485,30 @@ def _shelf() -> int:
         return os.dup(file.fileno())
 
 
-class _ShelfFull(SoleraError):
+class _BufferFull(SoleraError):
     """The system does not let a file in memory grow to the size of a message."""
 
 
-def _send(sock: socket.socket, shelf: int, facts: dict[str, Any], blob: bytes) -> None:
+def _send(sock: socket.socket, buffer: int, facts: dict[str, Any], blob: bytes) -> None:
     head = json.dumps(facts).encode()
     done = 0
     try:
         while done < len(blob):
-            done += os.pwrite(shelf, memoryview(blob)[done:], done)
+            done += os.pwrite(buffer, memoryview(blob)[done:], done)
     except OSError as e:
         limit = "; `ulimit -f` limits it" if e.errno == errno.EFBIG else ""
-        raise _ShelfFull(f"a message of {len(blob)} bytes cannot be passed on: {e.strerror}{limit}") from None
+        raise _BufferFull(f"a message of {len(blob)} bytes cannot be passed on: {e.strerror}{limit}") from None
     sock.sendall(struct.pack("<QQ", len(head), len(blob)) + head)
 
 
-def _receive(sock: socket.socket, shelf: int, limit: int) -> tuple[dict[str, Any], bytes]:
+def _receive(sock: socket.socket, buffer: int, limit: int) -> tuple[dict[str, Any], bytes]:
     head, body = struct.unpack("<QQ", _exactly(sock, 16))
     if head > HEADER_LIMIT or body > limit:
         raise ValueError(f"a message of {body} bytes with {head} bytes of facts is over the limit")
     facts = json.loads(_exactly(sock, head))
     pieces, got = [], 0
     while got < body:
-        pieces.append(os.pread(shelf, min(body - got, PIECE), got))
+        pieces.append(os.pread(buffer, min(body - got, PIECE), got))
         if not pieces[-1]:
             raise ValueError(f"{body} bytes were announced, {got} are there")
         got += len(pieces[-1])

@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 
 from ..plugins import Registry
 from ..settings import Hint, Problem, checks_itself, hints, settings, show
-from .base import Engine, Site
+from .base import Engine, Host
 from .inprocess import InProcess
 from .processes import Processes
 from .states import ClientStates
@@ -40,7 +40,7 @@ class EngineSettings(Protocol):
         """torch's threads within one client's or the server's work: it may change the bits."""
         ...
 
-    def open(self, host: Site, states: ClientStates) -> Engine:
+    def open(self, host: Host, states: ClientStates) -> Engine:
         """Start it. The run closes what is returned."""
         ...
 
@@ -55,7 +55,7 @@ class EngineInfo:
 
 
 AUTO = "auto"
-OPENED: dict[str, Callable[[Site, ClientStates, int], Engine]] = {
+OPENED: dict[str, Callable[[Host, ClientStates, int], Engine]] = {
     "inprocess": InProcess,
     "threads": Threads,
     "processes": Processes,
@@ -87,7 +87,7 @@ class EngineConfig:
                 "the other engines use the cores for more clients at once"
             )
 
-    def open(self, host: Site, states: ClientStates) -> Engine:
+    def open(self, host: Host, states: ClientStates) -> Engine:
         """Start the engine of that name."""
         workers = self.workers or default_workers()
         return OPENED[default_engine(workers) if self.name == AUTO else self.name](host, states, workers)

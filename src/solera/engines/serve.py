@@ -13,7 +13,7 @@ from ..randomness import SharedGenerator, repeatable
 from ..task import TASKS, Task
 from ..tensors import Weights
 from ..wire import Packed, WireError, decode
-from .base import Call, Reply, Site
+from .base import Call, Host, Reply
 from .states import ClientStates, StateError
 
 
@@ -21,7 +21,7 @@ class InputModified(SoleraError):
     """A task wrote into a message it shares with other clients."""
 
 
-def serve(call: Call, site: Site, states: "ClientStates", place: Placement, seed_global: bool = True) -> Reply:
+def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed_global: bool = True) -> Reply:
     """Run one call. Whatever goes wrong in it becomes the reply's error; nothing is raised.
 
     The state loaded is the one the call names, and a new one is saved beside it, so a call can be repeated. Which of
@@ -35,7 +35,7 @@ def serve(call: Call, site: Site, states: "ClientStates", place: Placement, seed
 
         def work() -> tuple[Any, dict[str, Weights], Snapshot]:
             loaded = states.load(call.client, call.after)
-            client = site.client(call.client, call.seed, loaded, place)
+            client = host.client(call.client, call.seed, loaded, place)
             before = _snapshot(loaded)
             with numerics():  # what a task sets is not left to the next one
                 return task.fn(client, **arguments), client.state, before

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from ..devices import Placement
 from ..randomness import Watch, one_thread, thread_pool
-from .base import Call, Reply, Roster, Site, Window, check_workers
+from .base import Call, Host, Reply, Roster, Window, check_workers
 from .serve import serve
 from .states import ClientStates
 
@@ -21,15 +21,15 @@ log = logging.getLogger("solera")
 class Threads:
     """A pool of threads, one torch thread each."""
 
-    def __init__(self, site: Site, states: ClientStates, workers: int = 2):
-        self.site, self.states, self.place = site, states, Placement()
+    def __init__(self, host: Host, states: ClientStates, workers: int = 2):
+        self.host, self.states, self.place = host, states, Placement()
         self.workers = check_workers(workers)
         self.pool = thread_pool(self.workers, one_thread)
         self.alone = self.pool is None
 
     @property
     def roster(self) -> Roster:
-        return self.site.roster
+        return self.host.roster
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
         return lambda: self._collect(list(calls))
@@ -46,9 +46,9 @@ class Threads:
                     break
                 call = todo.pop()
                 assert self.pool is not None
-                running[self.pool.submit(serve, call, self.site, self.states, self.place, False)] = call
+                running[self.pool.submit(serve, call, self.host, self.states, self.place, False)] = call
             if self.alone:
-                yield serve(todo.pop(), self.site, self.states, self.place)
+                yield serve(todo.pop(), self.host, self.states, self.place)
                 continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             if not watch.clean():  # whoever drew, every call not handed out yet may be affected

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import TRICKS, Numerics, numerics
-from ..engines import ClientStates, Engine, EngineSettings, Site, default_workers, engine_of
+from ..engines import ClientStates, Engine, EngineSettings, Host, default_workers, engine_of
 from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
@@ -180,7 +180,7 @@ def run(
     track: TrackConfig | None = None,
     config_text: str | None = None,
     command: str | None = None,
-    profile_host: Site | None = None,
+    profile_host: Host | None = None,
 ) -> Result:
     """Run `method` on whatever clients `engine` reaches, into the directory `home`.
 

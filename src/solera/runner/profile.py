@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as traced
 
 from ..devices import Placement
-from ..engines import Call, ClientStates, Engine, Reply, Site, Version, serve
+from ..engines import Call, ClientStates, Engine, Host, Reply, Version, serve
 from ..randomness import Parallel, one_thread
 from ..runs.directory import RunDirectory
 from ..runs.record import RoundRecord
@@ -53,12 +53,12 @@ class Profile(Watcher):
         self,
         inner: Watcher,
         engine: Engine,
-        site: Site,
+        host: Host,
         states: ClientStates,
         home: RunDirectory,
         parallel: Parallel,
     ):
-        self.inner, self.site, self.home, self.parallel = inner, site, home, parallel
+        self.inner, self.host, self.home, self.parallel = inner, host, home, parallel
         self._alone = parallel.alone
         self._before: Mapping[str, float] | None = None  # seconds of the round before, which nobody disturbed
         self.states = _Borrowed(states.root)
@@ -125,18 +125,18 @@ class Profile(Watcher):
     def _task(self, name: str, call: Call, folder: Path) -> dict[str, Any]:
         call = dataclasses.replace(call, deadline_s=None)
         place = Placement()
-        reply = serve(call, self.site, self.states, place)  # once for the clock, undisturbed
+        reply = serve(call, self.host, self.states, place)  # once for the clock, undisturbed
         facts: dict[str, Any] = {"task": name, "client": call.client, "seconds": round(reply.seconds, 4)}
         if reply.error is not None:
             return facts | {"error": reply.error}
         watched = cProfile.Profile()
-        watched.runcall(serve, call, self.site, self.states, place)
+        watched.runcall(serve, call, self.host, self.states, place)
         facts["functions"] = functions_of(watched)
         if reply.seconds > TRACE_S:
             return facts | {"trace": None, "why": f"it takes more than {TRACE_S:.0f} s"}
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would announce itself in the middle of the display
         with traced(activities=[ProfilerActivity.CPU]) as seen:
-            serve(call, self.site, self.states, place)
+            serve(call, self.host, self.states, place)
         seen.export_chrome_trace(str(folder / f"{name}.json.gz"))
         return facts | {"operators": _operators(seen), "trace": f"{FOLDER}/{name}.json.gz"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..devices import numerics
-from ..engines import Call, ClientStates, Engine, InProcess, Site
+from ..engines import Call, ClientStates, Engine, Host, InProcess
 from ..engines.faulty import Faulty
 from ..federation import Federation, FederationConfig
 from ..method import METHODS, Method, find_method, name_of
@@ -175,13 +175,13 @@ def overwrite(client: Client, weights: Weights) -> None:
 
 
 @numerics(threads=1)
-def check_engine(open_engine: Callable[[Site, ClientStates], Engine], tmp: str | os.PathLike[str]) -> None:
+def check_engine(open_engine: Callable[[Host, ClientStates], Engine], tmp: str | os.PathLike[str]) -> None:
     """Everything the library promises of an engine, against the serial one."""
     tmp = pathlib.Path(tmp)
     scenario = toy()
     weights = {"w": torch.arange(6.0)}
 
-    def answers(make: Callable[[Site, ClientStates], Engine], where: str) -> list[str]:
+    def answers(make: Callable[[Host, ClientStates], Engine], where: str) -> list[str]:
         engine = make(scenario, ClientStates(tmp / where))
         try:
             fed = Federation(engine, 3)

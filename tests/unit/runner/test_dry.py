@@ -134,8 +134,8 @@ def choose(client: Client, most: int) -> Chosen: ...
 
 def test_the_engine_answers_zeros_as_large_as_they_may_be():
     engine = Dry(Roster.of({"c0": ClientInfo("m", 3)}))
-    (reply,) = engine.start([Call("c0", choose.name, 0, 0, Packed({"most": 7}))])()
+    (reply,) = engine.start([Call("c0", choose.name, 0, 0, 0, Packed({"most": 7}))])()
     assert (reply.client, reply.message.tensors[0].tolist(), engine.bounded) == ("c0", [0.0] * 7, {choose.name})
     sent = {"weights": {"w": torch.ones(2)}, "local": Local(), "mu": 0.0}
-    (reply,) = engine.start([Call("c0", local_update.name, 0, 0, Packed(sent))])()
+    (reply,) = engine.start([Call("c0", local_update.name, 0, 0, 0, Packed(sent))])()
     assert reply.message.tensors[0].tolist() == [0.0, 0.0]
