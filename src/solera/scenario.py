@@ -107,6 +107,7 @@ class Scenario:
         self.dataset, self.seed, self.place = dataset, seed, Placement()
         shares = {"validation": validation, "client_test": client_test}
         DataConfig(**{n: s for n, s in shares.items() if not isinstance(s, Data | tuple | Mapping)})  # type: ignore[arg-type]
+        ModelsConfig(norm=norm, head=head, assign="even" if isinstance(assign, Mapping) else assign)
         self.augment = tuple(augment)
         check_steps("data.augment", self.augment, dataset.train.inputs, dataset.name)
         public = PublicConfig() if public is None else public
@@ -153,22 +154,22 @@ class Scenario:
             builders, present, seed, dataset.classes, large, self.public, asked.per_round, self.validation,
             self._all_train, workers, dataset.shape, bool(dataset.vocabulary), self.place,
         )  # fmt: skip
-        for P in builders:  # built now: before any worker is forked, and wrong models are refused before any work
-            check_output(self.server.template(P), dataset.shape, dataset.classes, P, bool(dataset.vocabulary))
+        for A in builders:  # built now: before any worker is forked, and wrong models are refused before any work
+            check_output(self.server.template(A), dataset.shape, dataset.classes, A, bool(dataset.vocabulary))
 
     # -- the Host of an engine --
 
     def client(self, k: str, seed: int, state: dict[str, Weights], place: Placement | None = None) -> Client:
         """Client `k` for one call, with its data ready for a model; in `place`, or where the server is."""
         place, i = place or self.place, self.roster.index(k)
-        P = self.roster[k].architecture
+        A = self.roster[k].architecture
         train = self._data(self.dataset.train, self._train.indices(i), place, self.augment)
         if k in self._own_tests:
             test = self._data(self._own_tests[k], slice(None), place)
         else:
             test = self._data(self.dataset.train, self._test.indices(i), place)
-        template = place.module(self.server.template(P))
-        return Client(k, P, train, test, self.public, self.dataset.classes, seed, state, template)
+        template = place.module(self.server.template(A))
+        return Client(k, A, train, test, self.public, self.dataset.classes, seed, state, template)
 
     def held(self, i: int) -> Tensor:
         """How many training samples of each class the client with number `i` has. int64 [classes]"""
@@ -258,7 +259,7 @@ class Scenario:
             raise ConfigError(
                 f"assign: no model for {_listed(missing)}; name one of {', '.join(names)} for every client"
             )
-        if strange := [f"{k}: {P!r}" for k, P in assign.items() if P not in names]:
+        if strange := [f"{k}: {A!r}" for k, A in assign.items() if A not in names]:
             raise ConfigError(f"assign: {_listed(strange)}: no such model; there are {', '.join(names)}")
         return Roster(sizes, names, torch.tensor([names.index(assign[k]) for k in roster]), ids)
 

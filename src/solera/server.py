@@ -67,38 +67,38 @@ class Server:
 
     # -- models --
 
-    def template(self, P: str) -> nn.Module:
-        """The model of architecture `P` as it was initialised; never train it, copy it."""
-        if P not in self._templates:
-            self._templates[P] = self._build(P, 0)
-        return self._templates[P]
+    def template(self, A: str) -> nn.Module:
+        """The model of architecture `A` as it was initialised; never train it, copy it."""
+        if A not in self._templates:
+            self._templates[A] = self._build(A, 0)
+        return self._templates[A]
 
-    def _build(self, P: str, copy_number: int) -> nn.Module:
-        if P not in self.builders:
-            raise ConfigError(f"no architecture is called {P!r}; known here: {', '.join(self.builders)}")
+    def _build(self, A: str, copy_number: int) -> nn.Module:
+        if A not in self.builders:
+            raise ConfigError(f"no architecture is called {A!r}; known here: {', '.join(self.builders)}")
         with numerics(threads=1):
-            return repeatable(seed_from(self.run_seed, "init", P, copy_number), self.builders[P])
+            return repeatable(seed_from(self.run_seed, "init", A, copy_number), self.builders[A])
 
-    def init(self, P: str, copy_number: int = 0) -> Weights:
-        """Initial weights of architecture `P`. They depend on the run's seed only, never on the method."""
-        model = self.template(P) if copy_number == 0 else self._build(P, copy_number)
+    def init(self, A: str, copy_number: int = 0) -> Weights:
+        """Initial weights of architecture `A`. They depend on the run's seed only, never on the method."""
+        model = self.template(A) if copy_number == 0 else self._build(A, copy_number)
         return {n: t.detach().clone() for n, t in model.state_dict().items()}
 
-    def model(self, P: str, weights: Weights) -> nn.Module:
-        """A model of architecture `P` with these weights, in eval mode, not shared with anyone.
+    def model(self, A: str, weights: Weights) -> nn.Module:
+        """A model of architecture `A` with these weights, in eval mode, not shared with anyone.
 
         Its layers are as wide as the weights are: some methods cut neurons or add them.
         """
-        model = resized(self.place.module(self.template(P)), weights)
+        model = resized(self.place.module(self.template(A)), weights)
         model.eval()  # in a line of its own: a model's own train() need not return the model
         return model
 
-    def feature_dim(self, P: str) -> int:
-        """How many features the body of architecture `P` gives; only models that are split have them."""
-        dim = getattr(self.template(P), "feature_dim", None)
+    def feature_dim(self, A: str) -> int:
+        """How many features the body of architecture `A` gives; only models that are split have them."""
+        dim = getattr(self.template(A), "feature_dim", None)
         if not isinstance(dim, int):
             raise ConfigError(
-                f"this method needs a model split into body, adapter and head; {P!r} is not: "
+                f"this method needs a model split into body, adapter and head; {A!r} is not: "
                 "wrap it with solera.models.wrap(model, classifier='name of its last layer')"
             )
         return dim
@@ -126,9 +126,9 @@ class Server:
         shares = None if weights is None else list(weights)
         self.ensembles.append(EnsembleReport(name, list(members), rule, shares, None if names is None else list(names)))
 
-    def report_average(self, P: str, weights: Weights) -> None:
+    def report_average(self, A: str, weights: Weights) -> None:
         """Have the average of the clients' models measured too, as it was before it was distilled."""
-        self.averages[P] = weights
+        self.averages[A] = weights
 
     def report_stages(self, **stages: Mapping[str, Score] | None) -> None:
         """Have the clients' own models reported at several points of the round, by name, in their order: the scores

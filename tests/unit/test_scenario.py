@@ -493,3 +493,17 @@ def test_a_scenario_keeps_its_data_whatever_becomes_of_the_callers():
     assert torch.equal(before[0][0], after[0][0])
     assert torch.equal(before[0][1], after[0][1])
     assert torch.equal(before[1], after[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"norm": "Batch"}, r"ModelsConfig\.norm = \"Batch\".*did you mean 'batch'"),
+        ({"head": "share"}, r"ModelsConfig\.head = \"share\".*did you mean 'shared'"),
+        ({"assign": "evenly"}, r"ModelsConfig\.assign = \"evenly\".*did you mean 'even'"),
+        ({"client_test": 1.5}, r"DataConfig\.client_test = 1\.5"),
+    ],
+)
+def test_settings_from_python_are_checked_as_those_of_a_file(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        toy(**settings)

@@ -70,12 +70,12 @@ class Ditto(Method):
             )
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.architectures})
+        return self.State({A: server.init(A) for A in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         w = state.weights
         mean = mean_of(update_both, w, fed, self.average, local=self.local, lam=self.lam)
-        return self.State(w | {P: mean[P].weights for P in mean})
+        return self.State(w | {A: mean[A].weights for A in mean})
 
     def personal(self, state: State, fed: Federation) -> Exchange:
         return Exchange(score_own_or_received, common_model(state.weights, fed))

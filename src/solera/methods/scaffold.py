@@ -110,10 +110,10 @@ class Scaffold(Method):
             yield "derive_dc = true: works with option = 'II' only"
 
     def init(self, fed: Federation, server: Server) -> State:
-        x = {P: server.init(P) for P in server.architectures}
-        c = {P: {n: torch.zeros_like(x[P][n]) for n in parameter_names(server.template(P))} for P in x}
+        x = {A: server.init(A) for A in server.architectures}
+        c = {A: {n: torch.zeros_like(x[A][n]) for n in parameter_names(server.template(A))} for A in x}
         N = Counter(client.architecture for client in fed.clients.values() if client.num_examples)
-        return self.State(x, c, {P: N[P] for P in x})
+        return self.State(x, c, {A: N[A] for A in x})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, c, N = dict(state.weights), dict(state.control), state.clients
@@ -129,12 +129,12 @@ class Scaffold(Method):
             how: dict[str, Any] = {"by": fed.architecture, "uniform": not self.weighted, "once": ("control",)}
             mean = fed.mean(controlled_update, S, **how, option=self.option, **sent)  # line 16
         heard = Counter(fed.architecture(k) for k in S if k in fed.answered)
-        for P, d in mean.items():
-            share = heard[P] / N[P]
-            step = {n: self.server_lr * t if n in c[P] else t for n, t in d.weights.items()}  # buffers: the mean
-            x[P] = {n: t + step[n] for n, t in x[P].items()}  # line 17
-            c[P] = {n: t + share * d.control[n] for n, t in c[P].items()}  # line 17
-            server.event("variates", architecture=P, norm=norm(c[P]))
+        for A, d in mean.items():
+            share = heard[A] / N[A]
+            step = {n: self.server_lr * t if n in c[A] else t for n, t in d.weights.items()}  # buffers: the mean
+            x[A] = {n: t + step[n] for n, t in x[A].items()}  # line 17
+            c[A] = {n: t + share * d.control[n] for n, t in c[A].items()}  # line 17
+            server.event("variates", architecture=A, norm=norm(c[A]))
         return self.State(x, c, N)
 
     def derived(self, replies: Replies, c: dict[str, Weights], fed: Federation, server: Server) -> dict[str, Delta]:
@@ -142,16 +142,16 @@ class Scaffold(Method):
 
         K follows from the examples a client registered with, so that no client can claim another.
         """
-        normalised = {P: has_batchnorm(server.template(P)) for P in c}
+        normalised = {A: has_batchnorm(server.template(A)) for A in c}
         sums: dict[str, tuple[RunningMean, RunningMean]] = {}
         for k, move in replies.items():
-            P, n = fed.architecture(k), fed.num_examples(k)
-            lr_sum = planned_steps(self.local, n, normalised[P]) * self.local.lr
-            dc = {a: -t - move.weights[a] / lr_sum if lr_sum else torch.zeros_like(t) for a, t in c[P].items()}
-            dy_mean, dc_mean = sums.setdefault(P, (RunningMean(), RunningMean()))
+            A, n = fed.architecture(k), fed.num_examples(k)
+            lr_sum = planned_steps(self.local, n, normalised[A]) * self.local.lr
+            dc = {a: -t - move.weights[a] / lr_sum if lr_sum else torch.zeros_like(t) for a, t in c[A].items()}
+            dy_mean, dc_mean = sums.setdefault(A, (RunningMean(), RunningMean()))
             dy_mean.add(move.weights, fed.copies.get(k, 1) * (n if self.weighted else 1))
             dc_mean.add(dc, 1)
-        return {P: Delta(dy.result(), dc.result()) for P, (dy, dc) in sorted(sums.items())}
+        return {A: Delta(dy.result(), dc.result()) for A, (dy, dc) in sorted(sums.items())}
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

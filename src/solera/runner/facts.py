@@ -135,8 +135,8 @@ def region_facts(t: int, models: Mapping[str, Model], server: Server, scenario: 
     panels: list[tuple[str, str, Model | EnsembleReport]] = []
     for e in server.ensembles:
         named = e.names or [f"member {i + 1}" for i in range(len(e.members))]
-        panels += [("client", k, Model(P, w)) for k, (P, w) in zip(named[:PANELS], e.members, strict=False)]
-    panels += [("average", P, Model(P, w)) for P, w in server.averages.items()]
+        panels += [("client", k, Model(A, w)) for k, (A, w) in zip(named[:PANELS], e.members, strict=False)]
+    panels += [("average", A, Model(A, w)) for A, w in server.averages.items()]
     panels += [("ensemble", e.name, e) for e in server.ensembles]
     panels += [("model", name, m) for name, m in models.items()]
     return {

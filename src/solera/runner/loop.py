@@ -481,37 +481,37 @@ def _server_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
 
 def _model_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
     """Models that are not what the method takes."""
-    for P in server.architectures:
-        if not traits.batchnorm and has_batchnorm(server.template(P)):
+    for A in server.architectures:
+        if not traits.batchnorm and has_batchnorm(server.template(A)):
             yield (
-                f"method {name!r} cannot pass on the running statistics of BatchNorm, which {P!r} has: set "
+                f"method {name!r} cannot pass on the running statistics of BatchNorm, which {A!r} has: set "
                 "models.norm = 'group' (or 'none'), or choose another architecture"
             )
         if traits.split == "chain":
             try:
-                chain(server.template(P))
+                chain(server.template(A))
             except ValueError as e:
-                yield f"method {name!r} takes plain chains of layers, and {P!r} is none: {e}"
+                yield f"method {name!r} takes plain chains of layers, and {A!r} is none: {e}"
     if traits.split in ("split", "shared features", "shared head"):
         yield from _head_misfits(name, traits, server)
 
 
 def _head_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
     heads = {}
-    for P in server.builders:
+    for A in server.builders:
         try:
-            head = require_split(server.template(P), f"method {name!r}", P).head
+            head = require_split(server.template(A), f"method {name!r}", A).head
         except ConfigError as e:
             yield str(e)
         else:
-            heads[P] = [f"{n} {tuple(t.shape)}" for n, t in head.state_dict().items()]
+            heads[A] = [f"{n} {tuple(t.shape)}" for n, t in head.state_dict().items()]
     if traits.split != "shared head" or not heads:
         return
     first, *others = heads
-    for P in others:
-        if heads[P] != heads[first]:
+    for A in others:
+        if heads[A] != heads[first]:
             yield (
-                f"method {name!r} passes one head between all models, but the head of {P!r} ({', '.join(heads[P])}) "
+                f"method {name!r} passes one head between all models, but the head of {A!r} ({', '.join(heads[A])}) "
                 f"differs from that of {first!r} ({', '.join(heads[first])}): set models.head = 'shared', and split "
                 "models of your own with solera.models.wrap or as_split and head='shared'"
             )

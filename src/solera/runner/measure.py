@@ -47,7 +47,7 @@ def measure(
     named: list[tuple[str, str, Callable[[], Score]]] = [
         *(("model", name, functools.partial(_evaluate, server, m, test)) for name, m in models.items()),
         *(("ensemble", e.name, functools.partial(_evaluate_ensemble, server, e, test)) for e in server.ensembles),
-        *(("average", P, functools.partial(_evaluate, server, Model(P, w), test)) for P, w in server.averages.items()),
+        *(("average", A, functools.partial(_evaluate, server, Model(A, w), test)) for A, w in server.averages.items()),
     ]
     found: list[rows.Score] = []
     judged = server.parallel([job for _, _, job in named], range(len(named)))
