@@ -68,8 +68,8 @@ class DSFL(Method):
         )
 
     def init(self, fed: Federation, server: Server) -> State:
-        P = server.large or server.architectures[0]
-        return self.State(Model(P, server.init(P)))
+        A = server.large or server.architectures[0]
+        return self.State(Model(A, server.init(A)))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, S = draw(None, fed, server), fed.sample()

@@ -65,10 +65,10 @@ class FedAMP(Method):
         w, S = state.models, fed.sample()
         u: dict[str, Weights] = {}
         alpha: dict[str, float] = {}
-        for P in server.architectures:
-            start = server.init(P)
-            u |= {k: start for k in S if fed.architecture(k) == P}  # who was never asked begins here
-            mixed, alpha[P] = self.pass_messages(P, S, w, fed, server)
+        for A in server.architectures:
+            start = server.init(A)
+            u |= {k: start for k in S if fed.architecture(k) == A}  # who was never asked begins here
+            mixed, alpha[A] = self.pass_messages(A, S, w, fed, server)
             u |= mixed
         replies = fed.map(
             local_update,  # w_i <- argmin F_i(w) + lambda/(2 alpha) ||w - u_i||^2
@@ -80,22 +80,22 @@ class FedAMP(Method):
         return self.State(w | {k: reply.weights for k, reply in replies.items()})
 
     def pass_messages(
-        self, P: str, S: list[str], w: dict[str, Weights], fed: Federation, server: Server
+        self, A: str, S: list[str], w: dict[str, Weights], fed: Federation, server: Server
     ) -> tuple[dict[str, Weights], float]:
-        """u_i = sum_j xi_ij w_j for those of S that have a model of architecture P, and the alpha used.
+        """u_i = sum_j xi_ij w_j for those of S that have a model of architecture A, and the alpha used.
 
         Clients that are absent in this round take part in the sums with the last model they sent.
         """
-        known = [k for k in fed.clients if k in w and fed.architecture(k) == P]
+        known = [k for k in fed.clients if k in w and fed.architecture(k) == A]
         asked = [known.index(k) for k in S if k in known]
         if not asked:
             return {}, self.alpha
-        gram = gram_matrix([w[k] for k in known], parameter_names(server.template(P)))
+        gram = gram_matrix([w[k] for k in known], parameter_names(server.template(A)))
         xi, sigma, alpha = self.weights(gram)
         if len(known) <= NOTED_CLIENTS:
             matrix = [[round(x, 6) for x in row] for row in xi.tolist()]
             used = {"sigma": sigma, "alpha": alpha, "pull": self.pull(alpha)}
-            server.event("attention", architecture=P, clients=known, **used, matrix=matrix)
+            server.event("attention", architecture=A, clients=known, **used, matrix=matrix)
         mixed = mixtures(xi[asked].T, [w[k] for k in known])
         return {known[i]: u_i for i, u_i in zip(asked, mixed, strict=True)}, alpha
 

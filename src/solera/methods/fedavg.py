@@ -51,13 +51,13 @@ class FedAvg(Method):
         return Traits(replies="means")
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.architectures})
+        return self.State({A: server.init(A) for A in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x = state.weights
         S = fed.sample()  # S_t <- random set of m clients
         mean = average_round(x, S, fed, self.average, self.local)  # w_{t+1} <- sum_k n_k/n w^k_{t+1}
-        return self.State(x | {P: mean[P].weights for P in mean})
+        return self.State(x | {A: mean[A].weights for A in mean})
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)
@@ -83,14 +83,14 @@ class FedProx(Method):
         return Traits(replies="means")
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.architectures})
+        return self.State({A: server.init(A) for A in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x = state.weights
         S = fed.sample()
         work = self.work(S, fed)
         mean = average_round(x, S, fed, self.average, per_client(work.__getitem__), self.mu)
-        return self.State(x | {P: mean[P].weights for P in mean})
+        return self.State(x | {A: mean[A].weights for A in mean})
 
     def work(self, S: list[str], fed: Federation) -> dict[str, Local]:
         """What each client can do this round: stragglers get a random part of the epochs (or steps)."""
@@ -129,15 +129,15 @@ class FedAvgM(Method):
         return Traits(replies="means")
 
     def init(self, fed: Federation, server: Server) -> State:
-        x = {P: server.init(P) for P in server.architectures}
-        v = {P: {n: torch.zeros_like(x[P][n]) for n in parameter_names(server.template(P))} for P in x}
+        x = {A: server.init(A) for A in server.architectures}
+        v = {A: {n: torch.zeros_like(x[A][n]) for n in parameter_names(server.template(A))} for A in x}
         return self.State(x, v)
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, v = dict(state.weights), dict(state.velocity)
         mean = average_round(x, fed.sample(), fed, self.average, self.local)
-        for P in mean:
-            x[P], v[P] = momentum_step(x[P], mean[P].weights, v[P], self.momentum)  # v <- beta v + dx; x <- x - v
+        for A in mean:
+            x[A], v[A] = momentum_step(x[A], mean[A].weights, v[A], self.momentum)  # v <- beta v + dx; x <- x - v
         return self.State(x, v)
 
     def models(self, state: State) -> dict[str, Model]:

@@ -45,12 +45,12 @@ class FedAvgFT(Method):
         return Traits(split="split" if self.freeze_base else "none", replies="means", personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.architectures}, False)
+        return self.State({A: server.init(A) for A in server.architectures}, False)
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x = state.weights
         mean = average_round(x, fed.sample(), fed, self.average, self.local)
-        return self.State(x | {P: mean[P].weights for P in mean}, False)
+        return self.State(x | {A: mean[A].weights for A in mean}, False)
 
     def finish(self, state: State, fed: Federation, server: Server) -> State:
         """Every client gets its architecture's model, whether it was in the last cohort or not."""

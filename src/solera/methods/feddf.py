@@ -115,7 +115,7 @@ class FedDF(Method):
             report_teachers(teachers, x, self.ensemble, d, fed, server)
 
         x_0 = {}
-        for A in server.architectures:  # line 9; the paper's P, a "prototype"
+        for A in server.architectures:  # line 9; P in the paper
             S_A = [k for k in teachers if fed.architecture(k) == A]  # line 10
             if S_A and self.student_init == "from_average":
                 x_0[A] = average_of(self.average, x, S_A, fed)  # line 11

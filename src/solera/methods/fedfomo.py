@@ -112,7 +112,7 @@ class FedFomo(Method):
     def round(self, state: State, fed: Federation, server: Server) -> State:
         S = fed.sample()
         givers = {k: self.choose(k, state, fed) for k in S}
-        initial = {P: server.init(P) for P in server.architectures}
+        initial = {A: server.init(A) for A in server.architectures}
         sent = {k: [state.models[m] for m in givers[k]] or [initial[fed.architecture(k)]] for k in S}
         replies = fed.map(
             mix_and_train,

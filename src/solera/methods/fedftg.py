@@ -59,7 +59,7 @@ class FedFTG(Method):
         generator: Weights = {}
         if self.tune.steps:
             generator = weights_of(repeatable(fed.seed("generator"), partial(self.generator, server)))
-        return self.State({P: server.init(P) for P in server.architectures}, generator, {})
+        return self.State({A: server.init(A) for A in server.architectures}, generator, {})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         w, known = state.weights, state.counts
@@ -77,8 +77,8 @@ class FedFTG(Method):
         ((tuned, generator, losses),) = side_by_side(fed.seed, server, [tune])  # one job: it may draw (dropout)
         if losses is None:
             server.event("distill_diverged", steps=self.tune.steps)
-        for P, loss in (losses or {}).items():
-            server.event("distilled", architecture=P, steps=self.tune.steps, loss=loss)
+        for A, loss in (losses or {}).items():
+            server.event("distilled", architecture=A, steps=self.tune.steps, loss=loss)
         return self.State(w | tuned, generator, known | {k: counts[k] for k in teachers})
 
     def fine_tune(
@@ -94,19 +94,19 @@ class FedFTG(Method):
         were, and no losses, should that blow up."""
         rng = torch.Generator().manual_seed(fed.seed("inputs"))
         G = restored(partial(self.generator, server), generator)
-        students = {P: server.model(P, w) for P, w in w_0.items()}
+        students = {A: server.model(A, w) for A, w in w_0.items()}
         lr = self.tune.student_lr * self.tune.decay**fed.round
         alpha, prior = label_weights(counts).float(), label_prior(counts).float()
         losses = fine_tune(G, list(students.values()), teachers, alpha, prior, self.tune, lr, rng)
-        tuned, weights = {P: weights_of(m) for P, m in students.items()}, weights_of(G)
+        tuned, weights = {A: weights_of(m) for A, m in students.items()}, weights_of(G)
         if not all(map(is_finite, [weights, *tuned.values()])):
             return w_0, generator, None
         return tuned, weights, dict(zip(students, losses, strict=True))
 
     def averages(self, x: Replies, S: list[str], fed: Federation) -> dict[str, Weights]:
         """FedAvg's step for each architecture that somebody sent."""
-        groups = {P: [k for k in S if fed.architecture(k) == P] for P in sorted({fed.architecture(k) for k in S})}
-        return {P: average_of(self.average, x, S_P, fed) for P, S_P in groups.items()}
+        groups = {A: [k for k in S if fed.architecture(k) == A] for A in sorted({fed.architecture(k) for k in S})}
+        return {A: average_of(self.average, x, S_A, fed) for A, S_A in groups.items()}
 
     def probe(self, state: State, fed: Federation, server: Server) -> Tensor:
         """Some generated inputs, to see whether an uploaded model answers with numbers."""

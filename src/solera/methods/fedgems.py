@@ -95,9 +95,9 @@ class FedGEMS(Method):
         yield from label_problems("fedgems", server, "another public.source")
 
     def init(self, fed: Federation, server: Server) -> State:
-        P = len(server.public)
+        n = len(server.public)
         large = Model(str(server.large), server.init(str(server.large)))
-        return self.State(large, torch.zeros(P, server.num_classes), torch.zeros(P, dtype=torch.bool))
+        return self.State(large, torch.zeros(n, server.num_classes), torch.zeros(n, dtype=torch.bool))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         d, S = draw(None, fed, server), fed.sample()

@@ -133,9 +133,9 @@ class FedGen(Method):
         return min(10.0, 0.1 / self.local.lr) if self.local.lr else 0.0
 
     def init(self, fed: Federation, server: Server) -> State:
-        theta = {P: server.init(P) for P in server.architectures}
+        theta = {A: server.init(A) for A in server.architectures}
         if self.share_head:
-            theta = {P: w | head_of(theta[server.architectures[0]]) for P, w in theta.items()}
+            theta = {A: w | head_of(theta[server.architectures[0]]) for A, w in theta.items()}
         sizes = latent_size(server), self.generator.noise, server.num_classes, self.generator.hidden
         G = repeatable(fed.seed("generator"), partial(latent_generator, *sizes))
         return self.State(theta, weights_of(G), torch.zeros(server.num_classes))
@@ -157,14 +157,14 @@ class FedGen(Method):
         )
         counts = usable_counts(x, {}, fed, server)
         heads = self.heads(x, counts, state, fed, server)
-        for P in server.architectures:
-            S_P = [k for k in heads if fed.architecture(k) == P]
-            if S_P:
-                theta = theta | {P: average_of(self.average, x, S_P, fed)}
+        for A in server.architectures:
+            S_A = [k for k in heads if fed.architecture(k) == A]
+            if S_A:
+                theta = theta | {A: average_of(self.average, x, S_A, fed)}
         if self.share_head:
             sent = Replies((k, Update(head_of(x[k].weights))) for k in heads)
             h = average_of(self.average, sent, list(heads), fed)
-            theta = {P: w | h for P, w in theta.items()}  # also those without a client
+            theta = {A: w | h for A, w in theta.items()}  # also those without a client
         c = torch.stack([counts[k] * fed.copies.get(k, 1) for k in heads])
         generator, prior = self.teach(state, list(heads.values()), c, fed, server)
         return self.State(theta, generator, prior)

@@ -113,21 +113,21 @@ def feature_shape(name: str, layer: str, server: Server) -> tuple[int, ...]:
         raise ConfigError(f"{name}: the server must know the shape of an input: give it (Server(shape=...))")
     blank = torch.zeros(1, *server.shape, dtype=torch.int64 if server.tokens else torch.float32)
     shapes = {}
-    for P in server.architectures:
-        model = server.model(P, server.init(P))
+    for A in server.architectures:
+        model = server.model(A, server.init(A))
         layers = [n for n, _ in model.named_modules() if n]
         if layer not in layers:
             near = get_close_matches(layer, layers, 1) or layers[:1]
-            raise ConfigError(f"{name}: features = {layer!r} is no layer of {P!r}; it has, for example, {near[0]!r}")
+            raise ConfigError(f"{name}: features = {layer!r} is no layer of {A!r}; it has, for example, {near[0]!r}")
         try:
-            shapes[P] = tuple(extract(model, blank, layer)[0].shape[1:])
-            check_shape(shapes[P])
+            shapes[A] = tuple(extract(model, blank, layer)[0].shape[1:])
+            check_shape(shapes[A])
         except ValueError as e:
-            raise ConfigError(f"{name}: features = {layer!r} in {P!r}: {e}; choose another layer") from None
+            raise ConfigError(f"{name}: features = {layer!r} in {A!r}: {e}; choose another layer") from None
     if len(set(shapes.values())) > 1:
         raise ConfigError(
             f"{name}: all clients' features must have one shape, but {layer!r} gives "
-            + ", ".join(f"{shape} in {P!r}" for P, shape in shapes.items())
+            + ", ".join(f"{shape} in {A!r}" for A, shape in shapes.items())
             + ": set features = 'representation' and models.head = 'shared'"
         )
     return shapes[server.architectures[0]]

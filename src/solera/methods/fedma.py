@@ -121,14 +121,14 @@ class FedMA(Method):
             yield f"fedma: matching = {self.matching!r} needs scipy: pip install 'solera[matching]'"
 
     def init(self, fed: Federation, server: Server) -> State:
-        x = {P: server.init(P) for P in server.architectures}
-        return self.State(x, {P: chain(server.template(P)) for P in x})
+        x = {A: server.init(A) for A in server.architectures}
+        return self.State(x, {A: chain(server.template(A)) for A in x})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, S, finished = dict(state.weights), fed.sample(), 0
-        for P in sorted({fed.architecture(k) for k in S}):
-            members = [k for k in S if fed.architecture(k) == P]
-            x[P], there = self.cycle(x[P], state.chains[P], members, fed, server)
+        for A in sorted({fed.architecture(k) for k in S}):
+            members = [k for k in S if fed.architecture(k) == A]
+            x[A], there = self.cycle(x[A], state.chains[A], members, fed, server)
             finished += len(there)
         if finished < fed.config.min_replies:
             raise QuorumNotMet(f"round {fed.round}: {finished} of {len(S)} clients saw the cycle through")

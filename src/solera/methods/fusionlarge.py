@@ -72,7 +72,7 @@ class FusionLarge(Method):
         assert server.large is not None  # see traits
         w = server.init(server.large)
         shared = head_of(w) if self.head == "shared" else {}
-        return self.State({P: server.init(P) | shared for P in server.architectures}, Model(server.large, w))
+        return self.State({A: server.init(A) | shared for A in server.architectures}, Model(server.large, w))
 
     def fits(self, server: Server) -> Iterator[str]:
         if self.fusion.keep_init_if_better and server.validation is None:
@@ -86,10 +86,10 @@ class FusionLarge(Method):
         models = finite_models(x, first_batch(d, self.fusion, server), fed, server)
         if self.report_ensemble:
             report_teachers(models, x, self.ensemble, d, fed, server)
-        S = {P: [k for k in models if fed.architecture(k) == P] for P in server.architectures}
-        x_0 = {P: average_of(self.average, x, S[P], fed) for P in S if S[P]}
-        for P in x_0 if self.report_ensemble and self.fusion.steps and self.client_models == "distilled" else ():
-            server.report_average(P, x_0[P])
+        S = {A: [k for k in models if fed.architecture(k) == A] for A in server.architectures}
+        x_0 = {A: average_of(self.average, x, S[A], fed) for A in S if S[A]}
+        for A in x_0 if self.report_ensemble and self.fusion.steps and self.client_models == "distilled" else ():
+            server.report_average(A, x_0[A])
         students = x_0 if self.client_models == "distilled" else {}
         copies = copies_of(models, fed)
         teacher: Teacher = Ensemble(list(models.values()), self.ensemble, copies, self.fusion.temperature)
@@ -103,9 +103,9 @@ class FusionLarge(Method):
             heads = Replies((k, Update(head_of(x[k].weights))) for k in models)
             h = average_of("median" if self.average == "median" else "uniform", heads, list(models), fed)
             w = distilled({large: state.large.weights | h})
-            M = {P: m | head_of(w[large]) for P, m in (M | x_0).items()} | w
-            M = M | distilled({P: M[P] for P in students})
-        return self.State({P: M[P] for P in server.architectures}, Model(large, M[large]))
+            M = {A: m | head_of(w[large]) for A, m in (M | x_0).items()} | w
+            M = M | distilled({A: M[A] for A in students})
+        return self.State({A: M[A] for A in server.architectures}, Model(large, M[large]))
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.large.architecture: state.large} | models_of(state.small)

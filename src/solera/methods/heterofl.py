@@ -129,29 +129,29 @@ class HeteroFL(Method):
             yield f"rates = {self.rates}: the first must be 1 (the whole model)"
 
     def fits(self, server: Server) -> Iterator[str]:
-        for P in server.architectures:
+        for A in server.architectures:
             try:
                 for rate in self.rates:
-                    sub_shapes(server.template(P), rate)
+                    sub_shapes(server.template(A), rate)
             except ValueError as e:
-                yield f"heterofl: {P!r} cannot be cut to rate {rate:g}: {e}"
+                yield f"heterofl: {A!r} cannot be cut to rate {rate:g}: {e}"
 
     def init(self, fed: Federation, server: Server) -> State:
-        models = {P: server.template(P) for P in server.architectures}
-        shapes = {P: {_text(r): sub_shapes(model, r) for r in self.used(P, fed)} for P, model in models.items()}
+        models = {A: server.template(A) for A in server.architectures}
+        shapes = {A: {_text(r): sub_shapes(model, r) for r in self.used(A, fed)} for A, model in models.items()}
         x, statistics = {}, {}
-        for P, model in models.items():
-            w = server.init(P)
+        for A, model in models.items():
+            w = server.init(A)
             static = set(w) - set(parameter_names(model)) if self.static_norm else set()
-            x[P] = {name: t for name, t in w.items() if name not in static}
-            statistics[P] = {r: cut({n: w[n] for n in w if n in static}, shapes[P][r]) for r in shapes[P]}
-        return self.State(x, statistics, shapes, {P: output_tensors(model) for P, model in models.items()})
+            x[A] = {name: t for name, t in w.items() if name not in static}
+            statistics[A] = {r: cut({n: w[n] for n in w if n in static}, shapes[A][r]) for r in shapes[A]}
+        return self.State(x, statistics, shapes, {A: output_tensors(model) for A, model in models.items()})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, S = dict(state.weights), fed.sample()
         rate = self.rates_of(S, fed)
         part = {k: (fed.architecture(k), _text(rate[k])) for k in S}
-        W = {(P, r): cut(x[P], state.shapes[P][r]) for P, r in set(part.values())}
+        W = {(A, r): cut(x[A], state.shapes[A][r]) for A, r in set(part.values())}
         mean = fed.mean(
             train_part,
             S,
@@ -164,10 +164,10 @@ class HeteroFL(Method):
             rate=per_client(lambda k: rate[k] if self.scaler else 1.0),
             static=self.static_norm,
         )
-        for P in sorted({P for P, _ in mean}):
-            parts = [p for p in mean if p[0] == P]
-            held = {name: [mean[p].held for p in parts] for name in state.rows[P]} if self.masked else {}
-            x[P] = mean_over_holders(x[P], [(mean[p].weights, self.total(p, part, fed)) for p in parts], held)
+        for A in sorted({A for A, _ in mean}):
+            parts = [p for p in mean if p[0] == A]
+            held = {name: [mean[p].held for p in parts] for name in state.rows[A]} if self.masked else {}
+            x[A] = mean_over_holders(x[A], [(mean[p].weights, self.total(p, part, fed)) for p in parts], held)
         statistics = self.post_hoc(x, state, part, fed)
         return self.State(x, statistics, state.shapes, state.rows)
 
@@ -175,16 +175,16 @@ class HeteroFL(Method):
         self, x: dict[str, Weights], state: State, part: dict[str, Part], fed: Federation
     ) -> dict[str, dict[str, Weights]]:
         """Static BatchNorm: the clients that have just trained a part give its statistics, after the averaging."""
-        new = {P: dict(by_rate) for P, by_rate in state.statistics.items()}
-        asked = [k for k, (P, r) in part.items() if new[P][r] and k in fed.answered and fed.num_examples(k) > 1]
+        new = {A: dict(by_rate) for A, by_rate in state.statistics.items()}
+        asked = [k for k, (A, r) in part.items() if new[A][r] and k in fed.answered and fed.num_examples(k) > 1]
         if not asked:
             return new
-        W = {(P, r): cut(x[P], state.shapes[P][r]) for P, r in {part[k] for k in asked}}
+        W = {(A, r): cut(x[A], state.shapes[A][r]) for A, r in {part[k] for k in asked}}
         now = per_client(lambda k: state.statistics[part[k][0]][part[k][1]])
         weights = per_client(lambda k: W[part[k]])
         means = fed.mean(part_statistics, asked, by=part.__getitem__, min_replies=0, weights=weights, statistics=now)
-        for (P, r), mean in means.items():  # a part about which nobody answers keeps its statistics
-            new[P][r] = mean.statistics
+        for (A, r), mean in means.items():  # a part about which nobody answers keeps its statistics
+            new[A][r] = mean.statistics
         return new
 
     def total(self, p: Part, part: dict[str, Part], fed: Federation) -> float:
@@ -206,17 +206,17 @@ class HeteroFL(Method):
             place[mine] = torch.arange(int(mine.sum()))
         return {k: self.rates[int(place[fed.clients.index(k)]) % len(self.rates)] for k in S}
 
-    def used(self, P: str, fed: Federation) -> list[float]:
-        """The rates that clients of architecture P can have, largest first."""
-        mine = (fed.clients.architecture_of == fed.clients.architectures.index(P)) & (fed.clients.sizes > 0)
+    def used(self, A: str, fed: Federation) -> list[float]:
+        """The rates that clients of architecture A can have, largest first."""
+        mine = (fed.clients.architecture_of == fed.clients.architectures.index(A)) & (fed.clients.sizes > 0)
         given = self.rates if self.assignment == "dynamic" else self.rates[: max(1, int(mine.sum()))]
         return sorted(set(given), reverse=True)
 
     def models(self, state: State) -> dict[str, Model]:
         """The whole model under the name of its architecture, and its parts with their rate behind the name."""
         return {
-            P if r == "1" else f"{P}-{r}": Model(P, cut(state.weights[P], shapes) | state.statistics[P][r])
-            for P, by_rate in state.shapes.items()
+            A if r == "1" else f"{A}-{r}": Model(A, cut(state.weights[A], shapes) | state.statistics[A][r])
+            for A, by_rate in state.shapes.items()
             for r, shapes in by_rate.items()
         }
 

@@ -77,7 +77,7 @@ class IFCA(Method):
         return Traits(personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: [server.init(P, j) for j in range(self.k)] for P in server.architectures})
+        return self.State({A: [server.init(A, j) for j in range(self.k)] for A in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         S = fed.sample()
@@ -86,10 +86,10 @@ class IFCA(Method):
             fed.reject(replies, k, f"cluster {int(replies[k].cluster)} of {self.k}")
         chosen = {k: int(r.cluster) for k, r in replies.items()}
         server.event("clusters", chosen=chosen)
-        theta = {P: list(models) for P, models in state.clusters.items()}
-        for P, j in sorted({(fed.architecture(k), j) for k, j in chosen.items()}):  # the others stay as they are
-            members = [k for k in chosen if (fed.architecture(k), chosen[k]) == (P, j)]
-            theta[P][j] = average_of(self.average, replies, members, fed)
+        theta = {A: list(models) for A, models in state.clusters.items()}
+        for A, j in sorted({(fed.architecture(k), j) for k, j in chosen.items()}):  # the others stay as they are
+            members = [k for k in chosen if (fed.architecture(k), chosen[k]) == (A, j)]
+            theta[A][j] = average_of(self.average, replies, members, fed)
         return self.State(theta)
 
     def personal(self, state: State, fed: Federation) -> Exchange:
@@ -97,8 +97,8 @@ class IFCA(Method):
 
     def clusters(self, state: State, fed: Federation) -> dict[str, Any]:
         """What is sent to a client that is to choose: all models of its architecture."""
-        first = {P: own[0] for P, own in state.clusters.items()}
-        others = {P: own[1:] for P, own in state.clusters.items()}
+        first = {A: own[0] for A, own in state.clusters.items()}
+        others = {A: own[1:] for A, own in state.clusters.items()}
         return {
             "weights": per_client(lambda k: first[fed.architecture(k)]),
             "others": per_client(lambda k: others[fed.architecture(k)]),
@@ -107,5 +107,5 @@ class IFCA(Method):
     def models(self, state: State) -> dict[str, Model]:
         """The first cluster's model under the name of its architecture, the others as name.1, name.2, ..."""
         return {
-            P if j == 0 else f"{P}.{j}": Model(P, w) for P, own in state.clusters.items() for j, w in enumerate(own)
+            A if j == 0 else f"{A}.{j}": Model(A, w) for A, own in state.clusters.items() for j, w in enumerate(own)
         }

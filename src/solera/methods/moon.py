@@ -73,13 +73,13 @@ class MOON(Method):
         return Traits(split="split", replies="means")
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.architectures})
+        return self.State({A: server.init(A) for A in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x = state.weights
         how = {"local": self.local, "mu": self.mu, "tau": self.tau, "buffer": self.buffer}
         mean = mean_of(contrastive_update, x, fed, self.average, **how)
-        return self.State(x | {P: mean[P].weights for P in mean})
+        return self.State(x | {A: mean[A].weights for A in mean})
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

@@ -63,13 +63,13 @@ class PerFedAvg(Method):
         return Traits(replies="means", personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.architectures})
+        return self.State({A: server.init(A) for A in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         w = state.weights
         how = {"local": self.local, "mode": self.mode, "alpha": self.alpha, "delta": self.delta}
         mean = mean_of(meta_update, w, fed, self.average, **how)
-        return self.State(w | {P: mean[P].weights for P in mean})
+        return self.State(w | {A: mean[A].weights for A in mean})
 
     def personal(self, state: State, fed: Federation) -> Exchange:
         """Each evaluation adapts a copy and drops it: clients keep nothing."""

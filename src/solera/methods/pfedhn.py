@@ -54,7 +54,7 @@ class PFedHN(Method):
     def init(self, fed: Federation, server: Server) -> State:
         generator = torch.Generator().manual_seed(fed.seed("hypernetwork"))
         size = self.hypernet.embedding or 1 + len(fed.clients) // 4
-        phi = new_hypernet({P: server.init(P) for P in server.architectures}, size, self.hypernet, generator)
+        phi = new_hypernet({A: server.init(A) for A in server.architectures}, size, self.hypernet, generator)
         v = torch.randn(len(fed.clients), size, generator=generator)
         return self.State(phi, v, {n: torch.zeros_like(t) for n, t in (phi | {EMBEDDINGS: v}).items()})
 
@@ -83,11 +83,11 @@ class PFedHN(Method):
 
     def fits(self, server: Server) -> Iterator[str]:
         """Models with tensors that are no parameters of their own: the hypernetwork could not make them."""
-        for P in server.architectures:
-            unique = {name for name, _ in server.template(P).named_parameters()}
-            if odd := [n for n in server.template(P).state_dict() if n not in unique]:
-                kind = "shared with another" if odd[0] in parameter_names(server.template(P)) else "a buffer"
-                yield f"pfedhn: {P!r} has {odd[0]!r}, {kind}: only parameters can be generated"
+        for A in server.architectures:
+            unique = {name for name, _ in server.template(A).named_parameters()}
+            if odd := [n for n in server.template(A).state_dict() if n not in unique]:
+                kind = "shared with another" if odd[0] in parameter_names(server.template(A)) else "a buffer"
+                yield f"pfedhn: {A!r} has {odd[0]!r}, {kind}: only parameters can be generated"
 
     def models(self, state: State) -> dict[str, Model]:
         return {}

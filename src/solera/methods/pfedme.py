@@ -54,15 +54,15 @@ class PFedMe(Method):
         return Traits(replies="means", personal=True)
 
     def init(self, fed: Federation, server: Server) -> State:
-        return self.State({P: server.init(P) for P in server.architectures})
+        return self.State({A: server.init(A) for A in server.architectures})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         w = dict(state.weights)
         mean = mean_of(envelope_update, w, fed, self.average, local=self.local)
-        for P, reply in mean.items():
-            names = parameter_names(server.template(P))
-            moved = {n: (1 - self.beta) * w[P][n] + self.beta * reply.weights[n] for n in names}
-            w[P] = reply.weights | moved  # statistics: the mean
+        for A, reply in mean.items():
+            names = parameter_names(server.template(A))
+            moved = {n: (1 - self.beta) * w[A][n] + self.beta * reply.weights[n] for n in names}
+            w[A] = reply.weights | moved  # statistics: the mean
         return self.State(w)
 
     def personal(self, state: State, fed: Federation) -> Exchange:

@@ -29,7 +29,7 @@ class Hypernet:
 
 
 def new_hypernet(models: Mapping[str, Weights], embedding: int, cfg: Hypernet, generator: torch.Generator) -> Weights:
-    """The initial phi for these architectures: heads begin at the architecture's initial weights `models[P]`.
+    """The initial phi for these architectures: heads begin at the architecture's initial weights `models[A]`.
 
     Weights and trunk biases are uniform in +-1/sqrt(inputs), as torch makes its linear layers.
     """
@@ -42,20 +42,20 @@ def new_hypernet(models: Mapping[str, Weights], embedding: int, cfg: Hypernet, g
         phi[f"trunk/{i}/weight"] = uniform(cfg.width, inputs, inputs=inputs)
         phi[f"trunk/{i}/bias"] = uniform(cfg.width, inputs=inputs)
         inputs = cfg.width
-    for P, weights in models.items():
+    for A, weights in models.items():
         for name, t in weights.items():
-            phi[f"head/{P}/{name}/weight"] = uniform(*t.shape, inputs, inputs=inputs).to(t.dtype)
-            phi[f"head/{P}/{name}/bias"] = t.clone()
+            phi[f"head/{A}/{name}/weight"] = uniform(*t.shape, inputs, inputs=inputs).to(t.dtype)
+            phi[f"head/{A}/{name}/bias"] = t.clone()
     return phi
 
 
-def generate(phi: Weights, v: Tensor, P: str) -> Weights:
-    """theta = h(v; phi): the weights of architecture P for the client with embedding v."""
+def generate(phi: Weights, v: Tensor, A: str) -> Weights:
+    """theta = h(v; phi): the weights of architecture A for the client with embedding v."""
     features, i = v, 0
     while f"trunk/{i}/weight" in phi:
         features = torch.relu(phi[f"trunk/{i}/weight"] @ features + phi[f"trunk/{i}/bias"])
         i += 1
-    head, theta = f"head/{P}/", {}
+    head, theta = f"head/{A}/", {}
     for key, bias in phi.items():
         if key.startswith(head) and key.endswith("/bias"):
             name = key.removeprefix(head).removesuffix("/bias")
@@ -63,14 +63,14 @@ def generate(phi: Weights, v: Tensor, P: str) -> Weights:
     return theta
 
 
-def pull_back(phi: Weights, v: Tensor, P: str, delta: Weights) -> tuple[Weights, Tensor]:
+def pull_back(phi: Weights, v: Tensor, A: str, delta: Weights) -> tuple[Weights, Tensor]:
     """(dh/dphi)^T delta and (dh/dv)^T delta: what a change of theta means for phi and for the embedding.
 
     The tensors of phi that had no part in theta (heads of other architectures) are left out.
     """
-    used = {n: t.detach().clone().requires_grad_() for n, t in phi.items() if n.startswith(("trunk/", f"head/{P}/"))}
+    used = {n: t.detach().clone().requires_grad_() for n, t in phi.items() if n.startswith(("trunk/", f"head/{A}/"))}
     v = v.detach().clone().requires_grad_()
-    theta = generate(used, v, P)
+    theta = generate(used, v, A)
     made = list(theta.values())
     *by_phi, by_v = torch.autograd.grad(made, [*used.values(), v], grad_outputs=[delta[n] for n in theta])
     return dict(zip(used, by_phi, strict=True)), by_v

@@ -39,4 +39,4 @@ def average_of(how: Literal["weighted", "uniform", "median"], x: Replies, S: lis
 
 def models_of(weights: dict[str, Weights]) -> dict[str, Model]:
     """One model to evaluate for each architecture."""
-    return {P: Model(P, w) for P, w in weights.items()}
+    return {A: Model(A, w) for A, w in weights.items()}

@@ -70,7 +70,7 @@ class Cohort:
         else:
             how: dict[str, Any] = {"by": who.__getitem__, "uniform": self.trainer.uniform, "once": self.trainer.once}
             wait = self.fed.submit_mean(task, list(who), **how, **payload)
-        names = [f"{P}.{k}" for P, k in sorted(set(who.values()))]
+        names = [f"{A}.{k}" for A, k in sorted(set(who.values()))]
         self.running.append(self.clock.span("train", wait, groups=names))
 
     def collect(self, w: Models, probe: Tensor, secure: bool) -> tuple[Means, list[Upload]]:
@@ -92,9 +92,9 @@ class Cohort:
         if self.individual:
             return self._average(got, w)
         answered = [g for k, g in self.S.items() if k in self.fed.answered]
-        for P, k in [g for g in got if secure and answered.count(g) < MIN_SECURE]:
-            self.server.event("group_too_small", architecture=P, group=k, reason="all clients but one have failed")
-            del got[P, k]
+        for A, k in [g for g in got if secure and answered.count(g) < MIN_SECURE]:
+            self.server.event("group_too_small", architecture=A, group=k, reason="all clients but one have failed")
+            del got[A, k]
         if not got:
             raise void
         return {g: (mean, answered.count(g)) for g, mean in got.items()}, []

@@ -77,7 +77,7 @@ class EnsembleTrainer:
     ) -> list[Member]:
         """The ensemble's members of this round; `w` are the aggregates, `d` the round's public samples, if any."""
         if self.kind == "aggregated":
-            return [Member(P, k, weights, 1.0) for (P, k), weights in w.items()]
+            return [Member(A, k, weights, 1.0) for (A, k), weights in w.items()]
         clients = [Member(*u.group, u.weights, float(u.examples if self.weighted else u.copies)) for u in uploads]
         if self.kind == "clients":
             return clients
@@ -85,14 +85,14 @@ class EnsembleTrainer:
         for u in uploads:
             by_group[u.group].append(u)
         drawn: list[Member] = []
-        for (P, k), own in sorted(by_group.items()):
-            average = [w[P, k]] if self.include_average and (P, k) in w else []
-            samples = self.draw(own, sent[P, k], parameter_names(server.template(P)), seeds("posterior", P, k))
-            if self.posterior != "dirichlet" and len(d) > 1 and has_batchnorm(server.template(P)):
+        for (A, k), own in sorted(by_group.items()):
+            average = [w[A, k]] if self.include_average and (A, k) in w else []
+            samples = self.draw(own, sent[A, k], parameter_names(server.template(A)), seeds("posterior", A, k))
+            if self.posterior != "dirichlet" and len(d) > 1 and has_batchnorm(server.template(A)):
                 some = torch.Generator().manual_seed(seeds("norm"))
                 inputs = server.public[d[torch.randperm(len(d), generator=some)[:NORM_SAMPLES]]]
-                samples = [with_statistics(P, s, inputs, server) for s in samples]
-            drawn += [Member(P, k, s, 1.0) for s in [*average, *samples]]
+                samples = [with_statistics(A, s, inputs, server) for s in samples]
+            drawn += [Member(A, k, s, 1.0) for s in [*average, *samples]]
         if self.weighted:  # one client as heavy as one sample, on average
             mean = sum(m.share for m in clients) / len(clients)
             clients = [Member(m.architecture, m.group, m.weights, m.share / mean) for m in clients]

@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 def flat(nested: dict[str, list[Weights]]) -> Models:
     """Models by group, from the lists by architecture that a state holds."""
-    return {(P, k): x for P, own in nested.items() for k, x in enumerate(own)}
+    return {(A, k): x for A, own in nested.items() for k, x in enumerate(own)}
 
 
 def nest(models: Models) -> dict[str, list[Weights]]:
