@@ -53,21 +53,21 @@ class SlowAvg(Method):
         return Traits(replies="means")  # and otherwise no needs: any models, no public data
 
     def init(self, fed: solera.Federation, server: solera.Server) -> State:
-        return self.State({P: server.init(P) for P in server.architectures})
+        return self.State({A: server.init(A) for A in server.architectures})
 
     def round(self, state: State, fed: solera.Federation, server: solera.Server) -> State:
         sent = solera.per_client(lambda k: state.weights[fed.architecture(k)])
         mean = fed.mean(train, fed.sample(), by=fed.architecture, weights=sent, local=self.local)
         new = dict(state.weights)
-        for P, reply in mean.items():
-            new[P] = {
+        for A, reply in mean.items():
+            new[A] = {
                 n: self.keep * old + (1 - self.keep) * reply.weights[n] if old.is_floating_point() else reply.weights[n]
-                for n, old in state.weights[P].items()
+                for n, old in state.weights[A].items()
             }
         return self.State(new)
 
     def models(self, state: State) -> dict[str, Model]:
-        return {P: Model(P, w) for P, w in state.weights.items()}
+        return {A: Model(A, w) for A, w in state.weights.items()}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Centralised training: one model of each architecture on all data in one place, the upper bound."""
+"""Centralised training: one model of each architecture, trained on the data of all clients. An upper bound."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +16,9 @@ from .common.fusion import outcome_of
 @register("centralised")
 @dataclass(frozen=True)
 class Centralised(Method):
-    """All clients' data in one place: the upper bound that a federation gives up for privacy."""
+    """Training on the data of all clients together: an upper bound for federated methods."""
 
-    local: Local = field(default_factory=Local)  # a round is that much training on all data
+    local: Local = field(default_factory=Local)  # training in one round, on all data
 
     about: ClassVar[About] = About(
         title="Centralised training",
@@ -37,23 +37,23 @@ class Centralised(Method):
 
     def init(self, fed: Federation, server: Server) -> State:
         large = [server.large] if server.large else []
-        return self.State({P: server.init(P) for P in [*server.architectures, *large]})
+        return self.State({A: server.init(A) for A in [*server.architectures, *large]})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         data = server.all_train
 
-        def train(P: str) -> Weights | Diverged:
-            model, seed = server.model(P, state.weights[P]), fed.seed("centralised", P)
+        def train(A: str) -> Weights | Diverged:
+            model, seed = server.model(A, state.weights[A]), fed.seed("centralised", A)
             done = outcome_of(lambda: fit(model, data.inputs, data.labels, self.local, seed))
             return done if isinstance(done, Diverged) else weights_of(model)
 
         weights, names = dict(state.weights), list(state.weights)
-        trained = server.parallel([partial(train, P) for P in names], [fed.seed("dropout", P) for P in names])
-        for P, found in zip(names, trained, strict=True):
+        trained = server.parallel([partial(train, A) for A in names], [fed.seed("dropout", A) for A in names])
+        for A, found in zip(names, trained, strict=True):
             if isinstance(found, Diverged):
-                server.event("server_diverged", architecture=P, steps=found.steps, reason=str(found))
+                server.event("server_diverged", architecture=A, steps=found.steps, reason=str(found))
             else:
-                weights[P] = found
+                weights[A] = found
         return self.State(weights)
 
     def models(self, state: State) -> dict[str, Model]:

@@ -1,4 +1,4 @@
-"""Who trains which global model in a round. It follows from the run's seed alone, never from what was learned."""
+"""Which clients train which global model in a round. Depends only on the run's seed, not on the training."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,56 +16,56 @@ MIN_SECURE = 2  # the sum over a group of one client is that client's model
 Schedule = Literal["random", "strata"]
 
 
-def members_of(fed: Federation, P: str) -> torch.Tensor:
-    """Positions in the roster of the clients of architecture P that have examples."""
+def members_of(fed: Federation, A: str) -> torch.Tensor:
+    """Positions in the roster of the clients of architecture A that have examples."""
     roster = fed.clients
-    if P not in roster.architectures:
+    if A not in roster.architectures:
         return torch.empty(0, dtype=torch.int64)
-    return ((roster.architecture_of == roster.architectures.index(P)) & (roster.sizes > 0)).nonzero().flatten()
+    return ((roster.architecture_of == roster.architectures.index(A)) & (roster.sizes > 0)).nonzero().flatten()
 
 
 def split(shares: Sequence[int], schedule: Schedule, fed: Federation, server: Server) -> dict[str, Group]:
-    """The cohort of this round in K groups inside each architecture: client -> (architecture, k)."""
+    """The cohort of this round, in K groups for each architecture: client -> (architecture, k)."""
     S, K = fed.sample(), len(shares)
     group: dict[str, Group] = {}
-    for P in server.architectures:
-        S_P = [k for k in S if fed.architecture(k) == P]
+    for A in server.architectures:
+        S_A = [k for k in S if fed.architecture(k) == A]
         if schedule == "strata":
-            found = _strata(S_P, K, P, fed)
+            found = _strata(S_A, K, A, fed)
         else:
-            order = torch.randperm(len(S_P), generator=torch.Generator().manual_seed(fed.seed("groups", P))).tolist()
-            sizes = group_sizes(len(S_P), shares)
+            order = torch.randperm(len(S_A), generator=torch.Generator().manual_seed(fed.seed("groups", A))).tolist()
+            sizes = group_sizes(len(S_A), shares)
             numbers = [g for g, size in enumerate(sizes) for _ in range(size)]
-            found = {S_P[i]: g for i, g in zip(order, numbers, strict=True)}
+            found = {S_A[i]: g for i, g in zip(order, numbers, strict=True)}
         empty = sorted(set(range(K)) - set(found.values()))
         if empty:
-            why = f"{len(S_P)} active clients of {P!r} for {K} groups"
-            server.event("groups_empty", architecture=P, groups=empty, reason=why)
-        group |= {k: (P, g) for k, g in found.items()}
+            why = f"{len(S_A)} active clients of {A!r} for {K} groups"
+            server.event("groups_empty", architecture=A, groups=empty, reason=why)
+        group |= {k: (A, g) for k, g in found.items()}
     return {k: group[k] for k in S if k in group}
 
 
-def _strata(S: Sequence[str], K: int, P: str, fed: Federation) -> dict[str, int]:
-    """Fed-ensemble's schedule: fixed strata of clients, in each age of K rounds every model meets each of them once."""
+def _strata(S: Sequence[str], K: int, A: str, fed: Federation) -> dict[str, int]:
+    """Fed-ensemble's schedule: fixed strata of clients. In each age of K rounds a model trains on each stratum once."""
 
     def draw(n: int, *key: object) -> torch.Tensor:
         return torch.randperm(n, generator=torch.Generator().manual_seed(seed_from(fed.run_seed, *key)))
 
-    everyone = members_of(fed, P)
+    everyone = members_of(fed, A)
     stratum = torch.full((len(fed.clients),), -1)
-    stratum[everyone[draw(len(everyone), "strata", P)]] = torch.arange(len(everyone)) % K
+    stratum[everyone[draw(len(everyone), "strata", A)]] = torch.arange(len(everyone)) % K
     age, r = divmod(fed.round, K)
-    model_of = {s: k for k, s in enumerate(latin(draw(K, "age", P, age).tolist(), r))}
+    model_of = {s: k for k, s in enumerate(latin(draw(K, "age", A, age).tolist(), r))}
     return {k: model_of[int(stratum[fed.clients.index(k)])] for k in S}
 
 
 def check_groups(shares: Sequence[int], secure: bool, designated: bool, fed: Federation, server: Server) -> None:
-    """Refuse more groups than there can be clients for, and groups too small for what is asked of them."""
+    """Refuse more groups than clients, and groups that are too small for the settings."""
     K, fraction = len(shares), fed.config.fraction
     m = max(1, int(fraction * len(fed.clients) + 0.5))
-    for P in server.architectures:
-        active = min(m, len(members_of(fed, P)))
-        where = f"{active} clients of {P!r} can be active in a round (federation.fraction = {fraction})"
+    for A in server.architectures:
+        active = min(m, len(members_of(fed, A)))
+        where = f"{active} clients of {A!r} can be active in a round (federation.fraction = {fraction})"
         if active < K:
             raise ConfigError(f"method.K = {K}: only {where}; set method.K to at most {active}")
         if secure and min(group_sizes(active, shares)) < MIN_SECURE:
@@ -74,13 +74,13 @@ def check_groups(shares: Sequence[int], secure: bool, designated: bool, fed: Fed
             )
         if designated and K > 1 and (size := group_sizes(active, shares)[0]) < fed.config.min_replies:
             raise ConfigError(
-                f"federation.min_replies = {fed.config.min_replies}: the designated group is asked on its own, and has "
-                f"{size} clients of {P!r} at most"
+                f"federation.min_replies = {fed.config.min_replies}: the designated group is a separate exchange with "
+                f"{size} clients of {A!r} at most"
             )
 
 
 def drop_small(group: dict[str, Group], server: Server) -> dict[str, Group]:
-    """The groups that secure aggregation can serve: those of at least two clients."""
+    """The groups that secure aggregation allows: those of at least two clients."""
     members: dict[Group, list[str]] = {}
     for k, g in group.items():
         members.setdefault(g, []).append(k)
