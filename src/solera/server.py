@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from .devices import Placement, numerics
 from .errors import ConfigError
@@ -16,6 +16,8 @@ from .tensors import Weights
 
 T = TypeVar("T")
 Builder = Callable[[], nn.Module]
+# How models answer together: (models, their weights) -> a function of inputs; its first output is probabilities.
+Joint = Callable[[list[nn.Module], list[float]], Callable[[Tensor], tuple[Tensor, ...]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,7 @@ class EnsembleReport:
     rule: str
     weights: list[float] | None = None  # how much each counts; left out: the same
     names: list[str] | None = None  # of the members, for the report
+    teacher: Joint | None = None  # instead of the rule, where a method's own equation was replaced
 
 
 class Server:
@@ -121,10 +124,15 @@ class Server:
         rule: str = "avg_logits",
         weights: Sequence[float] | None = None,
         names: Sequence[str] | None = None,
+        teacher: Joint | None = None,
     ) -> None:
-        """Have the joint prediction of these (architecture, weights) measured at the end of the round."""
+        """Have the joint prediction of these (architecture, weights) measured at the end of the round.
+
+        `teacher(models, weights)`, where given, is used instead of the rule: inputs -> (probabilities, ...).
+        """
         shares = None if weights is None else list(weights)
-        self.ensembles.append(EnsembleReport(name, list(members), rule, shares, None if names is None else list(names)))
+        told = None if names is None else list(names)
+        self.ensembles.append(EnsembleReport(name, list(members), rule, shares, told, teacher))
 
     def report_average(self, A: str, weights: Weights) -> None:
         """Have the average of the clients' models measured too, as it was before it was distilled."""

@@ -112,7 +112,8 @@ class FedDF(Method):
         teachers = finite_models(x, first_batch(d, self.fusion, server), fed, server)
         teachers = without_worst(teachers, x, self, fed, server)
         if self.report_ensemble:
-            report_teachers(teachers, x, self.ensemble, d, fed, server)
+            replaced = None if type(self).teacher is FedDF.teacher else self.teacher
+            report_teachers(teachers, x, self.ensemble, d, fed, server, replaced)
 
         x_0 = {}
         for A in server.architectures:  # line 9; P in the paper

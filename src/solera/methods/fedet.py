@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..federation import Federation, Replies, per_client
 from ..method import About, Method, Model, Traits, register
-from ..parts.consensus import ConsensusTeacher, confidence_weights, ensemble_loss, normalised
+from ..parts.consensus import ConsensusTeacher, WeightedEnsemble, confidence_weights, ensemble_loss, normalised
 from ..parts.distill import Distill
 from ..parts.local import Local
 from ..parts.teachers import BATCH, Cache
@@ -133,8 +133,9 @@ class FedET(Method):
     def report(self, x: Replies, teachers: Mapping[str, Any], d: Tensor, fed: Federation, server: Server) -> None:
         """Evaluate the consensus. A client that was sampled twice counts twice."""
         members = [(fed.architecture(k), x[k].weights) for k in teachers for _ in range(fed.copies.get(k, 1))]
-        server.report_ensemble("teachers", members, "confidence")
-        note_teachers(teachers, d, fed, server)
+        replaced = None if type(self).weights is FedET.weights else lambda m, _: WeightedEnsemble(m, self.weights)
+        server.report_ensemble("teachers", members, "confidence", teacher=replaced)
+        note_teachers(teachers, d, fed, server, self.weights)
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.large.architecture: state.large} | models_of(state.small)

@@ -15,7 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from .local import logits_of
+
+SUMS_TO_ONE = 1e-3  # how far the weights of all teachers may be from it
 
 
 class Consensus(NamedTuple):
@@ -53,11 +56,27 @@ Weighting = Callable[[Tensor, Tensor | None], Tensor]
 def consensus(probs: Tensor, copies: Tensor | None = None, weights: Weighting = confidence_weights) -> Consensus:
     """The consensus of the teachers' probabilities [teachers, samples, classes]."""
     alpha = weights(probs, copies)
+    if weights is not confidence_weights:
+        check_weights(alpha, probs)
     weighted = alpha[..., None] * probs
     s = weighted.sum(0)  # eq. 2
     y = s.argmax(-1)  # eq. 4
     dissents = probs.argmax(-1) != y  # eq. 6, [teachers, samples]
     return Consensus(s, y, (weighted * dissents[..., None]).sum(0))  # eq. 7, with the weights of all (eq. 8)
+
+
+def check_weights(alpha: Tensor, probs: Tensor) -> None:
+    """Refuse teacher weights, of a user's own equation, that are no weights."""
+    wanted = tuple(probs.shape[:2])
+    if not isinstance(alpha, Tensor) or tuple(alpha.shape) != wanted:
+        got = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha).__name__
+        raise ConfigError(f"weights(probs, copies) returned {got}: a tensor [teachers, samples] = {wanted} is wanted")
+    sums = alpha.double().sum(0)
+    if bool(probs.isfinite().all()) and not bool(((sums - 1).abs() < SUMS_TO_ONE).all()):
+        raise ConfigError(
+            f"weights(probs, copies): the weights of all teachers must sum to 1 for each sample, and they sum to "
+            f"{sums[(sums - 1).abs().nan_to_num(torch.inf).argmax()].item():g} for one"
+        )
 
 
 class Agreement(NamedTuple):
@@ -69,17 +88,29 @@ class Agreement(NamedTuple):
     unanimous: float  # share of the samples on which all teachers agree
 
 
-def agreement(probs: Tensor, copies: Tensor | None = None) -> Agreement:
+def agreement(probs: Tensor, copies: Tensor | None = None, weights: Weighting = confidence_weights) -> Agreement:
     """The agreement of teachers with these probabilities [teachers, samples, classes]."""
     n = torch.ones(len(probs), dtype=probs.dtype) if copies is None else copies.to(probs.dtype)
-    same = probs.argmax(-1) == consensus(probs, copies).labels
+    same = probs.argmax(-1) == consensus(probs, copies, weights).labels
     dissenting = (n[:, None] * ~same).sum(0) / n.sum()
     return Agreement(
-        confidence_weights(probs, copies).mean(1),
+        weights(probs, copies).mean(1),
         same.double().mean(1),
         dissenting.mean().item(),
         same.all(0).double().mean().item(),
     )
+
+
+class WeightedEnsemble:
+    """Several frozen models as one teacher, by weights of a user's own: inputs -> (probabilities, their argmax)."""
+
+    def __init__(self, models: Sequence[nn.Module], weights: Weighting):
+        self.models, self.weights = list(models), weights
+
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.stack([logits_of(model, inputs) for model in self.models])
+        found = consensus(logits.double().softmax(-1), None, self.weights)
+        return found.probs.to(logits.dtype), found.labels
 
 
 class ConsensusTeacher:

@@ -179,7 +179,11 @@ def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Ten
     """The probabilities that a model, or several together, give to each class. [samples, classes]"""
     if isinstance(what, Model):
         return logits_of(server.model(what.architecture, what.weights), inputs).softmax(-1)
-    ensemble = Ensemble(frozen(what.members, server.model), what.rule, what.weights)  # type: ignore[arg-type]
+    models = frozen(what.members, server.model)
+    if what.teacher is not None:
+        ensemble = what.teacher(list(models), what.weights or [1.0] * len(models))
+    else:
+        ensemble = Ensemble(models, what.rule, what.weights)  # type: ignore[arg-type]
     return torch.cat([ensemble(x)[0] for x in inputs.split(512)])
 
 

@@ -19,6 +19,7 @@ from solera.parts.local import Local, evaluate
 from solera.parts.teachers import Ensemble
 from solera.runner.loop import check_server
 from solera.task import Data
+from solera.testing import run_toy
 from solera.wire import digest
 from toys import Conv, World, images, mlp, same_bits
 
@@ -324,7 +325,7 @@ def overflow(world: World, k: str) -> None:
     """Make client k upload finite weights whose logits are not."""
     original = world.client
 
-    def client(name, seed, state):
+    def client(name, seed, state, place=None):
         c = original(name, seed, state)
         if name == k:
             c.train = Data(c.train.inputs[:0], c.train.labels[:0])  # nothing to train on: uploaded as it is
@@ -434,3 +435,21 @@ def test_it_beats_averaging_where_clients_differ(tmp_path):
     shared = accuracy(tmp_path / "b", FedDF(local, Distill(steps=200, batch=64)))
     assert max(alone) < 0.6
     assert min(shared) > max(alone) + 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(FedDF):
+    """Teachers that always say the first class."""
+
+    def teacher(self, models, copies):
+        def say(inputs):
+            probs = torch.zeros(len(inputs), 3)
+            probs[:, 0] = 1
+            return probs, torch.zeros(len(inputs))
+
+        return say
+
+
+def test_the_ensemble_that_is_measured_is_the_one_that_teaches(tmp_path):
+    found = run_toy(Constant(local=Local(epochs=1), fusion=Distill(steps=1)), tmp_path, rounds=1)
+    assert found.summary["ensembles"]["teachers"]["accuracy"] == pytest.approx(1 / 3)  # of three equal classes

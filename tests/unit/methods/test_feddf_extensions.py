@@ -273,7 +273,7 @@ def lying(scenario: Scenario, liars: tuple[str, ...], bias: float) -> Scenario:
     """These clients answer with finite weights of the right shape: the last layer 0, and `bias` for class 0."""
     honest = scenario.client
 
-    def client(k, seed, state):
+    def client(k, seed, state, place=None):
         c = honest(k, seed, state)
         if k in liars:
             truth = c.model

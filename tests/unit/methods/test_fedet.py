@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import json
+import math
 
 import pytest
 import torch
@@ -437,3 +439,41 @@ def test_a_method_can_need_only_what_is_known():
     with pytest.raises(ValueError, match=r"split = \"a miracle\".*'shared head'"):
         Traits(split="a miracle")
     assert (FedET().traits().split, FedET().traits().server_model) == ("shared head", "larger")
+
+
+# ---- another equation ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Last(FedET):
+    """Only the last teacher counts."""
+
+    def weights(self, probs, copies):
+        return torch.eye(len(probs), dtype=probs.dtype)[-1][:, None].expand(probs.shape[:2])
+
+
+def test_the_ensemble_that_is_measured_is_the_one_that_teaches(tmp_path):
+    """The last client's model alone: its accuracy is that of the ensemble."""
+    state, seen = run_toy(Last(LOCAL, Distill(steps=1)), tmp_path / "a", rounds=1), []
+    plain = run_toy(FedET(LOCAL, Distill(steps=1)), tmp_path / "b", rounds=1)
+    assert state.summary["ensembles"]["teachers"] != plain.summary["ensembles"]["teachers"]
+    for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines():
+        seen += [e for e in json.loads(line)["events"] if e["kind"] == "teachers"]
+    assert seen[0]["confidence"][-1] == 1.0
+    assert set(seen[0]["confidence"][:-1]) == {0.0}
+    assert seen[0]["agrees"][-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        (lambda self, probs, copies: probs.mean(-1).T, r"returned \(\d+, \d+\): a tensor \[teachers, samples\]"),
+        (lambda self, probs, copies: None, "returned NoneType"),
+        (lambda self, probs, copies: torch.ones(probs.shape[:2]), "must sum to 1 for each sample, and they sum to"),
+        (lambda self, probs, copies: torch.full(probs.shape[:2], math.nan), "they sum to nan"),
+    ],
+)
+def test_weights_that_are_none_are_refused(tmp_path, monkeypatch, weights, says):
+    monkeypatch.setattr(Last, "weights", weights)
+    with pytest.raises(ConfigError, match=says):
+        run_toy(Last(LOCAL, Distill(steps=1)), tmp_path, rounds=1)

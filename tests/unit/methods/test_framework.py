@@ -638,7 +638,7 @@ def test_a_client_with_non_finite_logits_is_neither_averaged_nor_a_teacher(tmp_p
     world = one_kind(tmp_path)
     original = world.client
 
-    def client(name, seed, state):
+    def client(name, seed, state, place=None):
         c = original(name, seed, state)
         if name == "c3":
             c.train = Data(c.train.inputs[:0], c.train.labels[:0])
@@ -661,7 +661,7 @@ def test_no_usable_upload_leaves_the_state(tmp_path):
     world = only(one_kind(tmp_path), "c3")
     original = world.client
 
-    def client(name, seed, state):
+    def client(name, seed, state, place=None):
         c = original(name, seed, state)
         c.train = Data(c.train.inputs[:0], c.train.labels[:0])
         huge = Conv(0)

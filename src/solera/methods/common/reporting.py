@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ...federation import Federation, Replies
-from ...parts.consensus import agreement
+from ...parts.consensus import Weighting, agreement, confidence_weights
 from ...parts.local import logits_of
 from ...parts.teachers import Rule
-from ...server import Server
+from ...server import Joint, Server
 from .fusion import side_by_side
 
 NOTED_SAMPLES = 128  # public samples on which the teachers are compared
@@ -18,23 +18,38 @@ NOTED_TEACHERS = 200
 
 
 def report_teachers(
-    models: Mapping[str, nn.Module], x: Replies, rule: Rule, d: Tensor, fed: Federation, server: Server
+    models: Mapping[str, nn.Module],
+    x: Replies,
+    rule: Rule,
+    d: Tensor,
+    fed: Federation,
+    server: Server,
+    teacher: Joint | None = None,
 ) -> None:
-    """Evaluate the ensemble of the teachers, and record how far they agree on the public samples d."""
+    """Evaluate the ensemble of the teachers, and record how far they agree on the public samples d.
+
+    `teacher` is a user's own equation in the place of the rule.
+    """
     members = [(fed.architecture(k), x[k].weights) for k in models]
     copies = [float(fed.copies.get(k, 1)) for k in models]
-    server.report_ensemble("teachers", members, rule, copies, names=list(models))
+    server.report_ensemble("teachers", members, rule, copies, names=list(models), teacher=teacher)
     note_teachers(models, d, fed, server)
 
 
-def note_teachers(models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> None:
+def note_teachers(
+    models: Mapping[str, nn.Module],
+    d: Tensor,
+    fed: Federation,
+    server: Server,
+    weights: Weighting = confidence_weights,
+) -> None:
     """Write each teacher's confidence and how often it dissents into the round's metrics, for some of the samples d."""
     some = d[:: max(1, len(d) // NOTED_SAMPLES)][:NOTED_SAMPLES]
     if len(some):
         inputs = server.public[some]
         logits = side_by_side(fed.seed, server, [partial(logits_of, model, inputs) for model in models.values()])
         copies = torch.tensor([fed.copies.get(k, 1) for k in models])
-        found = agreement(torch.stack(logits).double().softmax(-1), copies)
+        found = agreement(torch.stack(logits).double().softmax(-1), copies, weights)
         server.event(
             "teachers",
             clients=list(models)[:NOTED_TEACHERS],
