@@ -1,17 +1,17 @@
 """Every method on the same federation: accuracy, bytes and seconds side by side, three seeds, equal rounds.
 
-    python benchmarks/baselines.py                          # all methods; call it again to go on after a stop
+    python benchmarks/baselines.py                          # all methods; call it again to continue after a stop
     python benchmarks/baselines.py --only fedavg ditto      # some of them
     python benchmarks/baselines.py --write docs/results.md  # put the tables into the results page
 
 Twenty clients hold parts of the embedded Fashion-MNIST sample (Dirichlet, alpha 0.1), all of them take part in every
 round, ten rounds. A method that can handle different models gets three architectures, the others LeNet-5.
 
-Every method gets a learning rate of its own for the clients' training, each with the same budget: three rates, one
-seed, all rounds. They are tried on another half of the training samples, validated on a part of that half: no sample of
-a trial is in a run of the tables, neither to train on nor to test. The best rate is that with the highest mean accuracy
-of the last three rounds (of the models of a method, or of the clients' own); a run that ends early has none. All other
-settings are the methods' defaults where they are not the common ones below. What the trials gave is written to
+Every method gets its own learning rate for local training, each with the same budget: three rates, one seed, all
+rounds. The trials use another half of the training samples, with a part of that half for validation. So no sample of a
+trial is in a run of the tables, neither for training nor for testing. The best rate has the highest mean accuracy over
+the last three rounds (of the models of a method, or of the clients' own); a run that ends early does not count. All
+other settings are the common ones below, or else the methods' defaults. The results of the trials are written to
 benchmarks/results/baselines-rates.json.
 
 Every run uses one core, as many run at a time as there are cores. Accuracies are means over the last three rounds, then
@@ -137,7 +137,7 @@ def rates_of(name: str) -> dict[float, Tables]:
 
 
 def halves(out: pathlib.Path) -> tuple[Tables, Tables]:
-    """The embedded samples in two parts that share none, as folders: for trials, and for the tables."""
+    """The embedded samples in two disjoint parts, as folders: for trials, and for the tables."""
     data = load("fashion-mnist")
     order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))
     middle, end = len(order) * 4 // 10, len(order) // 2
@@ -156,14 +156,14 @@ def halves(out: pathlib.Path) -> tuple[Tables, Tables]:
 
 
 def write_idx(path: pathlib.Path, values: Tensor) -> None:
-    """Bytes as MNIST has them. A file that is there stays: runs that were stopped have read it."""
+    """Write bytes in MNIST's format. An existing file is kept: stopped runs have already read it."""
     if not path.exists():
         header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
         path.write_bytes(header + values.contiguous().numpy().tobytes())
 
 
 def reached(name: str, home: pathlib.Path) -> float:
-    """What a trial is judged by; 0 of one that ended early."""
+    """The score of a trial; 0 if it ended early."""
     if not (home / "summary.json").is_file():
         return 0.0
     rounds = last_rounds(home)
@@ -173,7 +173,7 @@ def reached(name: str, home: pathlib.Path) -> float:
 
 
 def tuned(names: list[str], half: Tables, more: Tables, out: pathlib.Path, workers: int) -> dict[str, float]:
-    """The best rate of each row; what every trial gave is noted."""
+    """The best rate of each row. The results of all trials are recorded."""
     seed: Tables = {"run": {"seed": TRIAL_SEED}}
     cases = {
         f"trials/{name}/lr{lr:g}": merged(BASE, half, ROWS[name][1], settings, seed, more)
@@ -188,7 +188,7 @@ def tuned(names: list[str], half: Tables, more: Tables, out: pathlib.Path, worke
         name: {"accuracy": {f"{lr:g}": round(a, 4) for lr, a in tried.items()}, "chosen": best[name]}
         for name, tried in found.items()
     }
-    if not more:  # a shortened trial is none
+    if not more:  # a shortened trial does not count
         NOTED.parent.mkdir(exist_ok=True)
         NOTED.write_text(json.dumps({name: noted[name] for name in ROWS if name in noted}, indent=1) + "\n")
     return best
@@ -226,7 +226,7 @@ def of_ensemble(rounds: list[RoundRecord]) -> float | None:
 
 
 def of_clients(rounds: list[RoundRecord], key: str) -> float | None:
-    """A figure of clients' own models; runs of older versions have no weighted mean."""
+    """A number about clients' own models; runs of older versions have no weighted mean."""
     return statistics.fmean(r.own[key] for r in rounds) if all(key in r.own for r in rounds) else None
 
 
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/baselines"))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, help="fewer rounds, to see whether everything runs")
+    parser.add_argument("--rounds", type=int, help="fewer rounds, to check that everything runs")
     parser.add_argument("--write", type=pathlib.Path, help="a page with the two marks: the tables go between")
     args = parser.parse_args()
     rounds = {"run": {"rounds": args.rounds}} if args.rounds else {}

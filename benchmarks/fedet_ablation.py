@@ -1,6 +1,6 @@
-"""What holds Fed-ET's server model below its own ensemble? One change at a time, at the quickstart's scale.
+"""Why is Fed-ET's server model worse than its own ensemble? One change at a time, at the quickstart's scale.
 
-    python benchmarks/fedet_ablation.py              # the main rows, all cores; call it again to go on after a stop
+    python benchmarks/fedet_ablation.py              # the main rows, all cores; call it again to continue after a stop
     python benchmarks/fedet_ablation.py --only fedet adam --seeds 0              # some of them
     python benchmarks/fedet_ablation.py --only all                               # the further ones too
     python benchmarks/fedet_ablation.py --only all --rounds 1 --seeds 0 --out /tmp/smoke   # does everything run?
@@ -42,12 +42,12 @@ def fedet(**settings: object) -> Tables:
 
 
 def fusion(**settings: object) -> Tables:
-    """`fusionlarge`, with Fed-ET's weights for teachers and small models unless told otherwise."""
+    """`fusionlarge`, by default with Fed-ET's weights for teachers and with its small models."""
     same = {"name": "fusionlarge", "fusion": ADAM, "ensemble": "confidence", "average": "uniform"}
     return {"method": {**same, "report_ensemble": True, **settings}}
 
 
-# name -> (what it is, its settings). First Fed-ET, then one change added after the other, then one taken back.
+# name -> (title, settings). First Fed-ET, then one more change in each row, then single changes undone.
 MAIN: dict[str, tuple[str, Tables]] = {
     "fedet": ("Fed-ET as in the paper: 128 steps of SGD, rate 0.005", fedet()),
     "fedet-rate": ("... with a rate of 0.05", fedet(fusion={"lr": 0.05})),
@@ -90,7 +90,7 @@ def report(homes: dict[str, list[pathlib.Path]]) -> str:
 
 
 def ensemble_accuracy(home: pathlib.Path, rounds: int = 3) -> float:
-    """As `last_accuracy`, of the teachers' joint prediction."""
+    """Like `last_accuracy`, for the teachers' joint prediction."""
     seen = [found["teachers"]["accuracy"] for r in read_run(home).rounds if (found := r.of("ensemble"))]
     return statistics.fmean(seen[-rounds:])
 
@@ -106,7 +106,7 @@ def main() -> None:
     names = list(CASES) if "all" in args.only else args.only
 
     cases = {}
-    for seed in args.seeds:  # seed by seed: a stopped study has whole comparisons
+    for seed in args.seeds:  # by seed: a stopped study has complete comparisons
         for name in names:
             run = {"run": {"seed": seed, "rounds": args.rounds, "checkpoint_every": args.rounds}}
             cases[f"{name}-{args.rounds}/{seed}"] = merged(BASE, run, CASES[name][1])

@@ -1,4 +1,4 @@
-"""Runs a list of configurations, several at once, skipping what is done: the engine room of the studies here."""
+"""Runs a list of configurations, several in parallel, and skips finished ones. The studies here use it."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ Tables = dict[str, Any]
 
 
 def merged(*tables: Tables) -> Tables:
-    """Later tables win, key by key."""
+    """All tables merged by key; later ones take precedence."""
     out: Tables = {}
     for t in tables:
         for key, value in t.items():
@@ -43,12 +43,12 @@ def _tell(state: Progress) -> None:
 
 
 def cpu_seconds(home: pathlib.Path) -> float:
-    """What a run cost one core; unlike the time on the clock it hardly feels other programs."""
+    """Processor seconds of a run; unlike wall-clock time they hardly depend on other programs."""
     return sum(r.cpu_s or 0.0 for r in read_run(home).rounds)
 
 
 def last_accuracy(home: pathlib.Path, model: str, rounds: int = 3) -> float:
-    """Mean accuracy of `model` over the last rounds: single rounds swing with who takes part."""
+    """Mean accuracy of `model` over the last rounds: single rounds vary with the sampled clients."""
     seen = [found[model]["accuracy"] for r in read_run(home).rounds if model in (found := r.of("model"))]
     return statistics.fmean(seen[-rounds:])
 
@@ -60,7 +60,7 @@ def spread(values: list[float], digits: int = 1) -> str:
 
 
 def put(page: pathlib.Path, mark: str, text: str) -> None:
-    """Replace what stands between the two comments of this name in a page."""
+    """Replace the text between the two comments of this name in a page."""
     begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
     head, rest = page.read_text().split(begin)
     page.write_text(f"{head}{begin}\n\n{text}\n{end}{rest.split(end)[1]}")

@@ -1,11 +1,11 @@
-"""What one overconfident liar does to FedDF, and which settings hold it: the table of docs/robustness.md.
+"""The effect of one overconfident malicious client on FedDF, and which settings help: the table of docs/robustness.md.
 
     python benchmarks/liar.py               # about three minutes on one core
     python benchmarks/liar.py --seeds 0     # one seed
 
-The toy federation of solera.testing: eight clients, four of each of two architectures, full participation, eight
-rounds, no validation set (but for drop_worst, which needs one). A liar's reply is finite and passes every check of
-shape and type: its last layer is zero, with a bias for class 0 only.
+It uses the toy federation of solera.testing: eight clients, four of each of two architectures, full participation,
+eight rounds, no validation set (except for drop_worst, which needs one). The reply of a malicious client is finite and
+passes every check of shape and type: its last layer is zero, with a bias only for class 0.
 """
 
 import argparse
@@ -45,7 +45,7 @@ LIARS = ("c02", "c05")  # one of each architecture
 
 
 class Lying:
-    """A scenario in which some clients lie."""
+    """A scenario in which some clients are malicious."""
 
     def __init__(self, scenario: Scenario, liars: tuple[str, ...], bias: float):
         self.scenario, self.liars, self.bias, self.roster = scenario, liars, bias, scenario.roster
@@ -54,13 +54,13 @@ class Lying:
         c = self.scenario.client(k, seed, state, place)
         if k in self.liars:
             truth = c.model
-            c.train = Data(c.train.inputs[:0], c.train.labels[:0])  # a lie takes no training
+            c.train = Data(c.train.inputs[:0], c.train.labels[:0])  # a malicious client does not train
             c.model = lambda weights=None: claim(truth(weights), self.bias)  # type: ignore[method-assign]
         return c
 
 
 def claim(model: nn.Module, bias: float) -> nn.Module:
-    """The model, made to answer class 0 to everything."""
+    """The model, changed so that it predicts class 0 for every sample."""
     last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
     with torch.no_grad():
         last.weight.zero_()
@@ -88,7 +88,7 @@ def accuracy(settings: dict, liars: int, bias: float, seed: int) -> float:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="One overconfident liar against FedDF.")
+    parser = argparse.ArgumentParser(description="FedDF with one overconfident malicious client.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     seeds = parser.parse_args().seeds
     torch.set_num_threads(1)

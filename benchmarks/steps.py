@@ -1,10 +1,10 @@
-"""What a training step, and asking a model, costs in other ways: two tables of docs/performance.md.
+"""The cost of a training step and of a forward pass, implemented in other ways: two tables of docs/performance.md.
 
     python benchmarks/steps.py                               # about two minutes on one core
     python benchmarks/steps.py --write docs/performance.md
 
-One thread, minibatches of 32, plain SGD. All ways take turns, and a ratio compares laps of the same turn: how many
-times as long as ours (`solera.parts.local.fit` and `logits_of`) it takes for the same number of samples.
+One thread, minibatches of 32, plain SGD. All ways are timed in turn, and a ratio compares times of the same lap: how
+many times as long as ours (`solera.parts.local.fit` and `logits_of`) a way takes for the same number of samples.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def ours(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def usual_layout(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """The same with the channels outermost."""
+    """The same in torch's usual layout (contiguous, channels first)."""
     ours(usual(model), x, y)
 
 
@@ -59,7 +59,7 @@ def as_first_written(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def torchs_optimizer(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Ours but for the optimizer: torch's fused one."""
+    """Ours, but with torch's fused optimizer."""
     optimizer = torch.optim.SGD(model.parameters(), LR, fused=True)
     for xs, ys in zip(x.split(BATCH), y.split(BATCH), strict=True):
         optimizer.zero_grad()
@@ -68,7 +68,7 @@ def torchs_optimizer(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def flat(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """All parameters and all gradients in one piece of memory each: an update is one operation."""
+    """All parameters in one buffer and all gradients in another: an update is one operation."""
     parameters = list(model.parameters())
     values = torch.cat([p.detach().reshape(-1) for p in parameters])
     slopes = torch.zeros_like(values)
@@ -108,7 +108,7 @@ WAYS: dict[str, Way] = {
 
 
 def ask(batch: int, layout: Callable[[nn.Module], nn.Module] = lambda model: model) -> Way:
-    """A pass without gradients, so many samples at a time."""
+    """A forward pass without gradients, with this batch size."""
     return lambda model, x, y: logits_of(layout(model), x, batch)
 
 
@@ -120,16 +120,16 @@ ASKING: dict[str, Way] = {
 
 
 def seconds(way: Way, model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Of one lap, for each sample."""
+    """Seconds of one lap, per sample."""
     began = time.perf_counter()
     way(model, x, y)
     return (time.perf_counter() - began) / len(y)
 
 
 def measure(name: str, ways: dict[str, Way], reference: Way, times: int, laps: int) -> list[str]:
-    """How many times as long as the reference each way takes, median and quartiles."""
+    """How many times as long as the reference each way takes: median and quartiles."""
     norm, shape, samples = MODELS[name]
-    # A whole number of minibatches for each of the clients that are trained together.
+    # Complete minibatches for each of the clients that are trained together.
     samples = times * -(-samples // (BATCH * TOGETHER)) * BATCH * TOGETHER
     g = torch.Generator().manual_seed(0)
     x, y = torch.rand(samples, *shape, generator=g), torch.randint(10, (samples,), generator=g)

@@ -1,13 +1,13 @@
-"""A small, honest study: the methods side by side, three seeds, two degrees of skew, equal rounds, with bytes.
+"""A small comparison of the methods: three seeds, two degrees of skew, equal rounds, with bytes.
 
     python benchmarks/study.py                                  # embedded Fashion-MNIST only
     python benchmarks/study.py --part personal                  # a model for each client, in MNFL's two cases
     python benchmarks/study.py --cifar10 DIR --cifar100 DIR     # and CIFAR-10, distilled on CIFAR-100 (parquet folders)
     python benchmarks/study.py ... --write docs/results.md      # put the tables into the results page
 
-Call it again to go on after a stop: finished runs are not repeated. Every run uses one core, two run at a time.
-What is measured: the mean over the last three rounds (single rounds swing with who takes part), over seeds with its
-standard deviation; bytes are those of all rounds, both ways, as encoded.
+Call it again to continue after a stop: finished runs are not repeated. Every run uses one core, and two run in
+parallel. Accuracies are means over the last three rounds (single rounds vary with the sampled clients), then over seeds
+with the standard deviation. Bytes are those of all rounds, in both directions, as encoded.
 """
 
 import argparse
@@ -60,7 +60,7 @@ GLOBAL: dict[str, tuple[str, str, Tables]] = {
     ),
 }
 
-# A model for each client, four architectures, judged on the client's own test split: MNFL's two cases (section 5.1).
+# A model for each client, four architectures, scored on the client's own test split: MNFL's two cases (section 5.1).
 CASES: dict[str, tuple[str, Tables]] = {
     "two-classes": ("two classes at each client", {"kind": "classes", "classes_per_client": 2}),
     # 4: the smallest whole number with which all classes are at each client, in all three seeds
@@ -127,7 +127,7 @@ def global_cases(sets: dict[str, Tables]) -> dict[str, Tables]:
 
 
 def personal_cases(sets: dict[str, Tables]) -> dict[str, Tables]:
-    """Every run with a model for each client, by name; seed by seed, so that a part of them is a comparison too."""
+    """Every run with a model for each client, by name. Ordered by seed, so that a part of them is also a comparison."""
     found: dict[str, Tables] = {}
     for data in sets:
         for seed in SEEDS:
@@ -176,7 +176,7 @@ def global_tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out
 
 
 def personal_tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], out: pathlib.Path) -> str:
-    """The same; where seeds are missing, it is said how many there are."""
+    """The same for a model for each client. If seeds are missing, a row says how many there are."""
     lines: list[str] = []
     for data in sets:
         for case, (words, _) in CASES.items():
@@ -200,12 +200,12 @@ def personal_tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]], o
 
 
 def _stage(run: dict[str, Any], stage: str) -> dict[str, Any]:
-    """How good the clients' models were at that point of the last round; who only trains is judged after training."""
+    """Accuracies of the clients' models at that stage of the last round; without distillation, after training."""
     return run.get("personal_stages", {"after_training": run["personal"]}).get(stage, {})
 
 
 def _objective_table(homes: list[pathlib.Path]) -> list[str]:
-    """What the coefficients are worth in MNFL's runs, after the first and the last round."""
+    """The loss and the objective of the coefficients in MNFL's runs, after the first and the last round."""
     if not homes:
         return []
     lines = [
@@ -241,8 +241,8 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, default="global", help="one model for all, or one for each client")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/study"))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, help="fewer rounds, to see whether everything runs")
-    parser.add_argument("--finished", action="store_true", help="run nothing: the tables of what is there")
+    parser.add_argument("--rounds", type=int, help="fewer rounds, to check that everything runs")
+    parser.add_argument("--finished", action="store_true", help="run nothing: only write the tables of finished runs")
     parser.add_argument("--write", type=pathlib.Path, help="a page with the part's two marks: the tables go between")
     parser.add_argument("--record", type=pathlib.Path, help="a JSON file for the runs' summaries")
     args = parser.parse_args()

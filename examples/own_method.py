@@ -1,10 +1,11 @@
 """A method of your own in one file: FedAvg whose server keeps an exponential average of its models.
 
-The rules are few. Hyper-parameters are fields, `State` is all that a checkpoint holds, `round` returns a new state,
-client work is a `@task` whose annotations are the messages. What you get for it: every engine, exact resume, byte
-counts, bad clients dropped by name; and `solera.testing.check_method` to tell you if you broke a rule.
+There are few rules. Hyper-parameters are fields, `State` is everything that a checkpoint holds, `round` returns a new
+state, and client work is a `@task` whose annotations are the types of the messages. In return you get every engine,
+exact resume, byte counts, and invalid replies dropped with the client's name. `solera.testing.check_method` checks the
+rules.
 
-Run it with `python examples/own_method.py`. A package of yours would declare it as an entry point instead:
+Run it with `python examples/own_method.py`. A package would declare the method as an entry point instead:
 
     [project.entry-points."solera.methods"]
     slowavg = "your_package.slowavg:SlowAvg"
@@ -25,7 +26,7 @@ from solera.wire import like
 
 @dataclass(frozen=True)
 class Trained:
-    weights: Weights = like("weights")  # must have the names and shapes of what was sent
+    weights: Weights = like("weights")  # must have the names, shapes and dtypes of the argument `weights`
 
 
 @task("own_method.train")
@@ -38,10 +39,10 @@ def train(client: Client, weights: Weights, local: Local) -> Trained:
 @register("slowavg")
 @dataclass(frozen=True)
 class SlowAvg(Method):
-    """Averaging, with a server that moves only part of the way."""
+    """Averaging with a server that takes only a part of the step."""
 
     local: Local = field(default_factory=Local)
-    keep: float = 0.5  # how much of the old model stays
+    keep: float = 0.5  # weight of the old model
 
     about: ClassVar[About] = About(title="SlowAvg", paper="an example", wire="model down, model up", state="nothing")
 
@@ -50,7 +51,7 @@ class SlowAvg(Method):
         weights: dict[str, Weights]
 
     def traits(self) -> Traits:
-        return Traits(replies="means")  # and otherwise no needs: any models, no public data
+        return Traits(replies="means")  # defaults for the rest: any models, no public data
 
     def init(self, fed: solera.Federation, server: solera.Server) -> State:
         return self.State({A: server.init(A) for A in server.architectures})
@@ -73,7 +74,7 @@ class SlowAvg(Method):
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         check_method(SlowAvg(), folder)
-    print("slowavg keeps every promise: the same bits on every engine, after every resume")
+    print("slowavg passes every check: the same bits on every engine and after every resume")
 
 
 if __name__ == "__main__":

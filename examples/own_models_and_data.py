@@ -1,4 +1,4 @@
-"""Your own models, your own data, in one page: three different networks learn together without sharing data.
+"""Your own models and your own data in one file: three different networks learn together without sharing data.
 
 Run it with `python examples/own_models_and_data.py`; it takes a few seconds.
 """
@@ -12,7 +12,7 @@ from solera.parts.distill import Distill
 from solera.parts.local import Local
 
 
-# Any nn.Module will do. Nothing has to be named or split in a particular way.
+# Any nn.Module works. It needs no particular names and no particular structure.
 class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()

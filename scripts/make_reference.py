@@ -1,13 +1,13 @@
-"""Write the parts of docs/ that are facts about the code, so that they cannot grow old unnoticed.
+"""Write the parts of docs/ that are generated from the code, so that they stay up to date.
 
     python scripts/make_reference.py           writes them
-    python scripts/make_reference.py --check   only says which are old (exit code 1); tests/docs does the same
+    python scripts/make_reference.py --check   only lists outdated pages (exit code 1); tests/docs does the same
 
-`docs/configuration.md` is written whole. In other pages it is what stands between the marks
-`<!-- generated: NAME -->` and `<!-- end -->`: change the code, or this script, not the text in between.
+The whole of `docs/configuration.md` is generated. In other pages it is the text between the marks
+`<!-- generated: NAME -->` and `<!-- end -->`: change the code or this script, not that text.
 
-What a setting means is the comment beside its field in the code; MEANINGS has it where there is none, or where a user
-needs more than a reader of the code does.
+The meaning of a setting is the comment beside its field in the code. MEANINGS has it where there is no comment, or
+where a user needs more than a reader of the code.
 """
 
 import argparse
@@ -42,39 +42,39 @@ OF_US = "solera.methods."  # methods of users (or of tests) are not part of the 
 MEANINGS = {
     "run.seed": "fixes the partition, the initial weights and every random choice of the run",
     "run.rounds": "communication rounds",
-    "run.name": "shown, and part of the run directory's default name; the recipe's name unless given",
+    "run.name": "shown, and part of the run directory's default name; default: the recipe's name",
     "run.eval_clients": "how many clients' personal models are scored (methods with personal models); 0: none",
     "data.name": "a [named data set](data.md), a hub id `owner/name` or a [path](plug-ins.md)",
-    "data.path": "a folder to read it from; unless given, the [usual places](data.md#where-a-set-is-looked-for)",
+    "data.path": "the folder to read it from; default: the [usual places](data.md#where-a-set-is-looked-for)",
     "data.train_size": "a balanced sample of this size instead of the whole training set",
     "data.test_size": "a balanced sample of this size instead of the whole test set",
     "partition.kind": "how the training samples are divided, see [partitions](data.md#partitions)",
-    "partition.clients": "number of clients, K: 20 unless given; kind `user`: every user, or so many of them, drawn",
+    "partition.clients": "number of clients, K; default: 20; kind `user`: all users, or a random sample of so many",
     "partition.alpha": "of the Dirichlet draws (kinds `dirichlet` and `quantity`): small = skewed, large = equal",
-    "partition.variant": "which of the three Dirichlet divisions (kind `dirichlet`)",
+    "partition.variant": "which of the three Dirichlet partitions (kind `dirichlet`)",
     "partition.classes_per_client": "kind `classes`: every client holds samples of exactly so many classes",
-    "partition.min_size": "least samples of a client (kinds `iid`, `quantity`, `classes` and variant `class`); kind "
+    "partition.min_size": "fewest samples of a client (kinds `iid`, `quantity`, `classes` and variant `class`); kind "
     "`user`: users with fewer are left out",
     "public.source": "where the public samples come from, see [public data](data.md#public-data)",
     "public.name": "source `dataset`: its name, hub id or [path](plug-ins.md)",
     "public.path": "source `dataset`: the folder to read it from; source `generator`: its file",
-    "public.size": "held-out: taken out of the training set (a fifth of it unless given); dataset: kept (all unless "
-    "given); noise: made (must be given)",
+    "public.size": "number of samples. held-out: taken out of the training set (default: a fifth of it); dataset: kept "
+    "(default: all); noise and generator: generated (no default)",
     "public.labels": "keep the labels, for methods that need labelled public data",
-    "data.augment": "what clients' training images go through at each step, in this order, see "
+    "data.augment": "random changes of clients' training images at each step, in this order, see "
     "[augmentation](data.md#augmentation)",
-    "public.augment": "what public images go through, in this order: once, or at each step (`fresh`)",
-    "public.fresh": "at each step anew, not once; noise and generated images are made anew as well",
-    "public.noise": "source `noise`: uniform in [0, 1], or Gaussian rescaled to [0, 1] batch by batch",
+    "public.augment": "random changes of public images, in this order: once, or at each step (`fresh`)",
+    "public.fresh": "new random changes (and new noise or generated images) at each step, not only once",
+    "public.noise": "source `noise`: uniform in [0, 1], or Gaussian, rescaled to [0, 1] in each batch",
     "models.clients": "architectures by name or [path](plug-ins.md), dealt to the clients; repeat one to give it more "
     "clients",
-    "models.server": "an architecture of the server's own, for methods that train one; a name or a path",
+    "models.server": "the architecture of the server's own model, for methods that train one; a name or a path",
     "models.norm": "normalisation layers of the architectures that have such layers",
     "models.head": "`shared`: one representation layer of the same shape in every model, see [heads](models.md#heads)",
     "models.assign": "`even`: in turn; `random`: each client draws one",
-    "federation.min_replies": "fewer valid replies than this make an exchange, and with it the round, void",
+    "federation.min_replies": "with fewer valid replies an exchange, and so the round, is void",
     "federation.max_empty_rounds": "stop (exit code 5, resumable) after so many void rounds in a row",
-    "engine.name": "`inprocess`, `threads`, `processes`, or [your own](own-engine.md), which has settings of its own; "
+    "engine.name": "`inprocess`, `threads`, `processes`, or [your own](own-engine.md), which has its own settings; "
     "`auto`: `inprocess` with one worker; with more, `processes` on Linux and `threads` elsewhere",
     "Local.epochs": "passes over the client's data",
     "Local.steps": "minibatches, instead of epochs",
@@ -82,8 +82,8 @@ MEANINGS = {
     "Local.lr": "learning rate, constant",
     "Local.momentum": "of SGD",
     "Local.weight_decay": "L2 penalty inside the optimizer",
-    "Local.optimizer": "a new one for every training: no state is carried from round to round",
-    "Distill.steps": "minibatches of public samples; 0 switches distillation off where the method allows it",
+    "Local.optimizer": "a new one for every training: its state is not kept between rounds",
+    "Distill.steps": "minibatches of public samples; 0 turns distillation off, if the method allows it",
     "Distill.batch": "public samples in a minibatch",
     "Distill.optimizer": "a new one for every distillation",
     "Distill.lr": "learning rate at the first step",
@@ -91,29 +91,29 @@ MEANINGS = {
     "Distill.weight_decay": "L2 penalty inside the optimizer",
     "Distill.schedule": "`cosine` ends at 0 with the last step",
     "Distill.temperature": "T of the softmax on both sides",
-    "Distill.patience": 'stop that many steps after the best look at the validation set; "none": never',
+    "Distill.patience": 'stop that many steps after the best evaluation on the validation set; "none": never',
     "Distill.student_norm": "BatchNorm statistics of the student: `train` has them follow the public samples",
-    "*.average": "by number of examples, or every client the same",  # of any method that says nothing else
-    "*.ensemble": "how the teachers' answers are joined",
-    "*.include_average": "the average of the clients' models teaches as well",
-    "*.include_clients": "the clients' models teach as well",
+    "*.average": "weighted by number of examples, or equal weights",  # for methods without an entry of their own
+    "*.ensemble": "how the teachers' predictions are combined",
+    "*.include_average": "the average of the clients' models is a teacher, too",
+    "*.include_clients": "the clients' models are teachers, too",
     "*.kind": "which of them",
     "*.posterior": "the distribution around the clients' models from which teachers are drawn",
     "*.samples": "how many are drawn each round",
     "*.save_ensemble": "keep the ensemble's models, and save them with the others",
-    "*.rule": "how the models' answers are joined",
-    "*.report_ensemble": "measure the models' joint prediction each round (costs a pass of each)",
+    "*.rule": "how the models' predictions are combined",
+    "*.report_ensemble": "evaluate the ensemble each round (costs a forward pass of each model)",
     "fedprox.mu": "weight of the proximal term mu/2 ||w - w_t||^2",
     "fedprox.straggler_fraction": "share of the cohort that does a random part of the epochs (or steps): at least one, "
     "at most one less than all",
     "fedavgm.momentum": "beta of the server's momentum",
     "scaffold.server_lr": "step size of the server, eta_g",
     "scaffold.allow_momentum": "let option II run with an optimizer other than plain SGD, which it assumes",
-    "feddf.average": "the students' start: by number of examples, every client the same, or the median number by "
-    "number; teachers always count the same",
+    "feddf.average": "the students' initial weights: mean weighted by examples, mean with equal weights, or the median "
+    "of each weight; teachers always have equal weights",
     "feddf.student_init": "where the student of a round starts: the average of this round, or the last fused model",
-    "feddf.drop_threshold": "of `drop_worst`: least validation accuracy, in multiples of chance",
-    "feddf.drop_outliers": "where `drop_worst` drops nobody: drop those far below the others",
+    "feddf.drop_threshold": "of `drop_worst`: minimum of validation accuracy, in multiples of chance",
+    "feddf.drop_outliers": "if `drop_worst` drops no client: drop those far below the others",
     "feddf.distill_absent": "also distil architectures that had no client this round",
 }
 
@@ -282,21 +282,21 @@ $ solera run toy --rounds 3 --set partition.alpha=1 --set method.fusion.steps=10
 $ solera run toy --set method.name=fedprox --set method.mu=0.1 --seed 7
 ```
 
-- Every setting but `method.name` has a default; what a file leaves out has that value. The run directory's
-  `config.toml` holds all of them, as they were used.
+- Every setting except `method.name` has a default. The run directory's `config.toml` holds all settings of the run.
 - Unknown keys, wrong types and impossible values are refused before any work, in one line that names the key, the
   value and the nearest valid key (exit code 2).
-- TOML has no null. Where "none" is among the values below, the string `"none"` switches the setting off; leaving the
+- TOML has no null. Where "none" is among the values below, the string `"none"` turns the setting off; leaving the
   key out gives the default.
-- `--set` takes a dotted key and a TOML value; what is not valid TOML is taken as a string, so that
+- `--set` takes a dotted key and a TOML value; a value that is not valid TOML is a string, so that
   `--set method.name=feddf` needs no quotes. A list is written `--set 'models.clients=["mlp", "resnet8"]'`.
 - `--set method.name=...` on a recipe of another method keeps the federation (data, partition, models, ...) and
-  `[method.local]`, how clients train; the rest of `[method]` is the other method's own. With the first one's fusion it
-  would be a straw man.
-- What the method needs and nobody has set gets a sensible value, in a file and with `--set` alike: `data.client_test`
-  for a method that is judged by clients' own models, `models.server` for one with a large model, `models.head`,
-  `models.norm`, `public.source`, `public.labels`, and a smaller `method.K` where clients are few. A line says what was
-  set and why, and `config.toml` has it. What you have set yourself stays: then the run is refused with the reason.
+  `[method.local]`, the local training. The other settings of `[method]` get the new method's defaults: those of the
+  first method would make the comparison unfair.
+- Settings that the method needs and you have not set get a value, in a file and with `--set`: `data.client_test` for a
+  method that is scored by clients' own models, `models.server` for one with a large model, `models.head`,
+  `models.norm`, `public.source`, `public.labels`, and a smaller `method.K` if there are few clients. A line says what
+  was set and why, and `config.toml` has it. Your own settings are never changed: if they do not fit, the run is refused
+  with the reason.
 - `--rounds`, `--seed`, `--engine`, `--workers` are short for `run.rounds`, `run.seed`, `engine.name`, `engine.workers`.
 - `--dry-run` checks the whole run without training and [prints what it will send](scale.md#before-the-run).
 - Relative paths are relative to where the command is run; they are stored as absolute ones.

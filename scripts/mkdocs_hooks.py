@@ -1,10 +1,10 @@
-"""What the site needs beyond mkdocs: files of the repository, and diagrams and equations without scripts.
+"""Additions to mkdocs for the site: files of the repository, and diagrams and equations without scripts.
 
 The pages are also read in the repository, where a link to `../../src/solera/methods/feddf.py` leads to the file. In the
-site such a link leads to a page made here, which shows the file; and where a page has a line
-`<!-- whole file: ../../src/solera/methods/feddf.py -->`, the file's text stands there. Diagrams (mermaid), which code
-hosts draw, become tables here: to draw them, the theme would fetch a program from the network. Equations (LaTeX between
-dollar signs), which code hosts typeset, become MathML, which browsers typeset by themselves.
+site such a link leads to a generated page that shows the file. A line
+`<!-- whole file: ../../src/solera/methods/feddf.py -->` in a page is replaced by the file's text. Diagrams (mermaid)
+become tables: to draw them, the theme would fetch a program from the network. Equations (LaTeX between dollar signs)
+become MathML, which browsers typeset without a script.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 
 try:
     from latex2mathml.converter import convert
-except ImportError:  # said by on_config, in one line
+except ImportError:  # on_config reports it in one line
     convert = None
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,7 +88,7 @@ def as_table(diagram: str) -> str:
 
 
 def mathml(latex: str, display: str) -> str:
-    """An equation as MathML. What the converter does not know is an error, where it would print the command."""
+    """An equation as MathML. An unknown command is an error; the converter alone would print it."""
     try:
         made = convert(latex.strip(), display=display)
     except Exception as problem:  # its own exceptions do not say which equation
@@ -120,7 +120,7 @@ class Equations(Extension):
 
 
 def on_config(config: Any) -> Any:
-    """Typeset equations, or say what is missing for it."""
+    """Set up the equations, or say which package is missing."""
     if convert is None:
         raise PluginError("the site needs latex2mathml to typeset equations: pip install 'solera[docs]'")
     config.markdown_extensions.append(Equations())
@@ -128,7 +128,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Make a page for every file outside of docs/ that some page links to."""
+    """Make a page for every file outside docs/ that a page links to."""
     wanted = set()
     for file in files.documentation_pages():
         found = {outside(file.src_uri, target) for target in links(file.content_string)}
@@ -139,7 +139,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Lead links out of docs/ to the pages made for them, write diagrams as tables, and show files whole."""
+    """Point links out of docs/ to their generated pages, write diagrams as tables, and insert whole files."""
     here = page.file.src_uri
     if here.startswith("code/"):
         return markdown

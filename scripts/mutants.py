@@ -1,18 +1,18 @@
-"""Change the source in one place, run the tests of that file, and see whether they notice: a mutation tester.
+"""A mutation tester: change the source in one place, run the tests of that file, and check whether they fail.
 
     python scripts/mutants.py                        all files, 25 mutants each; about two hours on two cores
     python scripts/mutants.py --per-file 6 parts     a small sample of the files whose path holds "parts"
     python scripts/mutants.py --minutes 20           as many as fit, evenly over the files
     python scripts/mutants.py --again                only what survived before: after new tests were written
 
-Which mutants are tried follows from `--seed`, file by file, so two trees are compared on the same sample. Results are
-appended to `--results`; a second call goes on where the first one ended. A survivor that cannot be killed (equal in
-all it does, or only slower) has its reason in benchmarks/results/mutants.json. Exit code 1: a survivor has none.
+`--seed` determines the mutants of each file, so two versions are compared on the same sample. Results are appended to
+`--results`; a second call continues where the first one ended. A survivor that cannot be killed (it behaves the same,
+or is only slower) has its reason in benchmarks/results/mutants.json. Exit code 1: a survivor has no reason.
 
-The work tree is never changed: torch and pytest are loaded once, each mutant is a fork that compiles the changed
-source and hands it to whoever imports the module. (Considered: cosmic-ray rewrites the file and starts an interpreter
-for each mutant, which is seconds of importing torch for tests of a second; mutmut changes bodies of functions only, not
-the defaults of a dataclass. Neither draws a fixed number from each file and judges it by that file's own tests.)
+The work tree is never changed: torch and pytest are loaded once, and each mutant is a fork that compiles the changed
+source and gives it to every importer of the module. (Considered: cosmic-ray rewrites the file and starts an interpreter
+for each mutant, so it imports torch for seconds before a test of one second; mutmut changes only function bodies, not
+the defaults of a dataclass. Neither draws a fixed number from each file and tests it with that file's own tests.)
 """
 
 import argparse
@@ -156,7 +156,7 @@ def _called(node: ast.AST) -> list[str]:
 
 
 def _only_talks(node: ast.AST) -> bool:
-    """Messages, checks that only refuse, types and documentation: not what these tests are about."""
+    """Whether to skip a node: messages, checks that only refuse, types and documentation."""
     if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr):
         return True
     if isinstance(node, ast.keyword) and node.arg in ("strict", "reason"):
@@ -292,7 +292,7 @@ def mutant_at(file: str, text: str, name: str, index: int) -> Mutant:
 
 
 def sample(file: str, number: int, seed: int) -> list[Mutant]:
-    """So many mutants of a file, in turn of each kind.
+    """This many mutants of a file, taking the kinds in turn.
 
     A larger number only adds some, and so does a change of other lines: the order is that of the hashes of the ids.
     """
@@ -376,7 +376,7 @@ class Running:
     limit: float  # seconds of CPU time
 
     def verdict(self, status: int, late: bool, seconds: float) -> dict[str, Any]:
-        """What came of it."""
+        """The verdict."""
         text = (self.folder / "output").read_text(encoding="utf-8", errors="replace")
         by = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
         cut_off = late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL))
@@ -386,7 +386,7 @@ class Running:
 
 
 def start(mutant: Mutant | None, file: str, tests: list[str], limit: float) -> tuple[int, Running]:
-    """Fork, and run the tests there; the fork leads a group of its own, so that all of it can be ended."""
+    """Fork, and run the tests there. The fork has its own process group, so that all of it can be ended."""
     folder = Path(tempfile.mkdtemp(prefix="mutant-"))
     process = os.fork()
     if process:
@@ -414,7 +414,7 @@ def start(mutant: Mutant | None, file: str, tests: list[str], limit: float) -> t
 
 
 def run(jobs: Iterator[tuple[Mutant | None, str, list[str], float]], workers: int) -> Iterator[tuple[Running, dict]]:
-    """Work through the jobs, so many at a time, and hand out what came of each."""
+    """Run the jobs, this many in parallel, and yield the outcome of each."""
     running: dict[int, Running] = {}
     try:
         while True:
@@ -476,7 +476,7 @@ def summary(drawn: list[Mutant], results: dict[str, dict[str, Any]], reasons: di
 
 
 def outdated(reasons: dict[str, Any]) -> list[str]:
-    """Reasons whose mutant is no more, because its line has changed."""
+    """Reasons whose mutant no longer exists, because its line has changed."""
     texts = {entry["file"]: SOURCE / "solera" / entry["file"] for entry in reasons.values()}
     there = {name for f, p in texts.items() if p.is_file() for name, _ in places(f, p.read_text(encoding="utf-8"))}
     return [name for name in reasons if name not in there]
@@ -493,7 +493,7 @@ def main() -> None:
     parser.add_argument("only", nargs="*", help="only files whose path holds one of these")
     parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn (default: %(default)s)")
     parser.add_argument("--per-file", type=int, default=25, help="mutants of each file (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, help="start none after so many minutes")
+    parser.add_argument("--minutes", type=float, help="start no mutant after so many minutes")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="at a time (default: %(default)s)")
     parser.add_argument("--results", type=Path, help="default: build/mutants-SEED.jsonl")
     parser.add_argument("--again", action="store_true", help="try only what survived before")
@@ -521,12 +521,12 @@ def main() -> None:
     text, still = summary(drawn, results, reasons)
     print(text)
     if old := outdated(reasons):
-        print(f"\nreasons of mutants that are no more (take them out of {asked.explain.name}): {', '.join(old)}")
+        print(f"\nreasons of mutants that no longer exist (remove them from {asked.explain.name}): {', '.join(old)}")
     sys.exit(1 if still else 0)
 
 
 def _work(todo: list[Mutant], path: Path, results: dict[str, Any], workers: int, minutes: float | None) -> None:
-    """Try the mutants and write down what came of them."""
+    """Try the mutants and record the verdicts."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exit ends the forks too
     sys.path[:0] = [str(SOURCE), str(ROOT / "tests")]
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # for programs the tests start
@@ -554,7 +554,7 @@ def _work(todo: list[Mutant], path: Path, results: dict[str, Any], workers: int,
     def jobs() -> Iterator[tuple[Mutant, str, list[str], float]]:
         for mutant in todo:
             if time.monotonic() > end:
-                print("the time is over; call again to go on")
+                print("the time is over; call again to continue")
                 return
             yield mutant, mutant.file, tests[mutant.file], limits[tuple(tests[mutant.file])]
 

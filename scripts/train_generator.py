@@ -1,7 +1,7 @@
 """Train a small image generator on public images, for FedDF's distillation on generated images (its Figure 5).
 
-It learns from those training images that a federation of `--federated` samples leaves over (0: from all of a data set
-that no client holds), so that clients and generator share no image. A run then uses it with the same seed and
+It learns from the training images that a federation of `--federated` samples does not use (0: all images, of a data set
+that no client holds). So clients and generator share no image. A run then uses it with the same seed and
 
     --set data.train_size=8000 --set public.source=generator --set public.path=generator.safetensors
     --set public.size=2000
@@ -30,7 +30,7 @@ LR, BETAS = 2e-4, (0.5, 0.999)
 def leftover(labels: Tensor, federated: int, seed: int) -> Tensor:
     """Indices of the training samples that a run with data.train_size = `federated` and this seed does not use."""
     if not 0 <= federated < len(labels):
-        raise ConfigError(f"--federated {federated}: of {len(labels)} samples some must be left over")
+        raise ConfigError(f"--federated {federated}: must be at least 0 and below {len(labels)}, the number of samples")
     left = torch.ones(len(labels), dtype=torch.bool)
     if federated:
         left[balanced(labels, federated, seed)] = False

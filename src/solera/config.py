@@ -1,8 +1,8 @@
 """Configuration: strict TOML into frozen dataclasses, and back.
 
-Whatever is unknown, of the wrong type or out of range is refused before any work, in one line that names the key,
-the value and the nearest valid key. TOML has no null: a setting that may be absent is left out, or is switched off
-with the string "none" where leaving it out would mean its default.
+A key that is unknown, or a value of the wrong type or out of range, is refused before any work. The error is one line
+with the key, the value and the nearest valid key. TOML has no null: an optional setting is left out, or turned off with
+the string "none" if its default is not None.
 """
 
 import copy
@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 import tomli_w
 from annotated_types import Ge, Le
 
-from . import methods  # noqa: F401  (importing them is what registers them)
+from . import methods  # noqa: F401  (the import registers them)
 from .data.partition import PartitionConfig
 from .data.public import PublicConfig
 from .data.sources import source_info
@@ -58,7 +58,7 @@ D = TypeVar("D", DataConfig, PublicConfig)
 
 @settings
 class RunConfig:
-    """How long to run, from which seed, and how often to measure and to save."""
+    """How many rounds to run, with which seed, and how often to evaluate and to save."""
 
     seed: Annotated[int, Ge(0), Le(2**63 - 1)] = 0
     rounds: PositiveInt = 10
@@ -69,11 +69,11 @@ class RunConfig:
     stop: StopConfig = dataclasses.field(default_factory=StopConfig)
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with the name."""
+        """Whether the name is invalid."""
         if self.name and not NAME.fullmatch(self.name):
             yield (
-                f"name = {show(self.name)}: letters, digits, spaces, '.', '_' and '-' only, at most 64, "
-                "and a letter or digit first"
+                f"name = {show(self.name)}: only letters, digits, spaces, '.', '_' and '-', at most 64 characters, "
+                "beginning with a letter or digit"
             )
 
 
@@ -90,7 +90,7 @@ class Config:
     method: Any  # an instance of a registered method: its fields are the hyper-parameters
     engine: EngineSettings  # an instance of a registered engine's settings
     track: TrackConfig
-    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # what was decided for the method, and why
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # what was set for the method, and why
 
 
 TABLES: dict[str, type] = {
@@ -108,11 +108,11 @@ TABLES: dict[str, type] = {
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """The configuration in `source`: a recipe's name, a TOML file, or the tables themselves.
 
-    `overrides` are "key=value" with dotted keys; a value is read as TOML, or else taken as a string. Overriding
-    `method.name` keeps the source's [method.local], and no other setting of its method: these would not be the other
-    method's own. What the method needs and nobody has decided is set to a sensible value; `notes` says what and why.
-    Relative paths become absolute, so that the configuration means the same wherever the run is resumed. A path to
-    code is refused but inside of `plugins.code_allowed`; files of code are looked for beside the TOML.
+    `overrides` are "key=value" with dotted keys; a value is read as TOML, or else as a string. Overriding `method.name`
+    keeps the source's [method.local] and drops the other settings of its method: they are not meant for the new method.
+    Settings that the method needs and the source leaves open get a value; `notes` says which and why. Relative paths
+    become absolute, so that the run can be resumed from any folder. A path to code is refused outside
+    `plugins.code_allowed`; files of code are looked up beside the TOML.
     """
     given, decided, notes = _merged(source, overrides)
     config = _built(given)
@@ -134,14 +134,14 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def merged(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The tables of `source` with the overrides in them, for `load_config` to start from."""
+    """The tables of `source` with the overrides applied, as `load_config` starts from them."""
     return _merged(source, overrides)[0]
 
 
 def _merged(
     source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], set[str], list[str]]:
-    """The tables, the keys that somebody has decided on for the method they name, and what there is to say."""
+    """The tables, the keys that were given for their method, and the notes."""
     given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read(source)
     folder = folder_of(source)
     given, wanted = anchored(given, folder), anchored(_parse_overrides(overrides), folder)
@@ -152,7 +152,7 @@ def _merged(
 
 
 def _built(given: Mapping[str, Any]) -> Config:
-    """The configuration in these tables; whatever cannot be is refused."""
+    """The configuration in these tables. Raises ConfigError if they are invalid."""
     method = _method_class(given.get("method"))
     for key, value in given.items():
         if key not in TABLES and key != "method":
@@ -163,7 +163,7 @@ def _built(given: Mapping[str, Any]) -> Config:
         raise ConfigError(f"method.name is missing: choose one of {', '.join(sorted(METHODS.names()))}")
     classes = {**TABLES, "engine": _engine_class(given.get("engine")), "method": method}
     tables = {name: given.get(name, {}) for name in classes}
-    for name in ("engine", "method"):  # their name has chosen the class, which may not ask for it
+    for name in ("engine", "method"):  # the name has selected the class, which may have no such field
         if "name" not in hints(classes[name]):
             tables[name] = {k: v for k, v in tables[name].items() if k != "name"}
     config = Config(**{name: _build(cls, tables[name], name, None, method) for name, cls in classes.items()})
@@ -172,7 +172,7 @@ def _built(given: Mapping[str, Any]) -> Config:
 
 
 def _check_names(config: Config) -> None:
-    """Refuse at once a data set or an architecture that would be missed after the data was loaded."""
+    """Refuse unknown data sets and architectures now, before any data is loaded."""
     if config.public.source == "dataset" and not config.public.name:
         raise ConfigError("public.name is missing: public.source = 'dataset' needs the name of a data set")
     for name in config.models.clients:
@@ -188,7 +188,7 @@ def to_toml(config: Config) -> str:
     """Every setting, defaults included, as TOML that loads to an equal configuration."""
     tables: dict[str, Any] = {}
     for f in dataclasses.fields(config):
-        if f.name == "notes":  # they tell how the settings came about, and are none
+        if f.name == "notes":  # not a setting
             continue
         table = getattr(config, f.name)
         registry = {"method": METHODS, "engine": ENGINES}.get(f.name)
@@ -206,7 +206,7 @@ def recipe_names() -> list[str]:
 
 
 def recipe_text(name: str) -> str:
-    """A recipe as it is written, comments included."""
+    """The text of a recipe, including its comments."""
     found = _recipes()
     if name not in found:
         near = difflib.get_close_matches(name, found, 1)
@@ -227,8 +227,8 @@ def _recipes() -> dict[str, Traversable]:
 
 
 def folder_of(source: str | Path | Mapping[str, Any]) -> Path:
-    """Where the files of code are that a configuration names: beside its file. A recipe and tables have none: there it
-    is the folder for which code is allowed, or the current one."""
+    """The folder of the code files that a configuration names: the folder of its TOML. A recipe and tables have no
+    file; for them it is the folder given to `code_allowed`, or the current one."""
     if not isinstance(source, Mapping) and not _is_recipe(source):
         return Path(source).absolute().parent
     return allowed() or Path.cwd()
@@ -269,7 +269,7 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
-    """A value below its dotted key."""
+    """A value as nested tables, by its dotted key."""
     for name in reversed(key.split(".")):
         value = {name: value}
     return value
@@ -280,7 +280,7 @@ def _parse_value(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    return parsed["value"] if list(parsed) == ["value"] else text  # a line break does not smuggle in other keys
+    return parsed["value"] if list(parsed) == ["value"] else text  # a line break must not add other keys
 
 
 def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:
@@ -297,8 +297,8 @@ def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:
 
 
 def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """If an override names another method, keep how clients train; check the other settings, then drop them: one
-    method's fusion would make a straw man of another. Returns whether it was so, and what there is to say."""
+    """If an override names another method, keep [method.local]; check the other settings, then drop them: they are
+    tuned for the first method and would make the comparison unfair. Returns whether the method changed, and notes."""
     old, new = given.get("method"), wanted.get("method")
     if not (isinstance(old, dict) and isinstance(new, dict) and old.get("name") and new.get("name")):
         return False, []
@@ -315,7 +315,7 @@ def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[
 
 
 def _exchange_engine(given: dict[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """If an override names another engine, keep the settings that it has, too. Returns what there is to say."""
+    """If an override names another engine, keep the settings that both engines have. Returns notes."""
     old, new = given.get("engine"), wanted.get("engine")
     if not (isinstance(old, dict) and isinstance(new, dict) and isinstance(new.get("name"), str)):
         return []
@@ -327,12 +327,12 @@ def _exchange_engine(given: dict[str, Any], wanted: Mapping[str, Any]) -> list[s
     return [f"engine {new['name']}: {', '.join(f'engine.{k}' for k in dropped)} did not carry over"]
 
 
-LOCAL = "local"  # the setting of a method that says how clients train on their own data
-BUDGET = ("epochs", "steps", "batch")  # of it: how much they train
+LOCAL = "local"  # the setting of a method for local training
+BUDGET = ("epochs", "steps", "batch")  # the amount of local training
 
 
 def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The [method.local] of the method `first` for another: all of it, or what that one can do with it."""
+    """The [method.local] of the method `first` for another method: all of it, or the part that the other accepts."""
     before: Any = type(first)
     theirs, ours = hints(after), hints(before)
     if LOCAL not in ours or theirs.get(LOCAL) != ours[LOCAL]:
@@ -340,7 +340,7 @@ def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict
     own = _default(next(f for f in dataclasses.fields(after) if f.name == LOCAL), None)
     whole = _dump(getattr(first, LOCAL), own)
     asked = wanted.get(LOCAL)
-    if isinstance(asked, Mapping):  # whoever asks for steps does not want the epochs any more
+    if isinstance(asked, Mapping):  # steps replace epochs, and the reverse
         if asked.get("steps", OFF) != OFF and "epochs" not in asked:
             whole.pop("epochs")
         elif "epochs" in asked and "steps" not in asked:
@@ -359,7 +359,7 @@ def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict
         if len(keys) == len(whole):
             return carried, []
         return carried, [f"of method.local only {', '.join(carried[LOCAL])} carry over: {refused}"]
-    return {LOCAL: whole}, []  # refused whatever is kept: it will be told why
+    return {LOCAL: whole}, []  # invalid whatever is kept: `_built` raises the error
 
 
 def _method_class(table: Any) -> type | None:
@@ -368,7 +368,7 @@ def _method_class(table: Any) -> type | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise ConfigError(f"method.name = {show(name)}: a string is wanted")
+        raise ConfigError(f"method.name = {show(name)}: expected a string")
     return find_method(name)
 
 
@@ -376,7 +376,7 @@ def _engine_class(table: Any) -> type:
     """The settings class of the engine that an [engine] table names."""
     name = table.get("name", EngineConfig.name) if isinstance(table, Mapping) else EngineConfig.name
     if not isinstance(name, str):
-        raise ConfigError(f"engine.name = {show(name)}: a string is wanted")
+        raise ConfigError(f"engine.name = {show(name)}: expected a string")
     return ENGINES.find(name, "engine.name")
 
 
@@ -399,7 +399,7 @@ def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: ty
             except SettingsError as e:
                 wrong += e.problems
         elif default is dataclasses.MISSING:
-            wrong.append(f"{path}.{name} is missing: {words(wanted[name])} is wanted")
+            wrong.append(f"{path}.{name} is missing: expected {words(wanted[name])}")
         else:
             values[name] = default
     if wrong:
@@ -408,7 +408,7 @@ def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: ty
         return cls(**values)
     except SettingsError as e:
         raise ConfigError("; ".join(f"{path}.{problem}" for problem in e.problems)) from None
-    except (ConfigError, ValueError, TypeError) as e:  # of a class that does not check itself
+    except (ConfigError, ValueError, TypeError) as e:  # from a class that does not use @settings
         raise ConfigError(_locate(str(e), path, fields)) from None
 
 
@@ -424,10 +424,10 @@ def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None)
 
 
 def _locate(message: str, path: str, fields: Mapping[str, Any]) -> str:
-    """Give a message of a dataclass, which does not know where it stands, the full key."""
+    """Add the full key to the message of a dataclass, which knows only its own fields."""
     if message.startswith(path):
         return message
-    bare = re.sub(r"^\w+: ", "", message)  # "fedprox: mu = -1 must ..." speaks of the same
+    bare = re.sub(r"^\w+: ", "", message)  # of "fedprox: mu = -1 must ..." without the class
     first = re.match(r"\w*", bare)
     return f"{path}.{bare}" if first and first.group() in fields else f"[{path}] {message}"
 
@@ -439,13 +439,13 @@ def _default(f: dataclasses.Field[Any], base: Any) -> Any:
 
 
 def _unknown(cls: type | None, table: str, leaf: str, value: Any, method: type | None) -> str:
-    """What to say of a key that does not exist: its new spelling, or the key that was probably meant, in any table."""
+    """The message for an unknown key: with its new name, or the key that was probably meant, in any table."""
     key = f"{table}.{leaf}".lstrip(".")
     if cls is not None and leaf in renames(cls):
         return f"{table}.{unknown_key(cls, leaf, value)}"
     known = list(_keys(method))
     siblings = [k for k in known if k.rpartition(".")[0] == table]
-    if table == "engine" and cls is not None:  # the one that was chosen, which may be somebody's own
+    if table == "engine" and cls is not None:  # the selected engine, which may be a plug-in
         siblings = [f"engine.{name}" for name in dict.fromkeys(["name", *hints(cls)])]
     near = [k for k in known if "." in k and k.rpartition(".")[2] == leaf]  # right name, wrong table
     near = near or [f"{table}.{n}".lstrip(".") for n in _close(leaf, siblings)]
@@ -465,7 +465,7 @@ def _close(leaf: str, keys: Sequence[str]) -> list[str]:
 
 
 def _keys(method: type | None) -> Iterator[str]:
-    """Every dotted key there is, tables included."""
+    """Every dotted key, including tables."""
 
     def walk(cls: type, path: str) -> Iterator[str]:
         yield path

@@ -1,8 +1,8 @@
-"""The mistakes and mishaps that are explained in one line. `exit_code` is what the command line returns."""
+"""The errors that the library explains in one line. `exit_code` is the exit code of the command line."""
 
 
 class SoleraError(Exception):
-    """Something went wrong that the person can understand and act on."""
+    """An error that the user can understand and act on."""
 
     exit_code = 1
 
@@ -14,7 +14,7 @@ class ConfigError(SoleraError):
 
 
 class DataError(SoleraError):
-    """Data that is missing, or is not what it should be."""
+    """Data that is missing or not as expected."""
 
     exit_code = 3
 

@@ -1,7 +1,7 @@
 """The federation as a method sees it: sample clients, map a task over them, read the replies.
 
-Seeds, order, validation, quorum and byte counting live here, once, so that an engine only has to move messages and
-a method reads like its paper.
+Seeds, order, validation, quorum and byte counts are handled here. So an engine only moves messages, and a method reads
+like its paper.
 """
 
 import dataclasses
@@ -25,39 +25,39 @@ from .task import Task
 from .wire import Limits, Packed, WireError, decode, encode
 
 log = logging.getLogger("solera")
-REASON = 500  # characters kept of why a client failed: the text may be the client's own
-STEPS = 1000  # exchanges a round may have; a step is round * STEPS + exchange
-PROTOCOL = 900  # those from here on belong to whoever sums: a method's exchanges keep their numbers, and so their seeds
+REASON = 500  # characters kept of a failure's reason: the client may have written the text
+STEPS = 1000  # limit of exchanges in a round; a step is round * STEPS + exchange
+PROTOCOL = 900  # exchanges from here on are for a `Summing`: so a method's exchanges keep their numbers and seeds
 
 
 class QuorumNotMet(SoleraError):
-    """Too few clients answered for the exchange to count."""
+    """Too few valid replies: the exchange is void."""
 
     exit_code = 5
 
 
 class TaskError(SoleraError):
-    """A task that breaks a rule of the library; every client would break it."""
+    """A task breaks a rule of the library, so it would fail on every client."""
 
 
 @settings
 class FederationConfig:
-    """Who takes part in a round, and what happens when some do not answer."""
+    """Which clients take part in a round, and what happens when some do not answer."""
 
-    fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # share of all clients asked each round, C
+    fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # share of all clients sampled each round, C
     sampling: Literal["uniform", "size"] = "uniform"  # size: with probability proportional to their examples
     replacement: bool = False  # size only: draw with replacement; a client counts as often as it was drawn
-    min_replies: PositiveInt = 1  # fewer valid replies than this make an exchange void
-    deadline_s: Positive | None = None  # how long a client may take for one task
+    min_replies: PositiveInt = 1  # with fewer valid replies an exchange is void
+    deadline_s: Positive | None = None  # time limit of a client for one task
     max_empty_rounds: PositiveInt = 3  # stop after so many void rounds in a row
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         if self.replacement and self.sampling != "size":
             yield "replacement = true: only with federation.sampling = 'size'"
 
     def cohort(self, clients: int) -> int:
-        """How many of so many clients are drawn each round."""
+        """How many of `clients` clients are drawn each round."""
         return max(1, int(self.fraction * clients + 0.5))
 
 
@@ -69,27 +69,27 @@ class per_client:
 
 
 class Replies(dict[str, Any]):
-    """Valid replies by client id, in canonical order; `failures` has the reason for everyone else."""
+    """Valid replies by client id, in canonical order; `failures` has the reason for every other client."""
 
     failures: dict[str, str]
-    exchange: "_Exchange"  # what they are replies to
+    exchange: "_Exchange"  # the exchange they belong to
 
     def read_as(self, values: Mapping[str, Any]) -> "Replies":
-        """The same replies as the server reads them: with other values, and of those clients only."""
+        """The same replies with other values, for the clients in `values` only."""
         read = Replies(values)
         read.failures, read.exchange = self.failures, self.exchange
         return read
 
 
 class Means(dict[Any, Any]):
-    """Means by group; `counts` has the number of replies in each. Groups that got none are absent."""
+    """Means by group; `counts` has the number of replies in each. Groups without replies are absent."""
 
     counts: dict[Any, int]
 
 
 @dataclasses.dataclass
 class Traffic:
-    """What travelled one way for one task."""
+    """The traffic of one task in one direction."""
 
     messages: int = 0
     bytes: int = 0
@@ -97,28 +97,28 @@ class Traffic:
     integers: int = 0
 
     def sent(self, size: int) -> None:
-        """A message of so many bytes, whatever is in it."""
+        """Count a message of `size` bytes, valid or not."""
         self.messages += 1
         self.bytes += size
 
     def held(self, message: Packed) -> None:
-        """The numbers in a valid message."""
+        """Count the numbers in a valid message."""
         self.floats += message.floats
         self.integers += message.integers
 
 
 @dataclasses.dataclass
 class _Exchange:
-    """One task and the clients that were asked for it."""
+    """One task and the clients it was sent to."""
 
     task: str
     asked: int
-    quorum: int  # fewer valid replies than this make it void
-    after: dict[str, Version | None]  # the client state that each call builds on
-    ledger: dict[str, Version]  # the federation's, of its time
+    quorum: int  # with fewer valid replies it is void
+    after: dict[str, Version | None]  # the client state that each call starts from
+    ledger: dict[str, Version]  # the federation's ledger when the exchange began
 
     def set(self, k: str, version: Version | None) -> None:
-        """What client `k` has now."""
+        """Set the state that client `k` has now."""
         if version is None:
             self.ledger.pop(k, None)
         else:
@@ -127,7 +127,7 @@ class _Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class MeanOf:
-    """A mean that a method asks for: of which replies, in which groups, and how much each client counts."""
+    """A mean that a method requests: of which replies, in which groups, with which weights."""
 
     task: Task
     clients: Sequence[str]
@@ -138,23 +138,23 @@ class MeanOf:
     min_replies: int | None
 
     def weight(self, k: str, fed: "Federation") -> float:
-        """How much client `k` counts in all fields but those in `once`."""
+        """The weight of client `k` in all fields except those in `once`."""
         return fed.copies.get(k, 1) * (1 if self.uniform else fed.num_examples(k))
 
 
 class Summing(Protocol):
-    """Makes means out of replies. It may hold exchanges of its own for that (`Federation.exchange`, protocol=True)."""
+    """Computes means of replies. It may use exchanges of its own for that (`Federation.exchange`, protocol=True)."""
 
     def start(self, fed: "Federation", of: MeanOf) -> Callable[[], Means]:
-        """Begin; the result is called to wait for the mean of each group (None, if there are no groups)."""
+        """Start, and return a function that waits for the mean of each group (the group None without groups)."""
         ...
 
 
 class Plain:
-    """Adds replies up in the clear as they come, in canonical order; the server has each of them for a moment."""
+    """Adds up replies unencrypted, in canonical order; the server briefly holds each single reply."""
 
     def start(self, fed: "Federation", of: MeanOf) -> Callable[[], Means]:
-        """Ask the clients."""
+        """Send the task to the clients."""
         fields = _averaged_fields(of.task)
         _, arriving = fed.exchange(of.task, of.clients, of.payload, of.min_replies)
 
@@ -178,9 +178,9 @@ class Plain:
 
 
 class Federation:
-    """Six verbs: `map` and `mean`, `submit` and `submit_mean` for the same without waiting, `reject`, and `sample`.
+    """What a method uses: `sample`, `map`, `mean`, `submit` and `submit_mean` (the same without waiting), `reject`.
 
-    `ledger` says which state each client has. It changes when a reply counts, and never otherwise.
+    `ledger` records which state each client has. Only a valid reply changes it.
     """
 
     def __init__(
@@ -198,11 +198,11 @@ class Federation:
         self.clients: Roster = engine.roster
         self.progress = progress or (lambda what, done, of: None)
         self.summing: Summing = summing or Plain()
-        self.ledger: dict[str, Version] = dict(ledger or {})  # of the clients that keep something
+        self.ledger: dict[str, Version] = dict(ledger or {})  # only clients that keep a state
         self.begin(0)
 
     def begin(self, round: int, kept: Sequence[Mapping[str, Version]] = ()) -> None:
-        """Enter a round: everything random in it follows from the run's seed and its number.
+        """Start a round. Everything random in it is determined by the run's seed and the round number.
 
         `kept` are the ledgers of the checkpoints that the run may fall back to.
         """
@@ -215,31 +215,32 @@ class Federation:
         self.up: dict[str, Traffic] = {}
         self.failures: list[dict[str, str]] = []
         self.answered: set[str] = set()
-        self.verbs: set[str] = set()  # which of map and mean were used: a method's privacy class
+        self.verbs: set[str] = set()  # which of map and mean were used: tells what the server saw of clients
         self.waited_s = 0.0  # time spent waiting for clients
-        self.idle: Callable[[], None] = lambda: None  # called when an exchange is over and the server is on its own
+        self.idle: Callable[[], None] = lambda: None  # called after an exchange, when no client is working
 
     def settle(self) -> None:
-        """What clients have now stays, even should what follows be void. Replies that are still out change nothing."""
-        self._settled, self.ledger = self.ledger, dict(self.ledger)  # a late reply writes into the one of its time
+        """Keep the current client states, even if a later exchange is void. Replies that are still pending change
+        nothing."""
+        self._settled, self.ledger = self.ledger, dict(self.ledger)  # a late reply changes only the ledger of its time
 
     def void(self) -> None:
-        """Too few answered: every client, also those that did answer, has what it had when this began."""
+        """Undo the client states of a void round, also for the clients that did answer."""
         self.ledger = dict(self._settled)
 
     def digest(self, state: Any) -> str:
-        """sha256 of all there is: the server's state, and the state of every client by its own sha256."""
+        """sha256 of the server's state and of the sha256 of every client's state."""
         whole = hashlib.sha256(encode(state))
         for k in sorted(self.ledger, key=self.clients.index):
             whole.update(f"{k} {self.ledger[k].sha256}\n".encode())
         return whole.hexdigest()
 
     def dismiss(self) -> None:
-        """The cohort's work is done: from here on every client counts once, however often it was drawn."""
+        """End the cohort's work: from here on every client counts once, however often it was drawn."""
         self.copies = Counter()
 
     def seed(self, *key: Any) -> int:
-        """A seed fixed by (run, round, key): never by scheduling, arrival order or engine."""
+        """A seed determined by (run, round, key), never by scheduling, arrival order or engine."""
         return seed_from(self.run_seed, self.round, *key)
 
     def sample(self) -> list[str]:
@@ -255,7 +256,7 @@ class Federation:
         return self.clients[k].architecture
 
     def num_examples(self, k: str) -> int:
-        """How many training examples client `k` registered with."""
+        """The number of training examples that client `k` has reported."""
         return self.clients[k].num_examples
 
     # -- exchanges --
@@ -263,7 +264,7 @@ class Federation:
     def map(self, task: Task, clients: Sequence[str], /, min_replies: int | None = None, **payload: Any) -> Replies:
         """Run a task on each client and return the individual replies.
 
-        Fewer than `min_replies` valid ones make the exchange void; federation.min_replies counts unless it is given.
+        With fewer than `min_replies` valid replies the exchange is void. Default: federation.min_replies.
         """
         return self.submit(task, clients, min_replies=min_replies, **payload)()
 
@@ -280,9 +281,9 @@ class Federation:
     ) -> Any:
         """Run a task on each client and return only the mean of the replies, weighted by examples or uniform.
 
-        Replies are summed as they come and not kept. With `by` there is one mean for each group of clients. In the
-        fields `once` every client counts once, whatever its examples and however often it was drawn. With
-        `min_replies=0` there may be nothing to average: then the result is None (or has no group).
+        Replies are added up as they arrive and are not kept. With `by` there is one mean for each group of clients. In
+        the fields `once` every client has weight 1. With `min_replies=0` there may be nothing to average: then the
+        result is None (or has no groups).
         """
         how: dict[str, Any] = {"by": by, "uniform": uniform, "once": once, "min_replies": min_replies}
         return self.submit_mean(task, clients, **how, **payload)()
@@ -290,7 +291,7 @@ class Federation:
     def submit(
         self, task: Task, clients: Sequence[str], /, min_replies: int | None = None, **payload: Any
     ) -> Callable[[], Replies]:
-        """As `map`, but start now and return a function that waits for the replies."""
+        """Like `map`, but start now and return a function that waits for the replies."""
         self.verbs.add("map")
         exchange, arriving = self.exchange(task, clients, payload, min_replies)
 
@@ -313,7 +314,7 @@ class Federation:
         once: Collection[str] = (),
         **payload: Any,
     ) -> Callable[[], Any]:
-        """As `mean`, but start now and return a function that waits."""
+        """Like `mean`, but start now and return a function that waits for the mean."""
         self.verbs.add("mean")
         collect = self.summing.start(self, MeanOf(task, clients, payload, by, uniform, once, min_replies))
 
@@ -324,10 +325,10 @@ class Federation:
         return result
 
     def reject(self, replies: Replies, k: str, reason: str) -> None:
-        """Take the reply of client `k` out: it was of the declared type, but it is of no use.
+        """Drop the reply of client `k`: it has the declared type, but the method cannot use it.
 
-        It counts as a failure from then on: `k` is named, has the state it had before, and if too few replies are
-        left, the exchange is void.
+        It then counts as a failure: `k` is recorded and gets its previous state back. If too few replies are left, the
+        exchange is void.
         """
         exchange = replies.exchange
         del replies[k]
@@ -343,9 +344,9 @@ class Federation:
 
     def _check_quorum(self, exchange: _Exchange, valid: int, failures: Mapping[str, str]) -> None:
         if valid < exchange.quorum:
-            for k, version in exchange.after.items():  # void for the clients that did answer, too
+            for k, version in exchange.after.items():  # also for the clients that did answer
                 exchange.set(k, version)
-            why = "; nobody was asked" if not exchange.asked else ""
+            why = "; no client was asked" if not exchange.asked else ""
             if failures:
                 why = f"; first reason: {next(iter(failures.values()))[:200]}"
             raise QuorumNotMet(
@@ -354,7 +355,7 @@ class Federation:
             )
 
     def _keep(self, k: str) -> tuple[Version, ...]:
-        """The states of client `k` that a fallback or a void round would need."""
+        """The states of client `k` that a fallback to a checkpoint or a void round needs."""
         return tuple(sorted({ledger[k] for ledger in (*self._kept, self._settled) if k in ledger}))
 
     def exchange(
@@ -365,21 +366,21 @@ class Federation:
         min_replies: int | None = None,
         protocol: bool = False,
     ) -> tuple[_Exchange, Callable[[dict[str, str]], Iterator[tuple[str, Any]]]]:
-        """Begin an exchange; the function yields (client, valid reply) in canonical order and fills in failures.
+        """Start an exchange; the function yields (client, valid reply) in canonical order and fills in failures.
 
-        What methods use are the verbs; this is for a `Summing`. Exchanges of its own (`protocol`) are numbered apart,
-        and who answers to them has not yet answered the method.
+        For a `Summing`; methods use `map` and `mean`. Exchanges with `protocol` have numbers of their own, and a client
+        that answers one of them does not count as having answered the method.
         """
         if set(payload) != set(task.takes):
-            raise TypeError(f"{task.name} takes {sorted(task.takes)}, was given {sorted(payload)}")
+            raise TypeError(f"{task.name} takes {sorted(task.takes)}, but was given {sorted(payload)}")
         number, end = self._next[protocol], STEPS if protocol else PROTOCOL
         if number == end:
-            raise TaskError(f"round {self.round}: {task.name} is one exchange more than there are numbers ({end})")
+            raise TaskError(f"round {self.round}: {task.name} is one exchange too many: their numbers end at {end}")
         self._next[protocol], step = number + 1, self.round * STEPS + number
         asked = sorted(set(clients), key=self.clients.index)
-        if twice := self._pending.intersection(asked):  # which comes first would depend on the engine
+        if twice := self._pending.intersection(asked):  # the order of the two tasks would depend on the engine
             raise TaskError(
-                f"round {self.round}: {min(twice)} is asked for {task.name} before its last reply was collected"
+                f"round {self.round}: {min(twice)} is asked for {task.name} before its previous reply was collected"
             )
         self._pending.update(asked)
         answered: set[str] = set() if protocol else self.answered
@@ -391,7 +392,7 @@ class Federation:
         packed: dict[tuple[int, ...], Packed] = {}
         for k in asked:
             values = {a: v.of(k) if isinstance(v, per_client) else v for a, v in payload.items()}
-            key = tuple(id(v) for v in values.values())  # the same objects make the same message: pack it once
+            key = tuple(id(v) for v in values.values())  # the same objects give the same message: pack it once
             if key not in packed:
                 packed[key] = Packed(values)
             sent[k] = values
@@ -406,7 +407,7 @@ class Federation:
 
         def arriving(failures: dict[str, str]) -> Iterator[tuple[str, Any]]:
             waiting = dict.fromkeys(asked)
-            early: dict[str, Any] = {}  # replies that came before their turn
+            early: dict[str, Any] = {}  # replies that arrived before their turn
             heard: set[str] = set()
             turn, valid = 0, 0
             self.progress(task.name, 0, len(asked))
@@ -465,7 +466,7 @@ class Federation:
 def draw_clients(
     sizes: Tensor, m: int, rng: torch.Generator, sampling: str = "uniform", replacement: bool = False
 ) -> Tensor:
-    """Positions of the clients drawn; clients without examples are never drawn. Fewer than `m` eligible: all."""
+    """Positions of the sampled clients. Clients without examples are never drawn. All, if fewer than `m` are left."""
     eligible = (sizes > 0).nonzero().flatten()
     if sampling == "uniform":
         return eligible[torch.randperm(len(eligible), generator=rng)[:m]]
@@ -487,20 +488,20 @@ def _mean_reply(task: Task, means: Mapping[str, RunningMean]) -> Any:
         values[f] = result[""] if set(result) == {""} else result
     try:
         return task.returns(**values)
-    except ValueError as e:  # every reply was just within what it may be, and rounding took the mean beyond
+    except ValueError as e:  # each reply was just inside its allowed range, and rounding moved the mean out of it
         raise QuorumNotMet(f"the mean of the replies to {task.name} is not usable: {e}") from None
 
 
 def _version_of(r: Reply, step: int, after: Version | None) -> Version | None:
-    """The client's state after a call: the one before it, or one that the call made."""
+    """The client's state after a call: unchanged, or written by this call."""
     if r.version == after:
         return after
     made = r.version is not None and r.version.step == step and isinstance(r.version.sha256, str)
     if not made or not SHA256.fullmatch(r.version.sha256):  # type: ignore[union-attr]
-        raise WireError(f"it tells of a state that this call cannot have made: {_plain(str(r.version)[:100])}")
+        raise WireError(f"it names a client state that this call cannot have made: {_plain(str(r.version)[:100])}")
     return r.version
 
 
 def _plain(reason: str) -> str:
-    """One line that is safe to print: a client may have written any of it."""
+    """One line that is safe to print: the text may come from a client."""
     return "".join(c if c.isprintable() else " " for c in reason[:REASON])

@@ -1,7 +1,7 @@
-"""Reading files that somebody else may have put there: regular ones only, and no more than a reader bears.
+"""Reading files from untrusted places: regular files only, up to a size limit.
 
-A run directory comes from anywhere. Opened like any file, a named pipe in it would wait for ever for a writer, and a
-link to a device would fill the memory. Nothing here imports torch.
+A run directory may come from another machine. Opening a named pipe in it would wait forever for a writer, and reading
+a link to a device would fill the memory. This module does not import torch.
 """
 
 import errno
@@ -11,28 +11,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-MOST = 100_000_000  # bytes of a file that is read whole, unless its reader says otherwise; few of ours come near it
+MOST = 100_000_000  # default limit, in bytes, of a file that is read whole; the library's own files are far smaller
 
 
 def read_file(path: str | os.PathLike[str], most: int | None = MOST) -> bytes:
-    """What is in a regular file of at most so many bytes (None: as many as there are); an OSError otherwise.
+    """The content of a regular file of at most `most` bytes (None: no limit). Raises OSError otherwise.
 
-    Of a file that is being written to, what was there when it was opened.
+    If the file is being written to, the result is its content at the time of opening.
     """
     with open_file(path, most) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
 def check_file(path: str | os.PathLike[str], most: int | None = None) -> None:
-    """Refuse, with an OSError, what `read_file` would: for files that another library opens by their name."""
+    """Raise the OSError that `read_file` would raise: for files that another library opens by name."""
     with open_file(path, most):
         pass
 
 
 @contextmanager
 def open_file(path: str | os.PathLike[str], most: int | None = MOST) -> Iterator[BinaryIO]:
-    """A regular file of at most so many bytes, open for reading; an OSError for anything else."""
-    # Not blocking: opening a named pipe would wait for somebody to write into it. A regular file does not mind.
+    """A regular file of at most `most` bytes, open for reading. Raises OSError for anything else."""
+    # Non-blocking: opening a named pipe would wait for a writer. For a regular file it makes no difference.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(handle, "rb") as file:
         found = os.fstat(handle)

@@ -1,9 +1,9 @@
-"""What a method is, what it says about itself, and the table of methods by name.
+"""The base class of methods, their description, and the registry of methods by name.
 
-A method is a frozen dataclass derived from `Method`: its fields are its hyper-parameters, `State` is exactly what a
-checkpoint holds, and `round` maps one state to the next without touching it. `Traits` are what programs ask about a
-method, `About` is what people read; what can be said of both is made from the traits (`described`), so that nothing
-ever has to read prose. Methods of other packages are found through the entry-point group `solera.methods`.
+A method is a frozen dataclass derived from `Method`. Its fields are its hyper-parameters, `State` is exactly what a
+checkpoint holds, and `round` computes the next state without changing the current one. `Traits` describe a method to
+programs, `About` describes it to people. Text that follows from the traits is generated from them (`described`), so no
+program has to parse text. Methods of other packages are found through the entry-point group `solera.methods`.
 """
 
 import dataclasses
@@ -30,38 +30,38 @@ from .wire import check_type, sized
 
 @settings
 class Traits:
-    """What a method needs and allows: data for programs. A run without what is needed is refused; in a configuration
-    it is supplied where nobody has decided (`supply.py`)."""
+    """What a method needs and allows, as data for programs. A run that lacks something is refused. When a configuration
+    is loaded, needed settings that it leaves open get a value (`supply.py`)."""
 
     architectures: Literal["any", "one"] = "any"  # of the clients' models
-    across: Literal["nothing", "predictions", "knowledge"] = "nothing"  # what passes from one architecture to another
+    across: Literal["nothing", "predictions", "knowledge"] = "nothing"  # what different architectures share
     public: Literal["none", "server", "everywhere"] = "none"  # who needs the public samples
     public_labels: Literal["unused", "used", "needed"] = "unused"  # used: where there are any
-    # What every model must be: in body, adapter and head ("split"); that, with features or heads of one shape in all of
-    # them; a plain chain of Conv2d and Linear layers; or such that it can be cut to a part (the method checks it).
+    # What every model must be: split into body, adapter and head ("split"); split, with features or heads of the same
+    # shape in all models; a plain chain of Conv2d and Linear layers; or cuttable to a part (the method checks it).
     split: Literal["none", "split", "shared features", "shared head", "chain", "cut"] = "none"
-    server_model: Literal["none", "own", "larger"] = "none"  # the server trains one; larger: models.server names it
-    batchnorm: bool = True  # models may keep running statistics
+    server_model: Literal["none", "own", "larger"] = "none"  # of the server's own; larger: models.server names it
+    batchnorm: bool = True  # models may have running statistics
     replies: Literal["none", "means", "individual", "data"] = "individual"  # what the server sees of a client
-    personal: bool = False  # judged by each client's own model, on its own test split
-    bytes_vary: str = ""  # why the bytes of a run depend on what is learned, in words; empty: they do not
-    groups: str = ""  # the setting that says how many clients of each architecture must be active in a round
+    personal: bool = False  # scored by each client's own model, on its own test split
+    bytes_vary: str = ""  # why the bytes of a run depend on what is learned, as text; empty: they do not
+    groups: str = ""  # name of the setting for how many clients of each architecture must be active in a round
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What people read in `solera ls methods` and in the docs, beside what the traits say."""
+    """Text for `solera ls methods` and the docs, in addition to the traits."""
 
     title: str
     paper: str
-    wire: str  # what crosses it, per active client and round
+    wire: str  # what is sent, per active client and round
     state: str  # what a client keeps between rounds
-    models: str = ""  # what more there is to say of the models
-    privacy: str = ""  # what more there is to say of what the server sees
+    models: str = ""  # a remark on the models
+    privacy: str = ""  # a remark on what the server sees
 
 
 class Described(NamedTuple):
-    """A method in words: the columns of `solera ls methods`."""
+    """A method as text: the columns of `solera ls methods`."""
 
     title: str
     paper: str
@@ -73,7 +73,7 @@ class Described(NamedTuple):
 
 
 def described(method: "Method") -> Described:
-    """What a user must know of a method with these settings before choosing it."""
+    """What a user should know before choosing this method with these settings."""
     a, t = method.about, method.traits()
     privacy = SEEN[t.replies] + (f" ({a.privacy})" if a.privacy else "")
     return Described(a.title, a.paper, _models_in_words(a, t), a.wire, _public_in_words(t), a.state, privacy)
@@ -120,14 +120,14 @@ def _public_in_words(t: Traits) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model to evaluate and to ship."""
+    """A model to evaluate and to save."""
 
     architecture: str
     weights: Weights
 
 
 class Exchange(NamedTuple):
-    """A task and what is sent with it, as in `fed.map(task, clients, **payload)`."""
+    """A task and its payload, as in `fed.map(task, clients, **payload)`."""
 
     task: Task
     payload: Mapping[str, Any] = MappingProxyType({})
@@ -135,10 +135,10 @@ class Exchange(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Method(ABC):
-    """The base of every method. What has a body here may be left out.
+    """The base class of every method. Hooks with a body here are optional.
 
-    `State` is a frozen dataclass inside the method; the hooks take and return it. (It is not a type parameter: a class
-    cannot name what is inside it in its own head.)
+    `State` is a frozen dataclass inside the method; the hooks take and return it. (It cannot be a type parameter of
+    `Method`: a class statement cannot refer to a class nested in it.)
     """
 
     State: ClassVar[type]
@@ -146,16 +146,16 @@ class Method(ABC):
     @property
     @abstractmethod
     def about(self) -> About:
-        """The words for people: `about: ClassVar[About] = About(...)`, or a property where they follow the settings."""
+        """Text for people: `about: ClassVar[About] = About(...)`, or a property if it depends on the settings."""
 
     def traits(self) -> Traits:
-        """What the method needs and allows with these settings. Unless given: any models, no public data, individual
+        """What the method needs and allows with these settings. Default: any models, no public data, individual
         replies."""
         return Traits()
 
     def fits(self, server: Server) -> Iterable[str]:
-        """Every reason why the method cannot run here, each with its way out. Asked once the traits fit, and before
-        any work."""
+        """Every reason why the method cannot run here, each with a way out. Called after the traits were checked and
+        before any work."""
         return ()
 
     @abstractmethod
@@ -164,23 +164,23 @@ class Method(ABC):
 
     @abstractmethod
     def round(self, state: Any, fed: Federation, server: Server) -> Any:
-        """The next state. The one given stays as it is."""
+        """The next state. `state` itself must not change."""
 
     def finish(self, state: Any, fed: Federation, server: Server) -> Any:
-        """The state after the last round: what is to be done once, at the end."""
+        """The state after the last round: for work that is done once, at the end."""
         return state
 
     @abstractmethod
     def models(self, state: Any) -> dict[str, Model]:
-        """The models to measure and to save, by name; none if they are all on the clients."""
+        """The models to evaluate and to save, by name; empty if all models are on the clients."""
 
     def ensemble_of(self, state: Any) -> EnsembleReport | None:
-        """An ensemble that is saved beside the models, for inference. (`ensemble` is a setting of several methods.)"""
+        """An ensemble to save with the models, for inference. (Several methods have a setting called `ensemble`.)"""
         return None
 
     def personal(self, state: Any, fed: Federation) -> Exchange | None:
-        """How each client's own model is scored on its own test split: a task that returns a `Score`, and what is sent
-        with it. None without personal models; `traits().personal` says the same before there is a state."""
+        """How each client's own model is scored on its own test split: a task that returns a `Score`, and its payload.
+        None without personal models; must agree with `traits().personal`."""
         return None
 
 
@@ -188,7 +188,7 @@ M = TypeVar("M", bound=type[Method])
 
 
 def check_class(cls: Any, name: str) -> type[Method]:
-    """`cls`, if it is a method in form, and from now on it checks its settings; otherwise what is missing."""
+    """Return `cls` and make it check its settings; raise TypeError if it is not a complete method class."""
     if not isinstance(cls, type) or not issubclass(cls, Method):
         raise TypeError(f"method {label(name)!r}: {getattr(cls, '__name__', cls)!r} does not derive from solera.Method")
     if "__annotations__" in cls.__dict__ and "__dataclass_fields__" not in cls.__dict__:
@@ -203,17 +203,17 @@ METHODS: Registry[type[Method]] = Registry("method", "solera.methods", check_cla
 
 
 def register(name: str) -> Callable[[M], M]:
-    """Make a method available by name, in configurations and on the command line; it then checks its settings."""
+    """Make a method available by name, in configurations and on the command line. It then checks its settings."""
     return METHODS.register(name)
 
 
 def find_method(name: str) -> type[Method]:
-    """The method called `name`: registered, of another package, or at a path to code where that is allowed."""
+    """The method called `name`: a registered one, one of another package, or a path to code where that is allowed."""
     return METHODS.find(name, "method.name")
 
 
 def name_of(method: Method) -> str:
-    """What a method object is called: its registered name, where its path leads, or its class name."""
+    """The name of a method object: its registered name, its path without folders, or its class name."""
     return label(METHODS.name_of(type(method)) or type(method).__name__)
 
 
@@ -222,7 +222,7 @@ def name_of(method: Method) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class MeanScore:
-    """A client's score in a form of which a mean can be taken. Without test samples all of it is 0."""
+    """A client's score in a form that can be averaged. Without test samples all fields are 0."""
 
     scored: Tensor = sized(dtype=torch.float64)  # 1 with test samples
     accuracy: Tensor = sized(dtype=torch.float64)
@@ -234,8 +234,8 @@ class MeanScore:
 def scoring(method: Method, state: Any, fed: Federation) -> Exchange | None:
     """The exchange that scores each client's own model, if the method has personal models.
 
-    Its replies are single clients' scores (`Score`) where the server sees single replies anyway. From a method that
-    declares less than that, the server gets the mean over clients (of `MeanScore`) and nothing else.
+    If the method's `replies` are individual, so are the scores (`Score`). Otherwise the server gets only the mean over
+    clients (of `MeanScore`).
     """
     found = method.personal(state, fed)
     if found is None or method.traits().replies == "individual":
@@ -244,14 +244,14 @@ def scoring(method: Method, state: Any, fed: Federation) -> Exchange | None:
 
 
 def prepare_scoring() -> None:
-    """Have a mean form of every task that gives a `Score`. To be called before worker processes begin: they know the
-    tasks that there were at that time."""
+    """Register the mean form of every task that returns a `Score`. Call it before worker processes start: they only
+    know the tasks registered by then."""
     for known in [t for t in TASKS.values() if t.returns is Score]:
         _averaged(known)
 
 
 def _averaged(scoring: Task) -> Task:
-    """The same task with a reply of which a mean can be taken; registered beside it, as NAME.mean."""
+    """The same task with a reply that can be averaged, registered as NAME.mean."""
     known = TASKS.get(name := f"{scoring.name}.mean")
     if known is None or getattr(known.fn, "__wrapped__", None) is not scoring.fn:
 

@@ -1,14 +1,14 @@
-"""What people add, and how it is found: by a name, or by a path to code.
+"""Plug-ins: how code from other people is found, by a name or by a path.
 
-Methods, models, data sets and engines each have a `Registry`. A name gets into it by a decorator (`@register("mine")`)
-or by an entry point of an installed package (group `solera.methods`, `.models`, `.datasets`, `.engines`). Wherever a
-name is wanted a path will do: `package.module:attribute`, or `file.py:attribute` with the file beside the TOML. A name
-wins over a path, and a reserved prefix (`hf:`) over both.
+Methods, models, data sets and engines each have a `Registry`. A decorator (`@register("mine")`) adds a name to it, or
+an entry point of an installed package (group `solera.methods`, `.models`, `.datasets`, `.engines`). A setting that
+takes a name also takes a path: `package.module:attribute`, or `file.py:attribute` with the file beside the TOML. A name
+takes precedence over a path, and a reserved prefix (`hf:`) over both.
 
-**A path is code.** `load` alone imports it, and only inside `code_allowed`: the commands that run something open it for
-a configuration that the person named, and `runs.trust` decides about those in run directories. Nothing in a message, a
-checkpoint or a model file is ever taken for a path. A file is imported once in a process, from the very bytes of which
-the sha256 is recorded. Nothing here imports torch.
+**A path is code.** Only `load` imports it, and only inside `code_allowed`. The commands that run something allow it for
+a configuration that the user named; `runs.trust` decides about those in run directories. Nothing in a message, a
+checkpoint or a model file is ever used as a path. A file is imported once in a process, and from the same bytes whose
+sha256 is recorded. This module does not import torch.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ D = TypeVar("D")
 log = logging.getLogger("solera")
 
 KEYS = ("method.name", "models.clients", "models.server", "data.name", "public.name", "engine.name")  # may be paths
-RESERVED = ("hf:",)  # prefixes that are no module
+RESERVED = ("hf:",)  # prefixes that are not modules
 PATH = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^\0\n]*\.py):(?P<attribute>[A-Za-z_]\w*)", re.ASCII)
 FORM = "'package.module:attribute', or 'file.py:attribute' with the file beside the TOML"
 _BESIDE: contextvars.ContextVar[Path | None] = contextvars.ContextVar("solera_code", default=None)
-_SHA256: dict[str, str] = {}  # path -> of the file it was imported from
+_SHA256: dict[str, str] = {}  # path -> sha256 of the file it was imported from
 
 
-# ---- paths as texts: nothing is imported ------------------------------------------------------------
+# ---- paths as text: nothing is imported -------------------------------------------------------------
 
 
 def is_path(name: object) -> bool:
@@ -51,20 +51,19 @@ def is_path(name: object) -> bool:
 
 
 def label(name: str) -> str:
-    """A name for people: of a path to a file, without its folders."""
+    """A name for display: a path to a file is shown without its folders."""
     return name.rpartition("/")[2] if is_path(name) else name
 
 
 def short(name: str) -> str:
-    """A name that can be that of a folder: of a path, the attribute alone."""
+    """A name that can be used for a folder: of a path, only the attribute."""
     return name.rpartition(":")[2] if is_path(name) else name
 
 
 def architectures(models: Iterable[str]) -> dict[str, str]:
-    """What models are called in a run, with the names they have in a configuration.
+    """The names of the models in a run, mapped to their names in the configuration.
 
-    A model that a path names is called by its attribute, in lower case; a number tells apart those that would be called
-    the same.
+    A model that is given by a path is named after its attribute, in lower case. Equal names get a number.
     """
     given = list(dict.fromkeys(models))
     called = {name: name for name in given if not is_path(name)}
@@ -80,7 +79,7 @@ def architectures(models: Iterable[str]) -> dict[str, str]:
 
 
 def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Tables of a configuration with paths to files made absolute, so that they mean the same from anywhere."""
+    """Tables of a configuration with absolute paths to files, so that they do not depend on the current folder."""
     out = dict(tables)
     for key in KEYS:
         table, _, leaf = key.partition(".")
@@ -92,13 +91,13 @@ def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def absolute(name: Any, folder: Path) -> Any:
-    """A path to a file with all its folders; any other name as it is."""
+    """A path to a file, made absolute; any other name unchanged."""
     origin, _, attribute = name.rpartition(":") if is_path(name) else ("", "", "")
     return f"{os.path.abspath(folder / os.path.expanduser(origin))}:{attribute}" if origin.endswith(".py") else name
 
 
 def paths_in(tables: Mapping[str, Any]) -> dict[str, str]:
-    """The paths to code that tables of a configuration name, each with the first key that names it."""
+    """The paths to code in the tables of a configuration, each with the first key that names it."""
     found: dict[str, str] = {}
     for key in KEYS:
         table, _, leaf = key.partition(".")
@@ -115,7 +114,7 @@ def paths_in(tables: Mapping[str, Any]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def code_allowed(beside: str | os.PathLike[str]) -> Iterator[None]:
-    """Let paths be imported. Where tables do not come from a file, `beside` is the folder of the files they name."""
+    """Allow the import of paths. `beside` is the folder of the files named in tables that do not come from a file."""
     token = _BESIDE.set(Path(beside).absolute())
     try:
         yield
@@ -124,16 +123,16 @@ def code_allowed(beside: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def allowed() -> Path | None:
-    """The folder for which `code_allowed` is open; None: code is not allowed."""
+    """The folder given to `code_allowed`; None if code is not allowed."""
     return _BESIDE.get()
 
 
 def load(path: str, what: str) -> Any:
-    """What a path names; `what` begins the message of an error. Refused outside of `code_allowed`."""
+    """Import the object at a path; `what` begins the error message. Refused outside `code_allowed`."""
     if (folder := allowed()) is None:
         raise ConfigError(
-            f"{what} names code, which is imported only by commands that run something (run, resume, sweep, predict, "
-            "export), from a configuration you name; from Python, inside of solera.plugins.code_allowed(FOLDER)"
+            f"{what} names code. Only commands that run something (run, resume, sweep, predict, export) import code, "
+            "from a configuration that you name; in Python, use `with solera.plugins.code_allowed(FOLDER):`"
         )
     origin, _, attribute = path.rpartition(":")
     try:
@@ -142,7 +141,7 @@ def load(path: str, what: str) -> Any:
         raise ConfigError(f"{what}: there is no module {e.name!r}: is it installed?{_hint(origin, folder)}") from e
     except OSError as e:
         raise ConfigError(f"{what}: {e.filename or origin}: {e.strerror or e}") from e
-    except Exception as e:  # whatever somebody's code raises
+    except Exception as e:  # a user's code may raise anything
         raise ConfigError(f"{what} cannot be imported: {type(e).__name__}: {e}") from e
     if not hasattr(module, attribute):
         near = difflib.get_close_matches(attribute, vars(module), 1)
@@ -152,12 +151,12 @@ def load(path: str, what: str) -> Any:
 
 
 def sha256_of(path: str) -> str | None:
-    """The sha256 of the file that a path was imported from; None if it was not imported here."""
+    """The sha256 of the file that a path was imported from; None if this process has not imported it."""
     return _SHA256.get(path)
 
 
 def sha256_of_file(path: str, folder: Path) -> str | None:
-    """The sha256 of the file that a path names now, without importing it; None if it names a module, or no file."""
+    """The current sha256 of the file that a path names, without an import; None for a module or a missing file."""
     origin = path.rpartition(":")[0]
     try:
         return hashlib.sha256(read_file(folder / origin)).hexdigest() if origin.endswith(".py") else None
@@ -166,7 +165,7 @@ def sha256_of_file(path: str, folder: Path) -> str | None:
 
 
 class _Bytes(importlib.abc.SourceLoader):
-    """Runs the bytes that were read, and no other: no bytecode of an earlier or later version is looked for."""
+    """Runs exactly the bytes that were read: no cached bytecode of another version is used."""
 
     def __init__(self, file: Path):
         self.file, self.source = file, read_file(file)
@@ -195,7 +194,7 @@ def _file(file: Path) -> ModuleType:
 
 
 def _sha256(module: ModuleType) -> str:
-    """Of the file that a module came from; "" if it came from none."""
+    """The sha256 of a module's file; "" if it has none."""
     if (known := getattr(module, "__sha256__", None)) is not None:
         return known
     try:
@@ -206,19 +205,19 @@ def _sha256(module: ModuleType) -> str:
 
 def _hint(origin: str, folder: Path) -> str:
     if origin.endswith(".py"):
-        return " (A file beside the TOML is found by its path only, not by another file.)"
+        return " (Files beside the TOML cannot import each other: each is found only by its path.)"
     file = Path(*origin.split(".")).with_suffix(".py")
-    return f" The file beside the TOML is '{file}:...'." if (folder / file).is_file() else ""
+    return f" For the file beside the TOML, write '{file}:...'." if (folder / file).is_file() else ""
 
 
-# ---- what there is of one kind ----------------------------------------------------------------------
+# ---- registries -------------------------------------------------------------------------------------
 
 
 class Registry(dict[str, T], Generic[T]):
-    """What there is of one kind, by name.
+    """The plug-ins of one kind, by name.
 
-    `kind` is what one is called, `group` that of the entry points. `accept(thing, name)` makes the entry of a class or
-    function, or raises a TypeError that says what is wrong with it. `ours` are entries that come with the library.
+    `kind` is the word for one of them, `group` the entry-point group. `accept(thing, name)` turns a class or function
+    into an entry, or raises a TypeError with the reason. `ours` are the entries that come with the library.
     """
 
     def __init__(self, kind: str, group: str, accept: Callable[[Any, str], T], ours: Mapping[str, T] | None = None):
@@ -236,16 +235,16 @@ class Registry(dict[str, T], Generic[T]):
         return add
 
     def add(self, name: str, entry: T, ours: bool = False) -> None:
-        """Put an entry under its name. A name of the library's own (`ours`) is taken."""
+        """Add an entry. The names of the library's own entries (`ours`) cannot be replaced."""
         if is_path(name) or name.startswith(RESERVED):
-            raise ConfigError(f"{self.kind} name {name!r}: this is how a path is written; register it under a word")
+            raise ConfigError(f"{self.kind} name {name!r} has the form of a path; register it under a plain name")
         if name in self._taken and not ours:
             raise ConfigError(f"{self.kind} name {name!r} is taken by solera; register yours under another name")
         self._taken |= {name} if ours else set()
         self[name] = entry
 
     def find(self, name: str, key: str | None = None) -> T:
-        """What is called `name`: registered, an entry point, or where a path leads. `key`: the setting that asks."""
+        """The entry called `name`: registered, an entry point, or at a path. `key`: the setting that names it."""
         what = f"{key} = {name!r}" if key else f"{self.kind} {name!r}"
         name = absolute(name, allowed() or Path.cwd())
         if name not in self and is_path(name):
@@ -255,20 +254,20 @@ class Registry(dict[str, T], Generic[T]):
         return self[name]
 
     def names(self) -> list[str]:
-        """Every name that is not a path, those of entry points included: nothing is imported."""
+        """Every name that is not a path, including those of entry points. Nothing is imported."""
         points = dict.fromkeys(point.name for point in _entry_points(group=self.group))
         return [*(n for n in self if not is_path(n)), *(n for n in points if n not in self)]
 
     def hint(self, name: str) -> str:
-        """What was probably meant by a name that is not known."""
+        """Text for an unknown name: what was probably meant."""
         if near := difflib.get_close_matches(name, self.names(), 3):
             return f"did you mean {' or '.join(map(repr, near))}?"
         if ":" in name or ".py" in name:
             return f"a path to code is {FORM}"
-        return "known are: " + ", ".join(sorted(self.names()))
+        return "known names: " + ", ".join(sorted(self.names()))
 
     def load_entry_points(self) -> None:
-        """Import all that installed packages declare; what fails is left out with a warning."""
+        """Import all entry points of installed packages; those that fail are skipped with a warning."""
         for name in self.names():
             try:
                 self.find(name)
@@ -276,7 +275,7 @@ class Registry(dict[str, T], Generic[T]):
                 log.warning("%s", e)
 
     def name_of(self, entry: T) -> str | None:
-        """The name by which a new process finds an entry: the library's own, or its path, if it came by one."""
+        """The name by which a new process finds an entry: the library's own name first, then a path."""
         names = [n for n, known in self.items() if known is entry]
         return min(names, key=lambda n: (n not in self._taken, not is_path(n)), default=None)
 
@@ -287,13 +286,13 @@ class Registry(dict[str, T], Generic[T]):
             raise ConfigError(f"{what}: {e}") from None
 
     def _import_entry_point(self, name: str) -> bool:
-        """Whether there is an entry point of that name, which is then registered."""
+        """Register the entry point of that name; False if there is none."""
         for point in _entry_points(group=self.group, name=name):
             try:
-                thing = point.load()  # which may register itself
+                thing = point.load()  # the import may register it
                 if name not in self:
                     self.register(name)(thing)
-            except Exception as e:  # whatever somebody's package raises
+            except Exception as e:  # another package may raise anything
                 package = point.dist.name if point.dist is not None else point.value
                 raise ConfigError(
                     f"{self.kind} {name!r} of the package {package!r} cannot be used: {type(e).__name__}: {e}"
@@ -302,6 +301,6 @@ class Registry(dict[str, T], Generic[T]):
 
 
 def _entry_points(**wanted: str) -> Iterable[Any]:
-    import importlib.metadata  # slow to import, and `solera --help` comes by here
+    import importlib.metadata  # slow to import, and `solera --help` imports this module
 
     return importlib.metadata.entry_points(**wanted)

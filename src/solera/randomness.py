@@ -1,8 +1,8 @@
-"""Randomness by address: every random choice comes from (run seed, round, client, purpose), never from scheduling.
+"""Every random choice is seeded by (run seed, round, client, purpose), and never depends on scheduling.
 
-torch, numpy and Python each have one generator that all threads of a program share, and dropout draws from torch's.
-Whatever may use them runs in `repeatable`, which seeds them, and notices when another thread of the program was at
-work meanwhile.
+torch, numpy and Python each have one global generator that all threads of a program share; dropout draws from torch's.
+Code that may use a global generator runs in `repeatable`. It seeds the generators, and detects whether another thread
+was active at the same time.
 """
 
 import contextlib
@@ -30,21 +30,21 @@ from .stopping import inherited
 
 log = logging.getLogger("solera")
 T = TypeVar("T")
-ATTEMPTS = 8  # at a result that nobody disturbs
-OURS = "solera"  # what the names of our own threads begin with; they draw nothing outside of `isolated`
+ATTEMPTS = 8  # at an undisturbed result
+OURS = "solera"  # name prefix of the library's own threads; they use the generators only inside `isolated`
 
 
 class SharedGenerator(SoleraError):
-    """Another thread of the program draws from a generator that the result depends on."""
+    """Another thread of the program uses a generator that the result depends on."""
 
 
 def seed_from(*key: Any) -> int:
-    """A seed fixed by its key alone. Keys are strings and integers."""
+    """A seed that depends only on the key. Keys are strings and integers."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=7).digest())
 
 
 class _Sections:
-    """One at a time may seed the global generators; `entered` counts who did, `seed` is the one that holds now."""
+    """One thread at a time may seed the global generators. `entered` counts the sections, `seed` is the current one."""
 
     def __init__(self) -> None:
         self.lock, self.entered = threading.RLock(), 0
@@ -52,23 +52,23 @@ class _Sections:
 
 
 _SECTIONS = _Sections()
-os.register_at_fork(after_in_child=_SECTIONS.__init__)  # type: ignore[misc]  # its lock may be another thread's
+os.register_at_fork(after_in_child=_SECTIONS.__init__)  # type: ignore[misc]  # another thread may have held its lock
 
 
 @contextlib.contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Seed the global generators (dropout, a user's own torch.rand, numpy, random) and put them back afterwards."""
-    # Jobs of `Parallel` need not wait for each other: that somebody was here shows, and they are run again alone.
+    """Seed the global generators (for dropout, torch.rand, numpy, random) and restore them afterwards."""
+    # Jobs of `Parallel` do not take the lock: `entered` shows that one was here, and then all jobs are re-run serially.
     in_parallel = getattr(_HERE, "in_parallel", False)
     with contextlib.nullcontext() if in_parallel else _SECTIONS.lock:
         _SECTIONS.entered += 1
-        with _generators_seeded(seed) if in_parallel else seeded(seed):  # they end in any order: none holds
+        with _generators_seeded(seed) if in_parallel else seeded(seed):  # parallel jobs have no one current seed
             yield
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """As `isolated`, for the whole of a run: whoever uses the generators from outside leaves a trace (see `Watch`)."""
+    """Like `isolated`, for a whole run: `Watch` detects code outside the run that uses the generators."""
     outer = _SECTIONS.seed
     with _generators_seeded(seed):
         _SECTIONS.seed = seed
@@ -81,7 +81,7 @@ def seeded(seed: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _generators_seeded(seed: int) -> Iterator[None]:
     kept = _global_state()
-    # torch.manual_seed also formats a stack trace for every kind of accelerator that is not in use: a millisecond.
+    # torch.manual_seed would take a millisecond: it formats a stack trace for each accelerator type not in use.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -107,8 +107,9 @@ def _restore(kept: tuple[Any, Any, Any]) -> None:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection here. torch holds the generator's lock while it makes the tensor of its state; a collection
-    in that moment lets other threads run, and one that draws then waits for the lock and keeps Python's, for ever."""
+    """Turn garbage collection off: it could deadlock here. torch holds the generator's lock while it allocates the
+    state tensor. A collection at that moment may switch to another thread; if that one draws, it waits for the
+    generator's lock while it holds Python's."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -119,12 +120,12 @@ def _no_collection() -> Iterator[None]:
 
 
 def fingerprint() -> bytes:
-    """Changes when anybody draws from a global generator."""
+    """A hash of the global generators' state. It changes with every draw."""
     return _fingerprint(*_global_state())
 
 
 def _fresh(seed: int) -> bytes:
-    """The fingerprint of generators that have been seeded and not used; none that others could reach."""
+    """The fingerprint of freshly seeded generators. Computed with private generators."""
     numbers = np.random.RandomState(seed % 2**32)
     return _fingerprint(
         torch.Generator().manual_seed(seed).get_state(), numbers.get_state(), random.Random(seed).getstate()
@@ -139,14 +140,14 @@ def _fingerprint(state: Tensor, numpys: Any, py: Any) -> bytes:
 
 
 class Watch:
-    """Tells whether anybody has used the global generators since it was made."""
+    """Detects whether the global generators were used since it was created."""
 
     def __init__(self) -> None:
         self._before, self._entered, self._seed = fingerprint(), _SECTIONS.entered, _SECTIONS.seed
 
     def clean(self) -> bool:
-        """Whether nobody has. Who draws in `isolated` leaves no trace but its count; and who always seeds with the same
-        number leaves none but a state that is not ours."""
+        """Whether they were not used. A draw inside `isolated` shows only in `entered`. Code that always sets the same
+        seed shows only in a state that does not belong to the current seed."""
         now = fingerprint()
         if now != self._before or _SECTIONS.entered != self._entered:
             return False
@@ -154,12 +155,12 @@ class Watch:
 
 
 def repeatable(seed: int, work: Callable[[], T]) -> T:
-    """`work()`, with the global generators seeded, and with the result it has when nobody else draws from them.
+    """Run `work` with seeded global generators, and return the result that it has without other threads.
 
-    A result counts if no other thread of the program was at work meanwhile, if no generator was used, or if another
-    seed gives the same. Otherwise the work is done again, until it went undisturbed, or until two results in a row are
-    equal to the bit and the others do as much work again without touching the generators. So `work` must leave nothing
-    behind but its result.
+    A result is accepted if no other thread was active, if no generator was used, or if another seed gives the same
+    result. Otherwise `work` is re-run, until it was undisturbed, or until two results in a row are bitwise equal and
+    the other threads then do the same amount of work without using the generators. So `work` must have no side
+    effects.
     """
     last: _Outcome | None = None
     for attempt in range(ATTEMPTS):
@@ -176,22 +177,22 @@ def repeatable(seed: int, work: Callable[[], T]) -> T:
             return outcome.get()
         last = outcome
     raise SharedGenerator(
-        "another thread of this program draws from the global random generators (torch, numpy or random) or seeds "
-        f"them; a model or a task here uses them, too (dropout?): {ATTEMPTS} attempts gave no result. Give that thread "
-        "a generator of its own, stop it while the run lasts, or start the run in a process of its own (solera run)"
+        "another thread of this program uses or seeds the global random generators (torch, numpy or random), and so "
+        f"does a model or a task of this run (dropout?): {ATTEMPTS} attempts gave no reproducible result. Give that "
+        "thread its own generator, stop it during the run, or start the run in its own process (solera run)"
     )
 
 
 def _gives_with(seed: int, work: Callable[[], Any], outcome: "_Outcome") -> bool:
-    """Whether the work has the same outcome with another seed, so that it does not use the generators."""
+    """Whether another seed gives the same outcome. Then the work does not depend on the generators."""
     with isolated(seed):
         return outcome.equals(_outcome(work)) and torch.initial_seed() == seed
 
 
 def _left_alone(seed: int, seconds: float, worked_ns: int | None) -> bool:
-    """Whether the others leave the generators alone while they do as much work again as they have done beside ours.
+    """Whether the other threads do as much work again as they did beside ours, without using the generators.
 
-    Two results can be disturbed in the same way, where threads take turns. What cannot be told in time is not so.
+    Needed because two results can be disturbed in the same way if threads take turns. False if it takes too long.
     """
     with isolated(seed):
         others, end = _others(), time.monotonic() + 10 * seconds + 0.5
@@ -205,7 +206,7 @@ def _left_alone(seed: int, seconds: float, worked_ns: int | None) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Outcome:
-    """What came of some work: a value, or an error."""
+    """The outcome of some work: a value or an error."""
 
     value: Any = None
     error: Exception | None = None
@@ -227,7 +228,7 @@ def _outcome(work: Callable[[], Any]) -> _Outcome:
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Whether two results are equal to the bit: tensors, models, what is built of them, and what knows `==`."""
+    """Whether two results are bitwise equal: tensors, models, containers of them, and anything with `==`."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor):
@@ -252,18 +253,18 @@ def _bytes(t: Tensor) -> Tensor:
 
 
 def _others() -> dict[int, int | None]:
-    """The program's other threads that run Python, and how much work each has done so far; None: unknown."""
+    """The other threads of the program that run Python, with the processor time of each so far; None: unknown."""
     here = threading.get_native_id()
     known = {t.native_id: t for t in threading.enumerate() if t.native_id is not None}
     running = set(sys._current_frames())
     ids = {n for n, t in known.items() if t.ident in running and n != here and not t.name.startswith(OURS)}
-    if not running <= {t.ident for t in known.values()}:  # started without `threading`: it may be any of the rest
+    if not running <= {t.ident for t in known.values()}:  # one was not started by `threading`: it may be any other one
         ids |= _all_threads() - known.keys()
     return {n: _worked_ns(n) for n in ids}
 
 
 def _all_threads() -> set[int]:
-    """The system's numbers of this process's threads, of whatever kind; where it does not tell: one that is unknown."""
+    """The native ids of all threads of this process; {-1} where the system does not list them."""
     return {int(n) for n in os.listdir("/proc/self/task")} if sys.platform == "linux" else {-1}
 
 
@@ -272,19 +273,19 @@ def _worked_ns(native_id: int) -> int | None:
     if sys.platform != "linux":
         return None
     try:
-        return time.clock_gettime_ns(~native_id << 3 | 6)  # how the kernel numbers the clock of a thread
+        return time.clock_gettime_ns(~native_id << 3 | 6)  # the kernel's clock id of a thread
     except OSError:  # it has ended
         return None
 
 
 def _at_work(before: dict[int, int | None]) -> bool:
-    """Whether another thread has done anything since, or may have."""
+    """Whether another thread was active since `before`, or may have been."""
     now = _others()
     return now.keys() != before.keys() or any(w is None or w != before[n] for n, w in now.items())
 
 
 def _work_since(before: dict[int, int | None]) -> int | None:
-    """Processor time that the other threads have used since; None if it cannot be told."""
+    """Processor time of the other threads since `before`; None if unknown."""
     total = 0
     for n, worked in _others().items():
         then = before.get(n, 0)
@@ -297,7 +298,7 @@ def _work_since(before: dict[int, int | None]) -> int | None:
 def thread_pool(
     workers: int, initializer: Callable[..., None], initargs: tuple[Any, ...] = ()
 ) -> ThreadPoolExecutor | None:
-    """A pool whose threads are there already: fewer than asked for where the system gives no more; None for none."""
+    """A pool of started threads: fewer than `workers` if the system cannot start more, None if it starts none."""
     while workers:
         pool = ThreadPoolExecutor(workers, OURS, inherited(initializer), initargs)
         started = threading.Barrier(workers + 1)
@@ -311,17 +312,18 @@ def thread_pool(
             pool.shutdown(wait=True, cancel_futures=True)
             if not isinstance(e, RuntimeError):  # "can't start new thread"
                 raise
-            log.warning("%d threads are more than the system gives now (%s): going on with fewer", workers, e)
+            log.warning("the system cannot start %d threads now (%s): continuing with fewer", workers, e)
             workers //= 2
     return None
 
 
 class Parallel:
-    """Runs independent functions side by side in threads, with the bits of running them one after another.
+    """Runs independent functions in parallel threads. The result is bitwise equal to a serial run.
 
-    Threads share torch's global generator, so whatever draws from it (dropout) would depend on scheduling. A draw
-    shows in the generators' state: then everything is run again one after another, each from its own seed, and this
-    object stays serial. So it is if the draw was another thread's of the program: slower, with the same bits.
+    Threads share torch's global generator, so the result of a function that draws from it (dropout) would depend on
+    scheduling. A draw shows in the generators' state. Then all functions are re-run one after another, each with its
+    own seed, and this object stays serial. A draw by another thread of the program has the same effect: slower, but
+    the same bits.
     """
 
     def __init__(self, workers: int):
@@ -330,28 +332,28 @@ class Parallel:
         self._lock = threading.Lock()
 
     def __call__(self, functions: Sequence[Callable[[], T]], seeds: Sequence[int]) -> list[T]:
-        """The results in order. `seeds` feed the global generators where a function uses them."""
-        if getattr(_HERE, "in_parallel", False):  # a job of a job: the outer one watches the generators for both
+        """The results in order. `seeds` seed the global generators for functions that use them."""
+        if getattr(_HERE, "in_parallel", False):  # a nested call: the outer one watches the generators for both
             return [f() for f in functions]
         if not self.alone and len(functions) > 1:
             with self._lock:
                 kept, watch = _global_state(), Watch()
-                # As many torch threads as here: their number changes the bits.
+                # The same number of torch threads as here: it changes the bits.
                 wanted = min(self.workers, len(functions))
                 pool = thread_pool(wanted, _enter, (torch.get_num_threads(),)) if watch.clean() else None
                 if pool is not None:
                     try:
-                        contexts = [contextvars.copy_context() for _ in functions]  # of whoever asks for the work
+                        contexts = [contextvars.copy_context() for _ in functions]  # the caller's
                         results = list(pool.map(contextvars.Context.run, contexts, functions))
                     except BaseException:
-                        pool.shutdown(wait=False, cancel_futures=True)  # whoever is interrupted need not wait
+                        pool.shutdown(wait=False, cancel_futures=True)  # do not wait after an interrupt
                         raise
-                    pool.shutdown(wait=True)  # all is done; threads that are still ending would disturb a fork
+                    pool.shutdown(wait=True)  # all work is done; threads that are still ending would disturb a fork
                     if watch.clean():
                         return results
                     _restore(kept)
                     self.alone = True
-                    log.info("torch's global generator was drawn from (dropout?): server work runs one at a time")
+                    log.info("something used torch's global generator (dropout?): server work now runs serially")
         return [repeatable(seed, f) for f, seed in zip(functions, seeds, strict=True)]
 
 
@@ -364,5 +366,5 @@ def _enter(threads: int) -> None:
 
 
 def one_thread() -> None:
-    """Pin this thread to one intra-operation thread: their number changes the bits of a sum."""
+    """Let torch operations of this thread use one thread: the number of threads changes the bits of a sum."""
     torch.set_num_threads(1)

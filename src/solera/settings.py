@@ -1,4 +1,4 @@
-"""Settings that check themselves: types, choices and ranges, on construction, from TOML and from Python alike.
+"""Settings that check themselves: types, choices and ranges, on construction, both from TOML and from Python.
 
     @settings
     class Distill:
@@ -6,11 +6,11 @@
         optimizer: Literal["sgd", "adam"] = "adam"
 
     Distill(optimizer="Adam")
-    # ConfigError: Distill.optimizer = "Adam": one of 'sgd', 'adam' is wanted; did you mean 'adam'?
+    # ConfigError: Distill.optimizer = "Adam": expected one of 'sgd', 'adam'; did you mean 'adam'?
 
-A class may have `problems(self)`, which yields what is wrong between several of its settings, and `RENAMED`, old
-spellings with the new ones. A method is checked in the same way: `register` sees to it. What concerns a setting
-together with the data or the models is not known here: that is `Method.fits(server)`.
+A class may have `problems(self)`, which yields settings that contradict each other, and `RENAMED`, which maps old names
+to new ones. `register` makes a method check itself in the same way. Conflicts between a setting and the data or the
+models are not known here: `Method.fits(server)` reports them.
 """
 
 import collections.abc
@@ -31,9 +31,9 @@ from .errors import ConfigError
 
 C = TypeVar("C", bound=type)
 OFF = "none"  # how None is written in TOML, which has no null
-Problem = str  # "key = value: why", with the key as the class spells it
+Problem = str  # "key = value: reason", with the key as the class spells it
 
-# The ranges that most settings have.
+# Common ranges.
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Ge(1)]
 NonNegative = Annotated[float, Ge(0)]
@@ -43,7 +43,7 @@ BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 
 class SettingsError(ConfigError, ValueError):
-    """Settings that cannot be. `problems` name the keys as their class spells them; `str` puts the class in front."""
+    """Invalid settings. `problems` name the keys as their class spells them; `str` puts the class name in front."""
 
     def __init__(self, owner: str, problems: Iterable[Problem]):
         self.problems = list(problems)
@@ -51,7 +51,7 @@ class SettingsError(ConfigError, ValueError):
 
 
 class Replaceable:
-    """Marker of a field for `Annotated`: an object of the user's own with the same methods may take its place."""
+    """Marker of a field for `Annotated`: a user's own object with the same methods is also accepted."""
 
 
 class OrInf:
@@ -60,31 +60,31 @@ class OrInf:
 
 @dataclasses.dataclass(frozen=True)
 class Hint:
-    """Marker of a field for `Annotated`: what an error adds in brackets, such as what 0 means."""
+    """Marker of a field for `Annotated`: text that an error adds in brackets, such as what 0 means."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Was:
-    """Marker of a field for `Annotated`: values it took before it had this type, each with how it is written now."""
+    """Marker of a field for `Annotated`: values of earlier versions, each with its present form."""
 
     values: tuple[tuple[str, str], ...]
 
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: C) -> C:
-    """Make `cls` a frozen dataclass that refuses wrong values when it is made."""
+    """Make `cls` a frozen dataclass that refuses invalid values on construction."""
     made: Any = dataclasses.dataclass(frozen=True)(cls)
     return checks_itself(made)
 
 
 def checks_itself(cls: C) -> C:
-    """Make a dataclass, and its subclasses, refuse wrong values when they are made. Once is enough."""
+    """Make a dataclass and its subclasses refuse invalid values on construction. A second call changes nothing."""
     made: Any = cls
     if made.__dict__.get("__post_init__") in _CHECKING:
         return cls
-    if "__init__" in made.__dict__ and made.__init__ not in _CHECKING:  # one that is inherited checks already
+    if "__init__" in made.__dict__ and made.__init__ not in _CHECKING:  # an inherited __init__ already checks
         made.__init__ = _checking_init(made.__init__)
     made.__post_init__ = _checking_post_init(getattr(made, "__post_init__", None))
     return cls
@@ -109,8 +109,8 @@ def _checking_init(assign: Any) -> Any:
 
 
 def _checking_post_init(own: Any) -> Any:
-    """For a class's own `__post_init__`, which then finds its fields checked, and for plain dataclasses that inherit
-    from settings: their __init__, which is new, ends with it."""
+    """For a class's own `__post_init__`, which then sees checked fields; and for plain dataclasses that inherit from
+    settings: their new `__init__` ends with it."""
 
     def post_init(self: Any) -> None:
         if own is not None:
@@ -124,14 +124,14 @@ def _checking_post_init(own: Any) -> Any:
 
 
 def check(made: Any) -> None:
-    """Refuse values of the wrong type or out of range, and what is wrong between several of them."""
+    """Refuse values of the wrong type or out of range, and settings that contradict each other."""
     _check_fields(made)
     if found := list(getattr(made, "problems", tuple)()):
         raise SettingsError(type(made).__name__, found)
 
 
 def _check_fields(made: Any) -> None:
-    """Refuse values of the wrong type or out of range; put numbers and lists into their declared form."""
+    """Refuse values of the wrong type or out of range; convert numbers and lists to their declared types."""
     found: list[Problem] = []
     cls: Any = type(made)
     for name, wanted in hints(cls).items():
@@ -149,13 +149,13 @@ def _check_fields(made: Any) -> None:
 
 @functools.cache
 def hints(cls: type) -> dict[str, Any]:
-    """The declared types of a settings class's fields, with their ranges."""
+    """The declared types of the fields of a settings class, with their ranges."""
     every = typing.get_type_hints(cls, include_extras=True)
     return {f.name: every[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
 def checked(wanted: Any, value: Any, key: str) -> Any:
-    """`value` in the form that `wanted` declares; refused with the reason where it cannot be had."""
+    """`value` converted to the declared type `wanted`. Raises SettingsError with the reason if that is not possible."""
     replaceable, table, adapter = _reading(wanted)
     if replaceable or (table is not None and isinstance(value, table)):
         return value
@@ -169,12 +169,12 @@ def checked(wanted: Any, value: Any, key: str) -> Any:
     assert table is not None
     if value is None and optional(wanted):
         return None
-    raise SettingsError("", [f"{key} = {show(value)}: {article(table.__name__)} is wanted"])
+    raise SettingsError("", [f"{key} = {show(value)}: expected {article(table.__name__)}"])
 
 
 @functools.cache
 def _reading(wanted: Any) -> tuple[bool, type | None, pydantic.TypeAdapter[Any] | None]:
-    """How a value of the type is looked at: not at all, as a table of settings, or by pydantic."""
+    """How a value of the type is checked: not at all, as a table of settings, or by pydantic."""
     inner, markers = strip(wanted), list(_markers(wanted))
     if any(isinstance(m, Replaceable) for m in markers) or getattr(inner, "_is_protocol", False):
         return True, None, None
@@ -186,7 +186,7 @@ def _reading(wanted: Any) -> tuple[bool, type | None, pydantic.TypeAdapter[Any] 
 
 
 def _lists(wanted: Any) -> Any:
-    """The type with a tuple taken from any list: strict checking of Python values knows no list that is a tuple."""
+    """The type, with lists accepted as tuples: pydantic's strict mode does not convert them."""
     return Annotated[wanted, pydantic.BeforeValidator(_as_tuple)] if _is_tuple(strip(wanted)) else wanted
 
 
@@ -205,8 +205,8 @@ def _explain(wanted: Any, value: Any, key: str, error: pydantic.ValidationError)
         key, value, wanted = f"{key}[{inside[0]}]", value[inside[0]], typing.get_args(inner)[0]
         inner = strip(wanted)
     if now := [new for m in _markers(wanted) if isinstance(m, Was) for old, new in m.values if old == value]:
-        return f"{key} = {show(value)}: this is written {now[0]} now"
-    text = f"{key} = {show(value)}: {words(wanted)} is wanted"
+        return f"{key} = {show(value)}: this is now written {now[0]}"
+    text = f"{key} = {show(value)}: expected {words(wanted)}"
     text += "".join(f" ({m.text})" for m in _markers(wanted) if isinstance(m, Hint))
     if choices := _choices(wanted):
         near = difflib.get_close_matches(str(value), choices, 1, 0.5)
@@ -220,7 +220,7 @@ def _explain(wanted: Any, value: Any, key: str, error: pydantic.ValidationError)
 
 
 def _choices(wanted: Any) -> list[str]:
-    """The words that a setting may be, if it may be one of several."""
+    """The values of a setting that has a fixed set of choices; empty otherwise."""
     if typing.get_origin(wanted) is Literal:
         return [str(a) for a in typing.get_args(wanted)]
     kinds = (Annotated, typing.Union, types.UnionType)
@@ -228,21 +228,21 @@ def _choices(wanted: Any) -> list[str]:
 
 
 def unknown_key(cls: type, key: str, value: Any, near: Iterable[str] = ()) -> Problem:
-    """What to say of a key that `cls` does not have: its new spelling, or the nearest one (`near`, where known)."""
+    """The message for a key that `cls` does not have: with its new name, or the nearest one (`near`, where known)."""
     names = list(hints(cls))
     if key in (renamed := renames(cls)):
-        return f"{key} = {show(value)}: this setting is called {renamed[key]!r} now"
+        return f"{key} = {show(value)}: this setting is now called {renamed[key]!r}"
     near = list(near) or difflib.get_close_matches(key, names, 1)
-    hint = f"did you mean {' or '.join(repr(n) for n in near[:2])}?" if near else f"there are {', '.join(names)}"
+    hint = f"did you mean {' or '.join(repr(n) for n in near[:2])}?" if near else f"the settings are {', '.join(names)}"
     return f"{key} = {show(value)}: there is no such setting; {hint}"
 
 
 def renames(cls: type) -> Mapping[str, str]:
-    """Old spellings of a class's settings, with the new ones."""
+    """Old names of a class's settings, with the new ones."""
     return getattr(cls, "RENAMED", {})
 
 
-# ---- types and values in words ----------------------------------------------------------------------
+# ---- types and values as text -----------------------------------------------------------------------
 
 
 def strip(wanted: Any) -> Any:
@@ -263,13 +263,13 @@ def optional(wanted: Any) -> bool:
 
 
 def table_of(wanted: Any) -> type | None:
-    """The settings class that a field holds, if it holds one."""
+    """The settings class of a field, if it holds one."""
     inner = strip(wanted)
     return inner if isinstance(inner, type) and dataclasses.is_dataclass(inner) else None
 
 
 def _markers(wanted: Any) -> Iterator[Any]:
-    """What Annotated carries, also inside of an optional type."""
+    """The markers in Annotated, also inside an optional type."""
     if typing.get_origin(wanted) is Annotated:
         inner, *markers = typing.get_args(wanted)
         yield from markers
@@ -280,7 +280,7 @@ def _markers(wanted: Any) -> Iterator[Any]:
 
 
 def words(wanted: Any) -> str:
-    """What a setting takes, in words."""
+    """What a setting accepts, as text."""
     inner = strip(wanted)
     plain = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
     many = {int: "integers", float: "numbers", bool: "booleans", str: "strings"}
@@ -305,7 +305,7 @@ def words(wanted: Any) -> str:
 
 
 def limits(wanted: Any) -> str:
-    """The range of a setting, in words: "above 0 and at most 1"."""
+    """The range of a setting, as text: "above 0 and of at most 1"."""
     said = {Gt: ("above", "gt"), Ge: ("of at least", "ge"), Lt: ("below", "lt"), Le: ("of at most", "le")}
     found = [(said[type(m)], m) for m in _markers(wanted) if type(m) in said]
     return " and ".join(f"{word} {_number(getattr(m, name))}" for (word, name), m in found)
@@ -316,7 +316,7 @@ def _number(value: float) -> str:
 
 
 def article(name: str) -> str:
-    """The name with its article."""
+    """The name with "a" or "an" in front."""
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 

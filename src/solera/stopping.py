@@ -1,7 +1,7 @@
-"""One flag that ends a run. Training, distillation and evaluation look at it at every step.
+"""One flag that ends a run. Training, distillation and evaluation check it at every step.
 
-A signal is handled in the main thread alone, and an exception raised there stops no other thread: a program that has
-been told to stop would wait until the last of them is done. So the handler sets a flag as well, and work asks for it.
+Python handles signals in the main thread only, and an exception raised there stops no other thread. The program would
+wait until all of them are done. So the signal handler also sets a flag, and all long work checks it.
 """
 
 import contextlib
@@ -12,20 +12,20 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop; it can be resumed. Like Ctrl-C, it is nothing an `except Exception` may swallow:
-    a reply lost that way would change the result."""
+    """The run was asked to stop; it can be resumed. It is not an `Exception`, like Ctrl-C: an `except Exception` that
+    swallowed it would lose a reply and so change the result."""
 
     exit_code = 143
 
 
 class Flag:
-    """Whether one run has been asked to stop, and by what."""
+    """Whether a run was asked to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def check(self) -> None:
-        """Raise if it has."""
+        """Raise if the run was asked to stop."""
         if self.signal == signal.SIGINT:
             raise KeyboardInterrupt
         if self.signal is not None:
@@ -33,7 +33,7 @@ class Flag:
 
 
 class _Here(threading.local):
-    """The flag of the run that this thread works for. Threads keep theirs: one that outlives its run still ends."""
+    """The flag of the run that this thread works for. A thread keeps its flag, so it ends even after its run."""
 
     flag: Flag | None = None
 
@@ -42,13 +42,13 @@ _HERE = _Here()
 
 
 def check_stop() -> None:
-    """Raise if the run that this thread works for has been asked to stop."""
+    """Raise if the run that this thread works for was asked to stop."""
     if (flag := _HERE.flag) is not None and flag.signal is not None:
         flag.check()
 
 
 def inherited(initializer: Callable[..., None]) -> Callable[..., None]:
-    """An initializer of new threads that makes them work for the same run as this one."""
+    """A thread initializer: the new threads work for the same run as this thread."""
     flag = _HERE.flag
 
     def begin(*args: Any) -> None:
@@ -60,8 +60,8 @@ def inherited(initializer: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM and Ctrl-C end what is done in here. They raise in the main thread, wherever it is; Python swallows that
-    in a destructor or a fork, and then the next look at the flag raises."""
+    """SIGTERM and Ctrl-C end the work in this block. They raise in the main thread. Python swallows exceptions in a
+    destructor and in a fork; then the next check of the flag raises."""
     flag, outer = Flag(), _HERE.flag
 
     def stop(number: int, _: Any) -> None:

@@ -1,7 +1,7 @@
-"""What a method needs and the settings do not give: a sensible value for each, and why.
+"""Default values for settings that a method needs and the configuration leaves open, each with the reason.
 
-So that another method can be tried on a working configuration by its name alone. Only what nobody has decided is
-supplied; what was decided against stays, and the run is refused with the reason (`run.check_fit`).
+So a user can try another method on a working configuration just by its name. A setting that the configuration gives is
+never changed; if it does not fit the method, the run is refused with the reason (`run.check_fit`).
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ SIZED_ON = {"image": ((1, 28, 28), None), "text": ((64,), 1000)}  # shape and vo
 
 
 class Supplied(NamedTuple):
-    """A setting that follows from the method."""
+    """A setting that is set for the method."""
 
     key: str
     value: Any
@@ -38,7 +38,7 @@ def supplied(
     federation: FederationConfig,
     decided: Collection[str],
 ) -> list[Supplied]:
-    """The settings that `method` needs to run on this federation. The keys in `decided` are left alone."""
+    """The settings that `method` needs to run on this federation, except the keys in `decided`."""
     needed = [
         *_of_data(method.traits(), data, public),
         *_of_models(method.traits(), models),
@@ -49,11 +49,11 @@ def supplied(
 
 def _of_data(traits: Traits, data: DataConfig, public: PublicConfig) -> Iterator[Supplied]:
     if traits.personal and data.client_test == 0:
-        yield Supplied("data.client_test", CLIENT_TEST, "each client's model is scored on a test split of its own")
+        yield Supplied("data.client_test", CLIENT_TEST, "each client's model is scored on its own test split")
     source = public.source
     if traits.public != "none" and source == "none":
         source = "held-out"
-        yield Supplied("public.source", source, "it needs public samples, here some taken from the training set")
+        yield Supplied("public.source", source, "it needs public samples; these are taken from the training set")
     if traits.public_labels == "needed" and not public.labels and source in ("held-out", "dataset"):
         yield Supplied("public.labels", True, "it needs the labels of the public samples")
 
@@ -61,21 +61,21 @@ def _of_data(traits: Traits, data: DataConfig, public: PublicConfig) -> Iterator
 def _of_models(traits: Traits, models: ModelsConfig) -> Iterator[Supplied]:
     server = models.server
     if traits.server_model == "larger" and server is None and (server := _larger(models.clients)):
-        yield Supplied("models.server", server, "it trains a model of the server's own, larger than the clients'")
+        yield Supplied("models.server", server, "it trains a server model that is larger than the clients' models")
     alike = traits.split in ("shared head", "shared features")
     if alike and models.head == "plain" and len({*models.clients, server} - {None}) > 1:
-        yield Supplied("models.head", "shared", "its models have heads of one shape")
+        yield Supplied("models.head", "shared", "it needs heads of the same shape in all models")
     with_norm = models.norm != "none" and any(MODELS[name].has_norm for name in models.clients)
     if traits.split == "chain" and with_norm:
-        yield Supplied("models.norm", "none", "it takes plain chains of layers, without norm layers")
+        yield Supplied("models.norm", "none", "it needs plain chains of layers, without norm layers")
     elif not traits.batchnorm and models.norm == "batch" and with_norm:
-        yield Supplied("models.norm", "group", "it cannot pass on the running statistics of BatchNorm")
+        yield Supplied("models.norm", "group", "it cannot transfer the running statistics of BatchNorm")
 
 
 def _of_groups(
     method: Method, partition: PartitionConfig, models: ModelsConfig, federation: FederationConfig
 ) -> Iterator[Supplied]:
-    """Fewer groups where there are few clients. Who has which model is known here only if it is dealt out evenly."""
+    """Fewer groups if there are few clients. The model of each client is known here only with models.assign = even."""
     setting = method.traits().groups
     if not setting:
         return
@@ -85,19 +85,19 @@ def _of_groups(
     active = min(min(dealt.values()), federation.cohort(partition.clients))
     groups = getattr(method, setting)
     if active < groups:
-        why = f"no more clients of one architecture can be active in a round, and {groups} groups would need them"
+        why = f"{groups} groups need more clients of one architecture than can be active in a round"
         yield Supplied(f"method.{setting}", active, why)
 
 
 def _larger(clients: list[str]) -> str | None:
-    """A model of the zoo for the server: the smallest of a few that is larger than all of the clients'."""
+    """A built-in model for the server: the smallest in LARGE that is larger than all client models."""
     kind = MODELS[clients[0]].kind
     most = max((_size(name) for name in clients if not MODELS[name].own), default=0)
     return next((name for name in LARGE[kind] if name not in clients and _size(name) > most), None)
 
 
 def _size(name: str) -> int:
-    """How many parameters a model of the zoo has, without making them."""
+    """The number of parameters of a built-in model, without allocating them."""
     shape, vocabulary = SIZED_ON[MODELS[name].kind]
     with torch.device("meta"):
         return sum(p.numel() for p in build(name, 10, shape, vocabulary=vocabulary).parameters())

@@ -1,7 +1,7 @@
-"""A task is the client's half of an exchange: a plain function `f(client, **inbox) -> outbox`.
+"""A task is the client's part of an exchange: a plain function `f(client, **inbox) -> outbox`.
 
-Its annotations are the schema of the two messages. Only functions registered here can be run; a message carries a
-name to look up in this table and nothing is ever imported on demand.
+Its annotations are the schema of the request and of the reply. Only registered functions can run: a message carries a
+task name, the name is looked up in `TASKS`, and nothing is imported on demand.
 """
 
 import copy
@@ -23,9 +23,9 @@ TASKS: dict[str, "Task"] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Data(Generic[X]):
-    """Samples a party holds, ready for a model: normalised images [n, C, H, W] or tokens [n, L], and labels [n]."""
+    """Samples ready for a model: normalised images [n, C, H, W] or tokens [n, L], and labels [n]."""
 
-    inputs: X  # a tensor, or samples that are drawn anew at each step of a training
+    inputs: X  # a tensor, or samples that are drawn again at each training step
     labels: Tensor
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class Data(Generic[X]):
 
 @dataclasses.dataclass
 class Client:
-    """Everything a task may touch. There is no way from here to the server, the network or another client."""
+    """Everything a task may use. It gives no access to the server, the network or another client."""
 
     id: str
     architecture: str  # name of this client's architecture
@@ -43,7 +43,7 @@ class Client:
     public: Any  # the public samples every party holds (data.Public), or None
     classes: int
     seed: int  # fixed by (run, round, exchange, client)
-    state: dict[str, Weights]  # private to this client, survives rounds, kept only if the task returns
+    state: dict[str, Weights]  # private to this client, kept between rounds; changes are saved only if the task returns
     template: nn.Module  # an initialised model of this client's architecture; use `model()`
 
     def model(self, weights: Weights | None = None) -> nn.Module:
@@ -51,7 +51,7 @@ class Client:
         model = copy.deepcopy(self.template)
         if weights is not None:
             model.load_state_dict(weights)
-        model.train()  # in a line of its own: a model's own train() need not return the model
+        model.train()  # on its own line: a user's model may override train() without returning self
         return model
 
     @property
@@ -59,13 +59,13 @@ class Client:
         return len(self.train)
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A generator of its own for each purpose."""
+        """A separate random generator for each purpose."""
         return torch.Generator().manual_seed(seed_from(self.seed, purpose))
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A registered client function with the types of what it takes and returns."""
+    """A registered client function with the types of its arguments and its return value."""
 
     name: str
     fn: Callable[..., Any]
@@ -74,11 +74,11 @@ class Task:
 
     @property
     def inbox(self) -> Any:
-        """The incoming message as a type, for `wire.decode`."""
+        """The type of the request, for `wire.decode`."""
         return _inbox(self)
 
     def __call__(self, client: Client, **inbox: Any) -> Any:
-        """Run it directly, without any federation: for tests and for tasks built on tasks."""
+        """Call the function directly, without a federation: for tests and for tasks that use other tasks."""
         return self.fn(client, **inbox)
 
 
@@ -95,10 +95,10 @@ def _inbox(task: Task) -> Any:
 
 
 def task(name: str) -> Callable[[Callable[..., Any]], Task]:
-    """Register a client function under `name`. It takes the `Client` first; the rest and the result are messages.
+    """Register a client function under `name`. Its first argument is the `Client`; the others are sent by the server.
 
-    The name is part of the protocol: it is what a message carries and what the metrics count bytes by, so it stays
-    when the function moves to another file.
+    The name is part of the protocol: messages carry it, and the metrics count bytes by it. Keep it when the function
+    moves to another file.
     """
     if not isinstance(name, str):
         raise TypeError('a task is registered under a name: @task("my_package.train"), not @task')
@@ -106,7 +106,7 @@ def task(name: str) -> Callable[[Callable[..., Any]], Task]:
     def register(fn: Callable[..., Any]) -> Task:
         t = _task_of(name, fn)
         if name in TASKS and _origin(TASKS[name].fn) != _origin(fn):
-            raise TypeError(f"task {name!r} is {'.'.join(_origin(TASKS[name].fn))} already: choose another name")
+            raise TypeError(f"task {name!r} is already {'.'.join(_origin(TASKS[name].fn))}: choose another name")
         TASKS[name] = t
         return t
 

@@ -1,10 +1,10 @@
-"""What may cross the wire: trees of tensors and plain scalars. Nothing else, and never code.
+"""Messages: trees of tensors and plain scalars. Nothing else can be sent, and never code.
 
 A message is one safetensors blob: tensors are stored as tensors, the tree around them is JSON in the blob's
-metadata. The receiver rebuilds the tree *into a type it already knows* (a task's annotations), so no class,
-module or function name is ever read from a message, and whatever the type does not declare is refused.
+metadata. The receiver rebuilds the tree *into a type it already knows* (a task's annotations). So no class, module or
+function name is ever read from a message, and everything that the type does not declare is refused.
 
-Inside one process a message need not become bytes at all: `Packed` holds the flattened value, knows its exact
+Inside one process a message does not have to become bytes: `Packed` holds the flattened value, knows its exact
 encoded size, and is rebuilt by the same `decode` with the same checks.
 """
 
@@ -32,17 +32,17 @@ Place = tuple[str, int]  # a file, and the number of a tensor in it
 
 
 class WireError(SoleraError, ValueError):
-    """A message that is malformed, too large, or not what the receiver declared."""
+    """A message that is malformed, too large, or not of the type that the receiver declared."""
 
 
 SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 def safe_name(name: str, what: str) -> str:
-    """`name`, if it may become part of a path; names come from configurations and from other machines."""
+    """Return `name` if it is safe as part of a path. Names come from configurations and from other machines."""
     if not SAFE_NAME.fullmatch(name):
         raise ConfigError(
-            f"{what} {name[:80]!r}: lower-case letters, digits, '.', '_' and '-' only, at most 64, "
+            f"{what} {name[:80]!r}: only lower-case letters, digits, '.', '_' and '-', at most 64 characters, "
             "beginning with a letter or digit"
         )
     return name
@@ -50,7 +50,7 @@ def safe_name(name: str, what: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How large a message may be. Checked before anything is allocated for its content."""
+    """Size limits of a message. Checked before memory is allocated for its content."""
 
     bytes: int = 1 << 31
     tensors: int = 100_000
@@ -59,7 +59,7 @@ class Limits:
     finite: bool = True  # no NaN and no infinity in a tensor
 
 
-# For files a run wrote itself: as large as its state is, and to the bit what was written (100 MB is the library's cap).
+# For files that a run wrote itself: any size, and NaN as it was written (100 MB is the header limit of safetensors).
 OWN_FILES = Limits(bytes=1 << 62, tensors=1 << 31, header=100_000_000, finite=False)
 
 
@@ -80,7 +80,7 @@ NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Tie:
-    """What the tensors of a reply's field must be, said by the arguments `names` that were sent with the question."""
+    """The names, shapes and dtypes that a reply's field must have: they follow from the call's arguments `names`."""
 
     names: tuple[str | int, ...]
     only: str | None = None
@@ -89,7 +89,7 @@ class Tie:
     fill: "Fill | None" = None
 
     def wanted(self, sent: Mapping[str, Any]) -> Any:
-        """Tensors of the right names, shapes and dtypes; None where an argument is None: then nothing is asked for."""
+        """Tensors with the required names, shapes and dtypes. None if an argument is None: then the field must be."""
         found: list[Any] = [name if isinstance(name, int) else _argument(sent, name) for name in self.names]
         if any(v is None for v in found):
             return None
@@ -108,31 +108,31 @@ class _AtMost(NamedTuple):
     largest: Tensor
 
 
-Fill = Callable[[Tensor, int], Tensor]  # zeros, and the examples of a client -> numbers that could be a reply
-TIE = "tie"  # where a field's metadata holds it
+Fill = Callable[[Tensor, int], Tensor]  # (zeros, number of a client's examples) -> values of a possible reply
+TIE = "tie"  # the key in a field's metadata
 
 
 def like(name: str, only: str | None = None, fill: Fill | None = None) -> Any:
-    """Field marker: this value must have the names, shapes and dtypes of the argument `name` that was sent.
+    """Field marker: this value must have the names, shapes and dtypes of the argument `name` of the call.
 
-    `only` is an argument, too: those of the names that are asked for. `fill`: see `sized`.
+    `only` names another argument: the list of tensor names that the reply must have. `fill`: see `sized`.
     """
     return dataclasses.field(metadata={TIE: Tie((name,), only, fill=fill)})
 
 
 def sized(*names: str | int, dtype: torch.dtype = torch.float32, fill: Fill | None = None) -> Any:
-    """Field marker: a tensor of the size that was asked for, where nothing of that size was sent.
+    """Field marker: a tensor whose size follows from the arguments of the call.
 
-    Each name is an argument that was sent ("drawn.indices": a field of one) and gives a dimension: an integer, or a
-    tensor, which counts by its length. A list of integers gives several, a mapping of lists a tensor for each name.
-    A dimension that never changes is given itself; without any, it is a single number. `fill` makes an example of a
-    reply out of zeros, where zeros would be refused.
+    Each name is an argument ("drawn.indices": a field of an argument) and gives a dimension: an integer gives itself, a
+    tensor its length. A list of integers gives several dimensions, a mapping of lists one tensor for each name. A
+    constant dimension is passed as an integer. Without any name the field is a single number. `fill` turns zeros into
+    an example of a valid reply, for fields where zeros are invalid.
     """
     return dataclasses.field(metadata={TIE: Tie(names, dtype=dtype, fill=fill)})
 
 
 def at_most(*names: str | int, dtype: torch.dtype = torch.float32) -> Any:
-    """Field marker: as `sized`, but each dimension may be shorter. For what only the client can know."""
+    """Field marker: like `sized`, but each dimension may be smaller. For sizes that only the client knows."""
     return dataclasses.field(metadata={TIE: Tie(names, dtype=dtype, exact=False)})
 
 
@@ -152,20 +152,20 @@ def _dimensions(v: Any) -> Sequence[int]:
 
 
 class Packed:
-    """A value ready to travel: counted exactly at once, turned into bytes only if it has to leave the process."""
+    """A value ready to be sent. Its size is known exactly; it becomes bytes only if it leaves the process."""
 
     def __init__(self, value: Any, steady: bool = False):
-        """`steady`: numbers beside the tensors take the same room whatever they are, so that `size` tells nothing of
-        them and is known before they are."""
+        """`steady`: scalars take the same space whatever their value, so `size` is known before they are and reveals
+        nothing about them."""
         found: list[Tensor] = []
         self.tree = _flatten(value, found, 0)
         self.steady = steady
         self.tensors = [_portable(t) for t in found]
-        self.memo: dict[str, Any] = {}  # the receiver's decoded copy, when many clients get the same message
+        self.memo: dict[str, Any] = {}  # the decoded value, shared by the clients that get this same message
 
     @functools.cached_property
     def _order(self) -> list[int]:
-        # Largest element type first keeps every tensor aligned in the blob.
+        # The largest element type first: this keeps every tensor aligned in the blob.
         return sorted(range(len(self.tensors)), key=lambda i: (-self.tensors[i].element_size(), i))
 
     @functools.cached_property
@@ -186,17 +186,17 @@ class Packed:
 
     @functools.cached_property
     def size(self) -> int:
-        """Bytes of `blob`, without making it."""
+        """The length of `blob` in bytes, without creating it."""
         return 8 + len(self._header) + sum(t.numel() * t.element_size() for t in self.tensors)
 
     @property
     def blob(self) -> bytes:
-        """The safetensors encoding. Written here rather than by the library so that `size` is exact and no
-        tensor is copied twice; reading is left to the library."""
+        """The safetensors encoding. Written here and not by the safetensors library, so that `size` is exact and no
+        tensor is copied twice. The library does the reading."""
         return self._joined(self._header, self._order)
 
     def without(self, elsewhere: Mapping[int, Place]) -> bytes:
-        """The encoding less the tensors that other files hold already; it says of each in which, under which number."""
+        """The encoding without the tensors that are already in other files. It records the file and number of each."""
         files: dict[str, dict[int, int]] = {}
         for i, (file, number) in elsewhere.items():
             files.setdefault(file, {})[i] = number
@@ -212,17 +212,17 @@ class Packed:
 
     @property
     def floats(self) -> int:
-        """How many floating-point numbers the tensors hold."""
+        """The number of floating-point values in the tensors."""
         return sum(t.numel() for t in self.tensors if t.is_floating_point())
 
     @property
     def integers(self) -> int:
-        """How many integers (and booleans) the tensors hold."""
+        """The number of integers and booleans in the tensors."""
         return sum(t.numel() for t in self.tensors if not t.is_floating_point())
 
     @property
     def versions(self) -> list[int]:
-        """Torch's modification counters: they tell whether somebody wrote into a shared message."""
+        """Torch's modification counters: they show whether a shared message was written to."""
         return [t._version for t in self.tensors]
 
 
@@ -232,7 +232,7 @@ def encode(value: Any) -> bytes:
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """The very tensors of a value, in the order in which its encoding numbers them."""
+    """The tensors of a value (not copies), in the order in which its encoding numbers them."""
     found: list[Tensor] = []
     _flatten(value, found, 0)
     return found
@@ -245,10 +245,10 @@ def digest(value: Any) -> str:
 
 def _flatten(v: Any, tensors: list[Tensor], depth: int) -> Any:
     if depth > Limits.depth:
-        raise WireError("a value nested too deeply (or containing itself) may not cross the wire")
+        raise WireError("a value that is nested too deeply (or contains itself) cannot be sent")
     if isinstance(v, Tensor):
         if v.dtype not in DTYPES or v.layout != torch.strided:
-            raise WireError(f"a tensor of {v.dtype}, {v.layout} may not cross the wire")
+            raise WireError(f"a tensor of {v.dtype}, {v.layout} cannot be sent")
         tensors.append(v)
         return {"$": len(tensors) - 1}
     if dataclasses.is_dataclass(v) and not isinstance(v, type):
@@ -256,24 +256,24 @@ def _flatten(v: Any, tensors: list[Tensor], depth: int) -> Any:
     if isinstance(v, Mapping):
         for k in v:
             if not isinstance(k, str):
-                raise WireError(f"mapping key {k!r} is {type(k).__name__}, not str: it may not cross the wire")
+                raise WireError(f"mapping key {k!r} is {type(k).__name__}, not str: it cannot be sent")
         return {k: _flatten(x, tensors, depth + 1) for k, x in v.items()}
     if isinstance(v, list | tuple):
         return [_flatten(x, tensors, depth + 1) for x in v]
     if isinstance(v, float) and not math.isfinite(v):
         raise WireError(f"the scalar {v} is not finite")
     if isinstance(v, int) and not _fits(v):
-        raise WireError(f"an integer of {v.bit_length()} bits may not cross the wire: 64 are the limit")
+        raise WireError(f"an integer of {v.bit_length()} bits cannot be sent: the limit is 64")
     if v is None or isinstance(v, bool | int | float | str):
         return v
-    raise WireError(f"{type(v).__name__} may not cross the wire")
+    raise WireError(f"{type(v).__name__} cannot be sent")
 
 
-WIDEST = len("-2.2250738585072014e-308")  # of the numbers in a tree
+WIDEST = len("-2.2250738585072014e-308")  # the longest text of a number in a tree
 
 
 def _numbers(tree: Any) -> Iterator[bool | int | float]:
-    """The numbers beside the tensors, in order."""
+    """The scalars that are numbers, in order."""
     if isinstance(tree, dict):
         for v in () if _is_tensor(tree) else tree.values():
             yield from _numbers(v)
@@ -289,7 +289,7 @@ def _is_tensor(v: Any) -> bool:
 
 
 def _portable(t: Tensor) -> Tensor:
-    """One layout on every engine; an inference-mode tensor carries no modification counter."""
+    """A contiguous tensor on every engine. An inference-mode tensor is cloned: it has no modification counter."""
     t = t.detach()
     return t.clone() if t.is_inference() else t.contiguous()
 
@@ -310,8 +310,8 @@ def decode(
 ) -> Any:
     """Rebuild a message as the type `into`; `sent` are the arguments that `like` fields refer to.
 
-    `pieces` are the tensors that `Packed.without` left out, by their numbers; whoever reads the file brings them.
-    Raises WireError for whatever is wrong with the message, and nothing else.
+    `pieces` are the tensors that `Packed.without` left out, by number; the caller loads them. Every problem of the
+    message raises WireError.
     """
     limits = limits or Limits()
     with _sender_at_fault():
@@ -320,15 +320,15 @@ def decode(
             return _Reading(dict(enumerate(message.tensors)), sent, limits).whole(message.tree, into)
         tree, heads = _parse(message, limits)
         if twice := heads.keys() & (pieces or {}).keys():
-            raise WireError(f"tensor {min(twice)} is here and elsewhere")
-        # Before any tensor is loaded; and again with them, should the library read the header in another way.
+            raise WireError(f"tensor {min(twice)} is both in the message and in another file")
+        # Check before any tensor is loaded, and again with the tensors: the library may read the header differently.
         _Reading({**heads, **(pieces or {})}, sent, limits, builds=False).whole(tree, into)
         return _Reading(_load(message) | dict(pieces or {}), sent, limits).whole(tree, into)
 
 
 @contextlib.contextmanager
 def _sender_at_fault() -> Iterator[None]:
-    """Whatever a parser trips over is the sender's fault."""
+    """Turn every parser error into a WireError: an invalid message is the sender's fault."""
     try:
         yield
     except WireError:
@@ -338,7 +338,7 @@ def _sender_at_fault() -> Iterator[None]:
 
 
 def decode_field(message: bytes, name: str, into: Any, limits: Limits) -> Any:
-    """One field of a message, as the type `into`; the others may be of any type."""
+    """One field of a message, as the type `into`. The other fields may have any type."""
     with _sender_at_fault():
         tree, _ = _parse(message, limits)
         return _Reading(_load(message), None, limits)(tree[name], into, f".{name}", 0)
@@ -346,26 +346,26 @@ def decode_field(message: bytes, name: str, into: Any, limits: Limits) -> Any:
 
 def _check_size(size: int, header: int, tensors: int, limits: Limits) -> None:
     if size > limits.bytes:
-        raise WireError(f"{size} bytes is over the limit of {limits.bytes}")
+        raise WireError(f"{size} bytes are over the limit of {limits.bytes}")
     if header > limits.header:
         raise WireError(f"a header of {header} bytes in a message of {size} (limit {limits.header})")
     if tensors > limits.tensors:
-        raise WireError(f"{tensors} tensors is over the limit of {limits.tensors}")
+        raise WireError(f"{tensors} tensors are over the limit of {limits.tensors}")
 
 
 def elsewhere_of(blob: bytes, limits: Limits) -> dict[int, Place]:
-    """The tensors that `Packed.without` left out, and where they are said to be; nothing is opened."""
+    """The tensors that `Packed.without` left out, and where the message says they are. Opens no file."""
     with _sender_at_fault():
         files = json.loads(_header_in(blob, limits)["__metadata__"].get("elsewhere", "{}"))
         found = {int(i): (str(file), int(n)) for file, numbers in files.items() for i, n in numbers.items()}
     if len(found) != sum(map(len, files.values())):
-        raise WireError("a tensor in two places")
+        raise WireError("the message names two places for one tensor")
     return found
 
 
 def _header_in(blob: bytes, limits: Limits) -> dict[str, Any]:
     if len(blob) < 8:
-        raise WireError(f"{len(blob)} bytes is no message")
+        raise WireError(f"{len(blob)} bytes are too short for a message")
     (n,) = struct.unpack("<Q", blob[:8])
     _check_size(len(blob), n, 0, limits)
     if n > len(blob) - 8:
@@ -376,7 +376,7 @@ def _header_in(blob: bytes, limits: Limits) -> dict[str, Any]:
 
 
 class Slot(NamedTuple):
-    """What is known of a tensor that is not there yet."""
+    """Name, dtype and shape of a tensor that is not loaded yet."""
 
     name: str
     dtype: torch.dtype
@@ -384,14 +384,14 @@ class Slot(NamedTuple):
 
 
 def _parse(blob: bytes, limits: Limits) -> tuple[Any, dict[int, Slot]]:
-    """The tree and what is said of each tensor; none is loaded. The library checks at which place each of them is."""
+    """The tree and the header of each tensor. No tensor is loaded; the safetensors library checks the offsets."""
     header = _header_in(blob, limits)
     tree = json.loads(header.pop("__metadata__")["tree"], parse_constant=_refuse_constant)
     heads = {int(k): Slot(k, NAMED[h["dtype"]], tuple(h["shape"])) for k, h in header.items()}
     claimed = sum(math.prod(h.shape) * h.dtype.itemsize for h in heads.values())
     (n,) = struct.unpack("<Q", blob[:8])
     if claimed != len(blob) - 8 - n:
-        raise WireError(f"tensors of {claimed} bytes are announced, {len(blob) - 8 - n} are there")
+        raise WireError(f"the header announces tensors of {claimed} bytes, the message has {len(blob) - 8 - n}")
     return tree, heads
 
 
@@ -400,7 +400,7 @@ def _load(blob: bytes) -> dict[int, Tensor]:
 
 
 def _refuse_constant(s: str) -> None:
-    raise WireError(f"{s} in a scalar")
+    raise WireError(f"a scalar is {s}")
 
 
 @functools.cache
@@ -409,14 +409,14 @@ def _hints(cls: type) -> dict[str, Any]:
     return {f.name: every[f.name] for f in dataclasses.fields(cls)}
 
 
-ANY: Any = object()  # a value that is tied to nothing
+ANY: Any = object()  # marks a value without a tie
 
 
 class _Reading:
     """One pass over a message, into a declared type.
 
-    Over what its header says of the tensors it finds all that is wrong but the numbers, and builds nothing. Over the
-    tensors themselves it builds the value. Ties are looked at where there is a question, `sent`.
+    With tensor headers it checks everything except the numbers, and builds nothing. With the tensors themselves it
+    builds the value. Ties are checked if the arguments of the call (`sent`) are given.
     """
 
     def __init__(self, tensors: Mapping[int, Any], sent: Mapping[str, Any] | None, limits: Limits, builds: bool = True):
@@ -425,10 +425,10 @@ class _Reading:
         self.used: set[int] = set()
 
     def whole(self, tree: Any, into: Any) -> Any:
-        """The value, in which each of the tensors has its place."""
+        """The value; every tensor of the message must be used."""
         built = self(tree, into, "", 0)
         if len(self.used) != len(self.tensors):
-            raise WireError(f"{len(self.tensors) - len(self.used)} tensors that nothing declares")
+            raise WireError(f"{len(self.tensors) - len(self.used)} tensors that the type does not declare")
         return built
 
     def __call__(self, v: Any, into: Any, path: str, depth: int, want: Any = ANY) -> Any:
@@ -449,7 +449,7 @@ class _Reading:
             for a in args:
                 if type(a) is type(v) and a == v:
                     return v
-            raise WireError(f"{path}: {str(v)[:40]!r} is none of {args}")
+            raise WireError(f"{path}: {str(v)[:40]!r} is not one of {args}")
         if dataclasses.is_dataclass(into) and isinstance(into, type):
             return self.fields(v, into, path, depth)
         if origin is dict:
@@ -465,7 +465,7 @@ class _Reading:
             if not isinstance(v, list):
                 raise WireError(f"{path}: expected a list, got {type(v).__name__}")
             if want is not ANY and len(v) != len(want):
-                raise WireError(f"{path}: a list of {len(v)}, asked for was one of {len(want)}")
+                raise WireError(f"{path}: a list of {len(v)}, expected {len(want)}")
             pairs = zip(v, [ANY] * len(v) if want is ANY else want, strict=True)
             return origin(self(x, args[0], f"{path}.{i}", depth + 1, w) for i, (x, w) in enumerate(pairs))
         if into is float and type(v) in (int, float) and math.isfinite(v):
@@ -479,7 +479,7 @@ class _Reading:
         raise WireError(f"{path or 'message'}: expected {getattr(into, '__name__', into)}, got {type(v).__name__}")
 
     def fields(self, v: Any, into: type, path: str, depth: int) -> Any:
-        """A dataclass; where a question was sent, its fields as that ties them."""
+        """A dataclass; with `sent`, its fields must satisfy their ties."""
         hints, built = _hints(into), {}
         if not isinstance(v, dict) or v.keys() != hints.keys():
             got = sorted(v)[:8] if isinstance(v, dict) else type(v).__name__
@@ -495,14 +495,14 @@ class _Reading:
         if not (_is_tensor(v) and v["$"] in self.tensors):
             raise WireError(f"{path or 'message'}: expected a tensor")
         if v["$"] in self.used:
-            raise WireError(f"{path}: a tensor used twice")
+            raise WireError(f"{path}: a tensor is used twice")
         self.used.add(v["$"])
         t = self.tensors[v["$"]]
         if want is not ANY:
             _check_tie(t, want, path)
         elif t.dtype not in DTYPES:
             raise WireError(f"{path}: dtype {t.dtype}")
-        # A sum is finite unless something is not (or it overflows): one pass, and no mask is allocated.
+        # If the sum is finite, all values are: one pass, no mask. A sum may also overflow: hence the second test.
         if self.finite and t.is_floating_point() and not math.isfinite(t.sum().item()) and not torch.isfinite(t).all():
             raise WireError(f"{path}: not finite")
         return t
@@ -518,26 +518,26 @@ def _check_tie(t: "Tensor | Slot", want: Any, path: str) -> None:
         fits = len(t.shape) == len(most.shape) and all(map(operator.le, t.shape, most.shape))
     if not fits or t.dtype != most.dtype:
         asked = f"{'at most ' * bounded}{tuple(most.shape)} {most.dtype}"
-        raise WireError(f"{path}: {tuple(t.shape)} {t.dtype}, asked for was {asked}")
+        raise WireError(f"{path}: {tuple(t.shape)} {t.dtype}, expected {asked}")
 
 
 def _only(args: tuple[Any, ...], into: Any) -> Any:
     kinds = [a for a in args if a is not type(None)]
     if len(kinds) != 1:
-        raise WireError(f"{into}: a declared type may be optional, but not a choice of several types")
+        raise WireError(f"{into}: a declared type may be optional, but not a union of several types")
     return kinds[0]
 
 
-# ---- ties: a reply before it exists ---------------------------------------------------------------
+# ---- ties: the layout of a reply in advance -------------------------------------------------------
 
 
 def check_ties(returns: Any, takes: Mapping[str, Any], where: str) -> None:
-    """Refuse a reply with a tensor that is tied to nothing: a client could make it as large as it likes."""
+    """Refuse a reply type with a tensor that has no tie: a client could make it arbitrarily large."""
     for path, held, tie in _tensors_in(returns):
         if tie is None:
             raise TypeError(
-                f"{where}: {path or 'a tensor'} may be of any size; make it a field of a dataclass that is tied to "
-                'the arguments: like("weights"), sized("indices", "classes") or at_most("rows")'
+                f"{where}: {path or 'a tensor'} has no size limit; make it a field of a dataclass and tie it to "
+                'the arguments with like("weights"), sized("indices", "classes") or at_most("rows")'
             )
         found = [int if isinstance(name, int) else _argument_type(takes, name) for name in tie.names]
         if tie.dtype is None:
@@ -548,11 +548,11 @@ def check_ties(returns: Any, takes: Mapping[str, Any], where: str) -> None:
             fits = held is Tensor and all(t in (int, Tensor, list[int]) for t in found)
         if not fits:
             names = ", ".join(repr(name) for name in (*tie.names, *([tie.only] if tie.only else [])))
-            raise TypeError(f"{where}: {path} is tied to {names}, which no argument (or none of the right type) is")
+            raise TypeError(f"{where}: {path} is tied to {names}: there is no such argument of the right type")
 
 
 def _tensors_in(into: Any, path: str = "", tie: Tie | None = None) -> Iterator[tuple[str, Any, Tie | None]]:
-    """The fields of a type that hold tensors: where, of what type, and how tied."""
+    """The fields of a type that hold tensors: path, type and tie of each."""
     into = _present(into)
     if dataclasses.is_dataclass(into) and isinstance(into, type):
         for f in dataclasses.fields(into):
@@ -562,7 +562,7 @@ def _tensors_in(into: Any, path: str = "", tie: Tie | None = None) -> Iterator[t
 
 
 def _present(into: Any) -> Any:
-    """A declared type less the possibility that there is nothing."""
+    """A declared type without Annotated and without its None."""
     if typing.get_origin(into) is typing.Annotated:
         return _present(typing.get_args(into)[0])
     return _only(typing.get_args(into), into) if typing.get_origin(into) in (types.UnionType, typing.Union) else into
@@ -577,13 +577,13 @@ def _argument_type(takes: Mapping[str, Any], name: str) -> Any:
 
 
 class Layout:
-    """A reply before it exists: names, dtypes and shapes of its tensors follow from its type and the question `sent`.
+    """The layout of a reply, known in advance: names, dtypes and shapes follow from its type and the arguments `sent`.
 
-    All its numbers have one order, that of the encoding, with those beside the tensors at the end.
+    Its numbers have a fixed order: the tensors in the order of the encoding, then the scalars.
     """
 
     def __init__(self, into: Any, sent: Mapping[str, Any]):
-        self.into, self.exact = into, True  # not exact: as large as it may be
+        self.into, self.exact = into, True  # not exact: the largest size it may have
         self._fills: dict[int, Fill] = {}
         self._blank = self._field(into, sent, "")
         self.size = Packed(self._blank, steady=True).size  # bytes of the message
@@ -602,7 +602,7 @@ class Layout:
             return None
         if into in (float, int, bool):
             return into()
-        raise TypeError(f"{path or 'a reply'} of type {into}: how long it is cannot be known before it is there")
+        raise TypeError(f"{path or 'a reply'} of type {into}: its size cannot be known in advance")
 
     def _tied(self, want: Any, fill: Fill | None) -> Any:
         if isinstance(want, _AtMost):
@@ -617,7 +617,7 @@ class Layout:
         return want if want is None else [self._tied(w, fill) for w in want]
 
     def flatten(self, value: Any) -> Tensor:
-        """The numbers of a reply as one vector of float64, which keeps whole numbers up to 2^53."""
+        """The numbers of a reply as one float64 vector. Integers are exact up to 2^53."""
         packed = Packed(_ordered(value, self._blank))
         for t, slot in zip(packed.tensors, self.slots, strict=True):
             _check_tie(t, slot, slot.name)
@@ -641,7 +641,7 @@ class Layout:
         return decode(Packed(_mapped(self._blank, tensor, number)), self.into)
 
     def example(self, examples: int) -> Any:
-        """A reply in which nothing was learned, of a client with so many examples: zeros, where zeros are allowed."""
+        """An untrained reply of a client with `examples` examples: zeros, where zeros are valid."""
 
         def tensor(blank: Tensor) -> Tensor:
             zeros = torch.zeros(blank.shape, dtype=blank.dtype)
@@ -660,17 +660,17 @@ def _slots(blank: Any, path: str) -> Iterator[Slot]:
 
 
 def _ordered(value: Any, blank: Any) -> Any:
-    """The value with its names in the order of `blank`: clients need not keep it."""
+    """The value with its names in the order of `blank`. Clients may send them in any order."""
     if isinstance(blank, dict):
         named = value if isinstance(value, Mapping) else vars(value)
         if named.keys() != blank.keys():
-            raise WireError(f"names that are not of this layout: {sorted(named.keys() ^ blank.keys())[:3]}")
+            raise WireError(f"names differ from the layout: {sorted(named.keys() ^ blank.keys())[:3]}")
         return {name: _ordered(named[name], b) for name, b in blank.items()}
     return [_ordered(*pair) for pair in zip(value, blank, strict=True)] if isinstance(blank, list) else value
 
 
 def _mapped(v: Any, tensor: Callable[[Tensor], Tensor], number: Callable[[Any], Any]) -> Any:
-    """A tree with other tensors and other numbers in it."""
+    """The tree with `tensor` applied to its tensors and `number` to its numbers."""
     if isinstance(v, Tensor):
         return tensor(v)
     if isinstance(v, dict):
@@ -681,7 +681,7 @@ def _mapped(v: Any, tensor: Callable[[Tensor], Tensor], number: Callable[[Any], 
 
 
 def check_type(into: Any, where: str, depth: int = 0) -> None:
-    """Refuse, when a task or a method is defined, a type that could not cross the wire."""
+    """Refuse a type that cannot be sent. Called when a task or a method is defined."""
     origin, args = typing.get_origin(into), typing.get_args(into)
     if depth > Limits.depth:
         raise TypeError(f"{where}: nested too deeply")
@@ -699,6 +699,6 @@ def check_type(into: Any, where: str, depth: int = 0) -> None:
     if (origin is dict and args[0] is str) or origin is list or (origin is tuple and args[1:] == (...,)):
         return inner(args[1] if origin is dict else args[0])
     raise TypeError(
-        f"{where}: {into} may not cross the wire; use Tensor, int, float, bool, str, None, "
+        f"{where}: {into} cannot be sent; use Tensor, int, float, bool, str, None, "
         "Literal, list[...], dict[str, ...] or a dataclass of these"
     )

@@ -208,7 +208,7 @@ def test_a_servers_model_is_ranked_apart_from_the_main_result_that_all_share(vis
     assert "server's lenet5" in server.inner_text()
     assert "★" not in server.inner_text()
     assert "main result: mlp" in v.page.inner_text("#figure-accuracy select")
-    assert "left out of it: lenet5 (fedavg, feddf)" in v.page.inner_text("#notes")
+    assert "it leaves out lenet5 (fedavg, feddf)" in v.page.inner_text("#notes")
     assert v.complaints == []
 
 
@@ -450,7 +450,7 @@ def test_a_partial_report_says_what_is_missing(visit, tmp_path):
     for name in ("metrics.jsonl", "partition.json"):
         (run / name).unlink()
     v = visit(write_report(tmp_path / "report.html", run))
-    assert "no round is done" in v.page.inner_text("#notes")
+    assert "no round is finished" in v.page.inner_text("#notes")
     assert v.shown() == ["failures", "setup"]
     assert v.complaints == []
 

@@ -94,7 +94,7 @@ def test_sigterm_ends_it_at_once(distilling):
     _, said = distilling.communicate(timeout=60)
     assert time.monotonic() - began < NOW_S
     assert distilling.returncode == 143
-    assert "stopped by SIGTERM; the same command goes on with the sweep" in said
+    assert "stopped by SIGTERM; the same command continues the sweep" in said
     wait_for(lambda: not any(map(alive, family)), NOW_S)
 
 

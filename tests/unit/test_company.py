@@ -227,7 +227,7 @@ def test_work_that_seeds_the_generators_itself_is_no_strangers_doing():
 
 
 def test_work_that_cannot_be_repeated_is_refused_in_one_line():
-    with in_company_of(lambda: torch.rand(1)), pytest.raises(SharedGenerator, match="a generator of its own"):
+    with in_company_of(lambda: torch.rand(1)), pytest.raises(SharedGenerator, match="its own generator"):
         repeatable(1, lambda: [torch.rand(1) for _ in range(3000)])
 
 
@@ -289,7 +289,7 @@ def draw_much(client: Client) -> Drawn:
 
 def test_a_task_that_cannot_be_repeated_stops_the_run_instead_of_costing_a_client(tmp_path):
     fed = Federation(InProcess(Site(), ClientStates(tmp_path)), 0)
-    with in_company_of(lambda: torch.rand(1)), pytest.raises(TaskError, match="another thread of this program draws"):
+    with in_company_of(lambda: torch.rand(1)), pytest.raises(TaskError, match="another thread of this program uses"):
         fed.map(draw_much, list(fed.clients))
 
 

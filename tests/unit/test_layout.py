@@ -141,7 +141,7 @@ def test_a_large_message_of_another_type_is_refused_without_a_copy_of_it():
     blob = encode({"weights": {"w": torch.zeros(16 * MEGABYTE)}})
     sent = {"weights": {"w": torch.zeros(16 * MEGABYTE, dtype=torch.int32)}}
     tracemalloc.start()
-    with pytest.raises(WireError, match=r"\.weights\.w: \(16777216,\) torch.float32, asked for was .*torch.int32"):
+    with pytest.raises(WireError, match=r"\.weights\.w: \(16777216,\) torch.float32, expected .*torch.int32"):
         decode(blob, Update, sent)
     refused = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
@@ -168,7 +168,7 @@ def test_at_most_bounds_every_dimension(shape, fits):
     if fits:
         assert decode(blob, Chosen, {"most": 5}).rows.shape == shape
     else:
-        with pytest.raises(WireError, match=r"asked for was at most \(5, 3\)"):
+        with pytest.raises(WireError, match=r"expected at most \(5, 3\)"):
             decode(blob, Chosen, {"most": 5})
 
 
@@ -227,11 +227,11 @@ class Drawn:
 @pytest.mark.parametrize(
     ("returns", "takes", "says"),
     [
-        (Free, {}, r"\.inner may be of any size; .*sized"),
-        (torch.Tensor, {}, "a tensor may be of any size"),
-        (Weights, {"weights": Weights}, "a tensor may be of any size"),
-        (Row, {"drawn": int}, r"\.t is tied to 'drawn.rows', which no argument"),
-        (Row, {}, r"\.t is tied to 'drawn.rows', which no argument"),
+        (Free, {}, r"\.inner has no size limit; .*sized"),
+        (torch.Tensor, {}, "a tensor has no size limit"),
+        (Weights, {"weights": Weights}, "a tensor has no size limit"),
+        (Row, {"drawn": int}, r"\.t is tied to 'drawn.rows': there is no such argument"),
+        (Row, {}, r"\.t is tied to 'drawn.rows': there is no such argument"),
         (Update, {"weights": torch.Tensor}, "of the right type"),
         (Part, {"weights": Weights, "names": str, "classes": int}, "'weights', 'names'"),
         (Part, {"weights": Weights, "names": list[str], "classes": float}, "'classes'"),
@@ -244,7 +244,7 @@ def test_a_reply_that_nothing_bounds_is_refused_when_the_task_is_defined(returns
 
 def test_a_task_is_checked_when_it_is_defined():
     check_ties(Row, {"drawn": Drawn}, "task t")
-    with pytest.raises(TypeError, match=r"task test_layout.free, its reply: \.inner may be of any size"):
+    with pytest.raises(TypeError, match=r"task test_layout.free, its reply: \.inner has no size limit"):
 
         @task("test_layout.free")
         def free(client: Client) -> Free: ...

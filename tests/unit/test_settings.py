@@ -1,4 +1,4 @@
-"""Settings refuse wrong values when they are made, in one line with the key, the value and what is wanted."""
+"""Settings refuse wrong values when they are made, in one line with the key, the value and what is expected."""
 
 import dataclasses
 import math
@@ -44,21 +44,21 @@ class Fit:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"optimizer": "Adam"}, """Fit.optimizer = "Adam": one of 'sgd', 'adam' is wanted; did you mean 'adam'?"""),
-        ({"optimizer": 3}, "Fit.optimizer = 3: one of 'sgd', 'adam' is wanted"),
-        ({"optimiser": "sgd"}, "Fit.optimiser = \"sgd\": this setting is called 'optimizer' now"),
+        ({"optimizer": "Adam"}, """Fit.optimizer = "Adam": expected one of 'sgd', 'adam'; did you mean 'adam'?"""),
+        ({"optimizer": 3}, "Fit.optimizer = 3: expected one of 'sgd', 'adam'"),
+        ({"optimiser": "sgd"}, "Fit.optimiser = \"sgd\": this setting is now called 'optimizer'"),
         ({"stps": 3}, "Fit.stps = 3: there is no such setting; did you mean 'steps'?"),
-        ({"steps": -1}, "Fit.steps = -1: an integer of at least 0 is wanted"),
-        ({"steps": 1.5}, "Fit.steps = 1.5: an integer of at least 0 is wanted"),
-        ({"steps": True}, "Fit.steps = true: an integer of at least 0 is wanted"),
-        ({"share": 0}, "Fit.share = 0: a number above 0 and of at most 1 is wanted"),
-        ({"share": float("nan")}, "Fit.share = nan: a number above 0 and of at most 1 is wanted"),
-        ({"clip": float("inf")}, 'Fit.clip = inf: a number above 0 (or "none") is wanted'),
-        ({"clip": "3"}, 'Fit.clip = "3": a number above 0 (or "none") is wanted, without quotes'),
-        ({"sizes": [1, "a"]}, 'Fit.sizes[1] = "a": an integer is wanted, without quotes'),
-        ({"sizes": 3}, 'Fit.sizes = 3: a list of integers (or "none") is wanted: write [3]'),
-        ({"names": "a"}, 'Fit.names = "a": a list of strings is wanted: write ["a"]'),
-        ({"step": 3}, "Fit.step = 3: a Step is wanted"),
+        ({"steps": -1}, "Fit.steps = -1: expected an integer of at least 0"),
+        ({"steps": 1.5}, "Fit.steps = 1.5: expected an integer of at least 0"),
+        ({"steps": True}, "Fit.steps = true: expected an integer of at least 0"),
+        ({"share": 0}, "Fit.share = 0: expected a number above 0 and of at most 1"),
+        ({"share": float("nan")}, "Fit.share = nan: expected a number above 0 and of at most 1"),
+        ({"clip": float("inf")}, 'Fit.clip = inf: expected a number above 0 (or "none")'),
+        ({"clip": "3"}, 'Fit.clip = "3": expected a number above 0 (or "none"), without quotes'),
+        ({"sizes": [1, "a"]}, 'Fit.sizes[1] = "a": expected an integer, without quotes'),
+        ({"sizes": 3}, 'Fit.sizes = 3: expected a list of integers (or "none"): write [3]'),
+        ({"names": "a"}, 'Fit.names = "a": expected a list of strings: write ["a"]'),
+        ({"step": 3}, "Fit.step = 3: expected a Step"),
         ({"steps": 0, "clip": 1}, "Fit.clip = 1.0: nothing is clipped in 0 steps"),
     ],
 )
@@ -123,25 +123,25 @@ class Odd:
 
 def test_infinity_where_it_is_allowed_but_never_nan():
     assert Odd(pull=math.inf).pull == math.inf
-    with pytest.raises(ConfigError, match=r"Odd\.pull = nan: a number of at least 0 is wanted"):
+    with pytest.raises(ConfigError, match=r"Odd\.pull = nan: expected a number of at least 0"):
         Odd(pull=math.nan)
 
 
 def test_a_hint_says_what_a_value_means():
-    with pytest.raises(ConfigError, match=r"at least 0 is wanted \(0: one for each core\)$"):
+    with pytest.raises(ConfigError, match=r"at least 0 \(0: one for each core\)$"):
         Odd(workers=-1)
 
 
 def test_a_choice_or_a_function():
     assert Odd(rule=abs).rule is abs
-    with pytest.raises(ConfigError, match=r"one of 'mean', 'median' or a function is wanted; did you mean 'mean'\?"):
+    with pytest.raises(ConfigError, match=r"expected one of 'mean', 'median' or a function; did you mean 'mean'\?"):
         Odd(rule="men")
 
 
 def test_the_members_of_a_list_have_ranges_too():
-    with pytest.raises(ConfigError, match=r"Odd\.sizes\[1\] = 0: an integer of at least 1 is wanted"):
+    with pytest.raises(ConfigError, match=r"Odd\.sizes\[1\] = 0: expected an integer of at least 1"):
         Odd(sizes=[3, 0])
-    with pytest.raises(ConfigError, match=r"a list of integers of at least 1 is wanted: write \[3\]"):
+    with pytest.raises(ConfigError, match=r"expected a list of integers of at least 1: write \[3\]"):
         Odd(sizes=3)
 
 
@@ -181,7 +181,7 @@ def test_a_post_init_of_ones_own_finds_its_fields_checked():
             if self.steps < 0:  # would be a TypeError with a string
                 raise ConfigError("steps: no")
 
-    with pytest.raises(ConfigError, match=r"Own\.steps = \"3\": an integer is wanted"):
+    with pytest.raises(ConfigError, match=r"Own\.steps = \"3\": expected an integer"):
         Own(steps="3")
     with pytest.raises(ConfigError, match=r"no$"):
         Own(steps=-1)
@@ -203,11 +203,11 @@ def test_a_class_is_made_to_check_itself_once():
     ("make", "said"),
     [
         (lambda: Distill(optimizer="Adam"), r"Distill\.optimizer = \"Adam\": .* did you mean 'adam'\?"),
-        (lambda: Distill(optimiser="adam"), r"Distill\.optimiser = \"adam\": this setting is called 'optimizer' now"),
+        (lambda: Distill(optimiser="adam"), r"Distill\.optimiser = \"adam\": this setting is now called 'optimizer'"),
         (lambda: FedDF(ensemble="avg_logit"), r"FedDF\.ensemble = \"avg_logit\": .* did you mean 'avg_logits'\?"),
         (lambda: FedDF(student_init="average"), r"FedDF\.student_init = .* did you mean 'from_average'\?"),
         (lambda: FedAvg(average="Uniform"), r"FedAvg\.average = \"Uniform\": .* did you mean 'uniform'\?"),
-        (lambda: FedAvg(local=3), r"FedAvg\.local = 3: a Local is wanted"),
+        (lambda: FedAvg(local=3), r"FedAvg\.local = 3: expected a Local"),
         (lambda: EngineConfig(name="proceses"), r"EngineConfig\.name = .* did you mean 'processes'\?"),
     ],
 )
@@ -230,5 +230,5 @@ def test_a_method_made_from_another_is_checked_without_being_registered():
 
 def test_settings_out_of_range_in_a_message_are_a_fault_of_the_message():
     message = encode({"local": dataclasses.asdict(Local()) | {"lr": -1.0}})
-    with pytest.raises(WireError, match=r"Local\.lr = -1\.0: a number of at least 0 is wanted"):
+    with pytest.raises(WireError, match=r"Local\.lr = -1\.0: expected a number of at least 0"):
         decode(message, dict[str, Local])

@@ -117,7 +117,7 @@ def test_a_method_and_its_stages_run_out_of_numbers_apart(tmp_path):
     fed._next = {False: PROTOCOL - 1, True: STEPS - 1}
     fed.map(agree, ["c00"])
     list(fed.exchange(agree, ["c00"], {}, protocol=True)[1]({}))
-    with pytest.raises(TaskError, match=rf"agree is one exchange more than there are numbers \({PROTOCOL}\)"):
+    with pytest.raises(TaskError, match=rf"agree is one exchange too many: their numbers end at {PROTOCOL}"):
         fed.map(agree, ["c00"])
     with pytest.raises(TaskError, match=rf"numbers \({STEPS}\)"):
         fed.exchange(agree, ["c00"], {}, protocol=True)

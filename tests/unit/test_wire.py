@@ -130,7 +130,7 @@ class Answers:
 @pytest.mark.parametrize("shape", [(1,), (4, 3), (5, 2), (5, 3, 1), (15,), (3, 5), ()])
 def test_sized_asks_for_a_size_nothing_was_sent_of(shape):
     sent = {"indices": torch.arange(5), "classes": 3}
-    with pytest.raises(WireError, match=r"\.probs: .*asked for was \(5, 3\)"):
+    with pytest.raises(WireError, match=r"\.probs: .*expected \(5, 3\)"):
         decode(encode({"probs": torch.ones(shape)}), Answers, sent)
     assert decode(encode({"probs": torch.ones(5, 3)}), Answers, sent).probs.sum() == 15
     assert decode(encode({"probs": torch.ones(shape)}), Answers).probs.shape == shape  # without a question

@@ -17,34 +17,35 @@ from ..runs.results import Comparison, compared_results, unlike
 from .errors import Debug, Json, reported
 from .output import console, print_json
 
-TOLD = 6  # differences between methods that are listed; more are counted
+TOLD = 6  # differences between methods that are listed; further ones are only counted
 
 
 @reported
 def compare(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders with run directories below.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that contain run directories.")
     ],
     target: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Also: rounds and bytes until this accuracy, such as 0.7.")
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Also show rounds and bytes until this accuracy, such as 0.7."),
     ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="Group by these settings only, such as method.name. Repeatable."),
     ] = None,
     json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, nothing rounded.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, with unrounded numbers.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table for LaTeX (booktabs).")] = False,
     debug: Debug = False,
 ) -> None:
-    """Compare runs: accuracy (mean ± standard deviation over seeds), traffic, time, and what differs between them.
+    """Compare runs: accuracy (mean ± standard deviation over seeds), traffic, time, and settings that differ.
 
     Example: [bold]solera compare runs/toy-feddf-s0 runs/toy-fedavg-s0 --target 0.5[/bold]
     """
     from ..errors import ConfigError
 
     if json + csv + latex > 1:
-        raise ConfigError("--json, --csv and --latex exclude each other")
+        raise ConfigError("--json, --csv and --latex cannot be used together")
     runs = read_runs(directories)
     wanted = _keys(by, runs)
     groups = group_runs(runs, wanted)
@@ -69,7 +70,7 @@ def compare(
 
 
 def _keys(by: list[str] | None, runs: Sequence[Run]) -> list[str] | None:
-    """The keys to group by; a name no run has is refused with the nearest there is."""
+    """The keys to group by. A key that no run has is refused, with the nearest known one."""
     if not by:
         return None
     from difflib import get_close_matches
@@ -92,7 +93,7 @@ def warnings_of(runs: Sequence[Run], results: Comparison) -> list[str]:
 
 
 def main_result(results: Comparison) -> str | None:
-    """The result by which all cases can be compared, as it is called in the tables; None if they share none."""
+    """The label of the result by which all cases can be compared; None if there is no such result."""
     there = [r for r in results.main if r is not None]
     if results.shared is None or not there:
         return None
@@ -107,18 +108,18 @@ def print_comparison(
     warnings: Sequence[str],
     together: Mapping[str, Sequence[str]],
 ) -> None:
-    """A table for each kind of result, then what differs besides, then what to be careful about."""
+    """A table for each kind of result, then other settings that differ, then warnings."""
     for i, found in enumerate(tables):
         out.print(("\n" if i else "") + found.title, style="italic", markup=False, highlight=False, soft_wrap=True)
         out.print(table_of(found))
     if len(results.groups) > 1 and (main := main_result(results)):
-        out.print(f"\nmain result, which all cases have: {main}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"\nmain result (all cases have it): {main}", markup=False, highlight=False, soft_wrap=True)
     for key, others in together.items():
         if others:
-            out.print(f"{key} stands for {', '.join(others)}, too", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"{key} changes together with {', '.join(others)}", markup=False, highlight=False, soft_wrap=True)
     apart = between_methods(runs)
     if apart:
-        out.print("\nbetween methods these differ, too:", highlight=False)
+        out.print("\nother settings that differ between methods:", highlight=False)
     for key, values in list(apart.items())[:TOLD]:
         told = ", ".join(f"{show(v)} ({m})" for m, v in values.items())
         out.print(f"  {key}: {told}", markup=False, highlight=False, soft_wrap=True)
@@ -129,7 +130,7 @@ def print_comparison(
 
 
 def table_of(found: Printed) -> Table:
-    """Results of one kind as the terminal shows them."""
+    """Results of one kind as a table for the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for i, head in enumerate(found.heads):
         if i < found.words:

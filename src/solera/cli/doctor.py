@@ -1,4 +1,4 @@
-"""`solera doctor`: what is installed, what a run would use here, and whether it keeps its promise of equal bits."""
+"""`solera doctor`: what is installed, what a run would use here, and whether two engines give the same bits."""
 
 import importlib.metadata
 import importlib.util
@@ -17,7 +17,7 @@ from .errors import Debug, Json, reported
 from .output import console, print_json
 
 NEEDED = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich", "tomli-w")
-EXTRAS = {  # import name: (what for, extra)
+EXTRAS = {  # import name: (purpose, extra)
     "pyarrow": ("data sets in parquet folders", "data"),
     "PIL": ("images inside parquet files", "data"),
     "datasets": ("data sets from the Hugging Face hub, by name", "hub"),
@@ -39,7 +39,7 @@ SELF_TEST: dict[str, Any] = {
 def doctor(json: Json = False, debug: Debug = False) -> None:
     """Check the installation: versions, cores, the default engine, optional extras, and a two-second self test.
 
-    Example: [bold]solera doctor[/bold]; exit code 1 means that something is wrong.
+    Example: [bold]solera doctor[/bold]; exit code 1: a check failed.
     """
     checks = examine()
     if json:
@@ -55,7 +55,7 @@ def doctor(json: Json = False, debug: Debug = False) -> None:
 
 
 def examine() -> list[dict[str, Any]]:
-    """Every check: what was looked at, what was found, whether it is in order and whether a run needs it."""
+    """Every check: what was checked, what was found, whether it passed, and whether a run needs it."""
     import torch
 
     from ..engines import default_engine, default_workers
@@ -72,17 +72,17 @@ def examine() -> list[dict[str, Any]]:
         note(name, importlib.metadata.version(name))
     workers = default_workers()
     engine = default_engine(workers)
-    note("cores", f"{workers} usable: so many clients are trained at once")
-    note("torch threads", f"{torch.get_num_threads()} by default; a run uses 1 for each client, to keep its bits")
+    note("cores", f"{workers} usable: this many clients are trained in parallel")
+    note("torch threads", f"{torch.get_num_threads()} by default; a run uses 1 for each client, for reproducible bits")
     why = {
-        "inprocess": "there is one core only",
-        "processes": "there are several cores and processes can be forked: a crash costs one client, not the run",
+        "inprocess": "there is only one core",
+        "processes": "several cores, and processes can be forked: a crash loses one client's reply, not the run",
         "threads": "processes cannot be forked safely on this system",
     }
     note("default engine", f"{engine}: {why[engine]}")
     for module, (purpose, extra) in EXTRAS.items():
         there = importlib.util.find_spec(module) is not None
-        hint = "" if there else f"; to add it: pip install 'solera[{extra}]'"
+        hint = "" if there else f"; to install it: pip install 'solera[{extra}]'"
         note(module, f"{'installed' if there else 'not installed'} ({purpose}){hint}", there, needed=False)
     ok, text = self_test()
     note("self test", text, ok)
@@ -90,7 +90,7 @@ def examine() -> list[dict[str, Any]]:
 
 
 def self_test() -> tuple[bool, str]:
-    """A tiny run in this process and in worker processes; their final states must be the same to the bit."""
+    """A tiny run in this process and in worker processes; their final states must be bitwise equal."""
     from ..config import load_config
     from ..runner.loop import execute
 
@@ -102,9 +102,9 @@ def self_test() -> tuple[bool, str]:
                 e: execute(load_config(SELF_TEST | {"engine": {"name": e, "workers": 2}}), Path(folder) / e)["digest"]
                 for e in engines
             }
-        except Exception as e:  # whatever it is, it is what the doctor was asked to find
+        except Exception as e:  # any error is a result of this check
             return False, f"a tiny run fails with {type(e).__name__}: {e}"
     seconds = f"{time.monotonic() - began:.1f} s"
     if len(set(digests.values())) == 1:
         return True, f"{' and '.join(engines)} end in the same state, {digests[engines[0]][:16]} ({seconds})"
-    return False, "engines disagree: " + ", ".join(f"{e} {d[:16]}" for e, d in digests.items())
+    return False, "engines end in different states: " + ", ".join(f"{e} {d[:16]}" for e, d in digests.items())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rehearse(config: "Config", out: Path, json: bool) -> None:
-    """Go through the run that would write into `out`, and print what it does."""
+    """Rehearse the run that would write into `out`, and print what it will send."""
     from ..runner.dry import rehearse_config
 
     with choose_watcher(json, quiet=True) as watcher, warnings_to(watcher):
@@ -39,7 +39,7 @@ def _print(found: "Rehearsal", out: Path) -> None:
     for name, text in (
         ("method", found.method),
         ("clients", f"{found.cohort} of {found.clients} in each of {len(found.rounds)} rounds"),
-        ("models", ", ".join(models) or "none of the server's"),
+        ("models", ", ".join(models) or "none on the server"),
         ("bytes", _how_exact(found)),
         ("written", f"nothing; the run would write {out}"),
     ):
@@ -57,7 +57,7 @@ def _print(found: "Rehearsal", out: Path) -> None:
 
 
 def _rows(found: "Rehearsal") -> Iterator[list[str]]:
-    """The exchanges of a round, once for all that follow each other and are alike; and the sum."""
+    """The exchanges of each round, with equal consecutive rounds as one row; then the sum."""
     for sent, alike in groupby(enumerate(found.rounds, 1), lambda numbered: numbered[1].bytes):
         numbers = [t for t, _ in alike]
         rounds = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}, each"
@@ -68,7 +68,7 @@ def _rows(found: "Rehearsal") -> Iterator[list[str]]:
 
 def _how_exact(found: "Rehearsal") -> str:
     if found.varies:
-        return f"about those of the run: {found.varies}, and nothing is learned here"
+        return f"approximate: {found.varies}, and a dry run learns nothing"
     if found.bounded:
-        return f"at most so many: clients decide how large their replies to {', '.join(found.bounded)} are"
-    return "exactly those of the run, if every client answers"
+        return f"an upper limit: clients decide how large their replies to {', '.join(found.bounded)} are"
+    return "exact, if every client answers"

@@ -1,6 +1,6 @@
-"""Errors as a user sees them: one line on stderr and a documented exit code; a traceback only with --debug.
+"""Errors as the user sees them: one line on stderr and a documented exit code; a traceback only with --debug.
 
-Nothing here imports torch: `solera --help` has to be quick.
+This module does not import torch, so that `solera --help` is quick.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ EXIT_CODES = (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 TrustCode = Annotated[
     bool,
-    typer.Option("--trust-code", help="Import the code that this run's configuration names, though it is not yours."),
+    typer.Option("--trust-code", help="Import the code named in the run's configuration even if the run is not yours."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
 
 def reported(command: Callable[P, R]) -> Callable[P, R]:
-    """Make a command report its errors in one line, and end with the exit code that belongs to them."""
+    """Make a command report an error in one line and exit with its code."""
 
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -52,25 +52,25 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
                 raise
             if is_ours(e):
                 fail(str(e), e.exit_code)  # type: ignore[attr-defined]
-            fail(f"unexpected {type(e).__name__}: {str(e) or 'no message'} (--debug shows where it comes from)", 1)
+            fail(f"unexpected {type(e).__name__}: {str(e) or 'no message'} (--debug shows the traceback)", 1)
 
     return guarded
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether an error is one the library explains by itself."""
+    """Whether the library explains this error itself."""
     return isinstance(error, SoleraError)
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say what is wrong, in one line, and leave."""
+    """Print the error in one line and exit."""
     typer.echo(f"solera: {' '.join(message.split())}", err=True)
     raise typer.Exit(code)
 
 
 @contextlib.contextmanager
 def resumable(out: Path) -> Iterator[None]:
-    """Whatever stops the run in `out`: say how to go on."""
+    """If something stops the run in `out`, say how to continue it."""
     try:
         yield
     except KeyboardInterrupt as e:
@@ -83,12 +83,12 @@ def resumable(out: Path) -> Iterator[None]:
 
 
 def _interruption(e: KeyboardInterrupt) -> tuple[str, int]:
-    """Ctrl-C, or a signal that was turned into an exception of its kind."""
+    """Message and exit code for Ctrl-C, or for a signal that `stopping` turned into such an exception."""
     return str(e) or "interrupted", getattr(e, "exit_code", 130)
 
 
 def _go_on(out: Path) -> str:
-    return f"; go on with: {resume_command(out)}" if (out / "run.json").is_file() else ""
+    return f"; continue with: {resume_command(out)}" if (out / "run.json").is_file() else ""
 
 
 def resume_command(out: str | os.PathLike[str]) -> str:
@@ -108,7 +108,7 @@ class _ToWatcher(logging.Handler):
 
 @contextlib.contextmanager
 def warnings_to(watcher: Watcher) -> Iterator[Any]:
-    """Show the library's warnings where the run is shown."""
+    """Show the library's warnings in the display of the run."""
     log, handler = logging.getLogger("solera"), _ToWatcher(watcher)
     propagate, log.propagate = log.propagate, False
     log.addHandler(handler)

@@ -19,14 +19,14 @@ def export(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
     form: Annotated[Form, typer.Option("--format", "-f", help="What to write.")] = "safetensors",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder to write into; RUN/export/FORMAT if not given.")
+        Path | None, typer.Option("--out", "-o", help="Folder to write into. Default: RUN/export/FORMAT.")
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(help="Which model; all if not given. Repeatable.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Which model. Default: all. Repeatable.")] = None,
     ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="The members of the ensemble that the run has saved.")
+        bool, typer.Option("--ensemble", help="Export the members of the ensemble that the run has saved.")
     ] = False,
     uri: Annotated[
-        str | None, typer.Option(help="mlflow: where to, such as sqlite:///mlflow.db or http://localhost:5000.")
+        str | None, typer.Option(help="mlflow: tracking URI, such as sqlite:///mlflow.db or http://localhost:5000.")
     ] = None,
     experiment: Annotated[str, typer.Option(help="mlflow: the experiment's name.")] = "solera",
     trust_code: TrustCode = False,
@@ -41,7 +41,7 @@ def export(
 
     if form in ("tensorboard", "mlflow"):
         if model or ensemble:
-            raise ConfigError(f"--format {form} takes measurements, not models: leave out --model and --ensemble")
+            raise ConfigError(f"--format {form} exports measurements, not models: leave out --model and --ensemble")
         where = _measurements(directory, form, out, uri, experiment)
         if json:
             print_json({"format": form, "out": where})
@@ -54,10 +54,10 @@ def export(
     from ..inference.trained import open_run
 
     if model and ensemble:
-        raise ConfigError("--model and --ensemble exclude each other")
+        raise ConfigError("--model and --ensemble cannot be used together")
     trained = open_run(directory, trust_code)
     if ensemble:
-        trained.ensemble()  # refuses if there is none
+        trained.ensemble()  # raises if there is none
         names = [name for name, _ in trained.members]
     else:
         names = [trained.choose(name) for name in dict.fromkeys(model)] if model else trained.names
@@ -94,6 +94,6 @@ def _measurements(directory: Path, form: str, out: Path | None, uri: str | None,
     config.require()
     try:
         export_to(tracker, run)
-    except Exception as e:  # theirs: of a data base, a server, a disk
+    except Exception as e:  # from another library: a database, a server, a disk
         raise RunError(f"{tracker.title}: {type(e).__name__}: {str(e)[:300]}") from e
     return where

@@ -1,4 +1,4 @@
-"""`solera ls`: what there is to choose from."""
+"""`solera ls`: lists methods, models, data sets, recipes and engines."""
 
 import dataclasses
 import enum
@@ -31,7 +31,7 @@ def ls(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List methods, models, data sets, recipes or engines by the names a configuration uses.
+    """List methods, models, data sets, recipes or engines, with the names that a configuration uses.
 
     Example: [bold]solera ls methods[/bold], or for a program: [bold]solera ls models --json[/bold]
     """
@@ -43,7 +43,7 @@ def ls(
 
 
 def print_table(rows: Rows, hidden: tuple[str, ...] = ()) -> None:
-    """Rows as a table; the first column is what a configuration says."""
+    """Print rows as a table; the first column is the name in a configuration."""
     columns = [c for c in (rows[0] if rows else {}) if c not in hidden]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for i, c in enumerate(columns):
@@ -62,7 +62,7 @@ def _text(value: Any) -> str:
 
 
 def _methods() -> Rows:
-    from .. import methods  # noqa: F401  (importing them is what registers them)
+    from .. import methods  # noqa: F401  (the import registers them)
     from ..method import METHODS, described
 
     METHODS.load_entry_points()

@@ -1,4 +1,4 @@
-"""The program `solera`: its commands, and the options that belong to none of them."""
+"""The program `solera`: its commands and its global options."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def solera(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Federated learning across different models, by ensemble distillation.
@@ -59,7 +59,7 @@ def main() -> None:
         try:
             app(prog_name="solera")
         except SystemExit as e:
-            if e.code in (130, 143):  # asked to stop: threads that are still training must not keep the program alive
+            if e.code in (130, 143):  # interrupted: threads that are still training must not keep the program alive
                 with contextlib.suppress(OSError):
                     sys.stdout.flush()
                 sys.stderr.flush()
@@ -67,7 +67,7 @@ def main() -> None:
             sys.stdout.flush()
             raise
     except Unwritable as e:
-        sys.stdout = sys.__stdout__  # at its end the interpreter would fail once more, in its own words
+        sys.stdout = sys.__stdout__  # otherwise the interpreter reports the same error again when it exits
         typer.echo(f"solera: the output cannot be written: {e.strerror}", err=True)
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""What commands print with."""
+"""Printing: the console, JSON, and errors of standard output."""
 
 import io
 import json
@@ -12,16 +12,16 @@ from rich.console import Console
 
 P = ParamSpec("P")
 R = TypeVar("R")
-WIDE = 160  # columns where there is no terminal to fit: files and pipes are searched by line
+WIDE = 160  # columns in files and pipes: people search them by line
 
 
 class Unwritable(OSError):
-    """What is printed goes to where nothing can be written: a full disk, a file that may not grow."""
+    """Standard output cannot be written: for example because the disk is full."""
 
 
 class _Careful(io.TextIOWrapper):
-    """Standard output that tells its own failures from those of other files, and prints what it has no letter for as
-    a question mark. Once it has failed it fails for good: who only tried it out may have kept quiet about it."""
+    """Standard output with its own error type. It prints a character that it cannot encode as a question mark. After
+    the first failure every write fails: the caller of the first one may have ignored the error."""
 
     _failure: Unwritable | None = None
 
@@ -36,17 +36,17 @@ class _Careful(io.TextIOWrapper):
             raise self._failure
         try:
             return action(*args, **kwargs)
-        except BrokenPipeError:  # whoever reads has read enough
+        except BrokenPipeError:  # the reader has closed the pipe
             raise
         except OSError as e:
             self._failure = Unwritable(e.errno, e.strerror)
-            with open(os.devnull, "wb") as nothing:  # where what is still in the buffer goes when the program ends
+            with open(os.devnull, "wb") as nothing:  # takes the rest of the buffer when the program ends
                 os.dup2(nothing.fileno(), self.fileno())
             raise self._failure from None
 
 
 def careful(out: TextIO) -> TextIO:
-    """Standard output in a form that can be relied on to say what is wrong with it; anything else as it is."""
+    """Standard output that raises `Unwritable` when it fails; any other stream unchanged."""
     if not isinstance(out, io.TextIOWrapper):
         return out
     out.flush()
@@ -54,13 +54,13 @@ def careful(out: TextIO) -> TextIO:
 
 
 def console() -> Console:
-    """The terminal, or something wide enough not to break lines where there is none."""
+    """A console for the terminal; without a terminal, one that is wide enough not to break lines."""
     out = Console()
     return out if out.is_terminal else Console(width=max(out.width, WIDE))
 
 
 def print_json(found: Any) -> None:
-    """A result for a program to read. JSON knows no `nan`: the loss of a model that has blown up is null."""
+    """Print a result for programs. JSON has no `nan`: the loss of a model that has diverged is null."""
     typer.echo(json.dumps(_finite(found), indent=2, allow_nan=False))
 
 

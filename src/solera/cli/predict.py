@@ -23,23 +23,23 @@ def predict(
         Path | None,
         typer.Argument(
             metavar="[INPUT]",
-            help="A .npy, .npz, .parquet or .txt file, an image or a folder of images. Without it, the run's own "
-            "test set.",
+            help="A .npy, .npz, .parquet or .txt file, an image or a folder of images. Default: the run's own test "
+            "set.",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Which model; the server's own or the only one if not given.")] = (
-        None
-    ),
+    model: Annotated[str | None, typer.Option(help="Which model. Default: the server's own or the only one.")] = (None),
     ensemble: Annotated[bool, typer.Option("--ensemble", help="Use the ensemble that the run has saved.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A .csv or .json file to write instead of printing.")
     ] = None,
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also give the probabilities of all classes.")
+    ] = False,
     trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Classify new samples with what a run has trained: class and probability of each, normalised as the run did.
+    """Classify new samples with a run's models: class and probability of each. Inputs are normalised as in the run.
 
     Example: [bold]solera predict runs/toy-feddf-s0 --model lenet5 -o predictions.csv[/bold]
     """
@@ -48,7 +48,7 @@ def predict(
     from ..inference.trained import open_run
 
     if out is not None and out.suffix not in (".csv", ".json"):
-        raise ConfigError(f"--out {out}: a .csv or .json file is wanted")
+        raise ConfigError(f"--out {out}: expected a .csv or .json file")
     found = classify(open_run(directory, trust_code), source, model, ensemble)
     as_json = json if out is None else out.suffix == ".json"
     if out is None:
@@ -63,7 +63,7 @@ def predict(
         except OSError as e:
             raise RunError(f"{out} cannot be written: {e.strerror}") from None
     if found.accuracy is not None and not (json and out is None):
-        typer.echo(f"{found.by}: {100 * found.accuracy:.1f}% of {len(found.names)} right", err=True)
+        typer.echo(f"{found.by}: {100 * found.accuracy:.1f}% of {len(found.names)} correct", err=True)
 
 
 def _facts(found: "Predictions", every: bool) -> dict[str, object]:
@@ -75,6 +75,6 @@ def _csv(found: "Predictions", every: bool) -> str:
     rows = list(found.rows(every))
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    names = [key for key in ("input", "name") if key in rows[0]]  # of files and folders: no formulas, please
+    names = [key for key in ("input", "name") if key in rows[0]]  # a file name must not become a formula
     writer.writerows(row | {key: plain_cell(row[key]) for key in names} for row in rows)
     return out.getvalue()

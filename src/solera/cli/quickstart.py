@@ -1,6 +1,7 @@
-"""`solera quickstart`: averaging against distillation, and one large model of many small ones, ending in one table.
+"""`solera quickstart`: compares averaging with distillation, and distils small models into a large one.
 
-The second run's small models are FedDF's, bit for bit (a test holds that); beside them it trains the server's own.
+The small models of the second run are bitwise equal to those of FedDF (a test checks it). In addition it trains the
+server's own model.
 """
 
 import shlex
@@ -21,8 +22,8 @@ RECIPES = {"fedavg": "quickstart/fedavg", "large": "quickstart/large"}
 
 @reported
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Where the two run directories go.")] = Path("runs/quickstart"),
-    rounds: Annotated[int | None, typer.Option(help="Run longer or shorter than the recipes say.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the two run directories.")] = Path("runs/quickstart"),
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds, instead of the recipes' number.")] = None,
     debug: Debug = False,
 ) -> None:
     """Train three architectures on 20 clients by averaging alone, then with FedDF and a large model on the server.
@@ -52,7 +53,7 @@ def quickstart(
 
 
 def _command(recipe: str, out: Path, rounds: int | None) -> str:
-    """What makes one of the two runs alone."""
+    """The command for one of the two runs."""
     length = [] if rounds is None else ["--rounds", str(rounds)]
     return shlex.join(["solera", "run", recipe, *length, "--out", str(out)])
 

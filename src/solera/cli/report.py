@@ -11,20 +11,20 @@ from ..version import __version__
 from .errors import Debug, reported
 
 Target = Annotated[
-    float | None, typer.Option(min=0.0, max=1.0, help="The accuracy for the table of rounds and bytes, such as 0.7.")
+    float | None, typer.Option(min=0.0, max=1.0, help="Target accuracy for the table of rounds and bytes, such as 0.7.")
 ]
 
 
 @reported
 def report(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders with run directories below.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that contain run directories.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
     target: Target = None,
     debug: Debug = False,
 ) -> None:
-    """Make a report of one run, or of many side by side: figures, tables and settings in one file.
+    """Make a report of one or more runs: figures, tables and settings in one HTML file.
 
     Example: [bold]solera report runs/toy-feddf-s0 runs/toy-fedavg-s0 -o report.html[/bold]
     """
@@ -48,6 +48,6 @@ def _write(out: Path, content: bytes) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(content)
     except OSError as e:
-        from ..errors import RunError  # imports torch: only where something is wrong
+        from ..errors import RunError
 
         raise RunError(f"{out} cannot be written: {e.strerror}; choose another --out") from None

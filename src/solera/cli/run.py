@@ -20,7 +20,7 @@ from .watch import live_view
 if TYPE_CHECKING:
     from ..config import Config
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the outcome only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the outcome.")]
 
 
 @reported
@@ -32,17 +32,17 @@ def run(
         list[str] | None,
         typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting, e.g. partition.alpha=1. Repeatable."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run directory; made by name under runs/ if not given.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Where clients run; the same as --set engine.name=...")] = None,
-    workers: Annotated[int | None, typer.Option(help="Clients at once; the same as --set engine.workers=...")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory. Default: a new one in runs/.")] = None,
+    engine: Annotated[str | None, typer.Option(help="How clients run; the same as --set engine.name=...")] = None,
+    workers: Annotated[int | None, typer.Option(help="Parallel clients; the same as --set engine.workers=...")] = None,
     rounds: Annotated[int | None, typer.Option(help="The same as --set run.rounds=...")] = None,
     seed: Annotated[int | None, typer.Option(help="The same as --set run.seed=...")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Also show the run in a browser on this machine.")] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Write where the time of one round goes into profile/ of the run.")
+        bool, typer.Option("--profile", help="Write a time profile of one round into profile/ of the run directory.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the whole run and say what it will send; train and write nothing.")
+        bool, typer.Option("--dry-run", help="Check the run and show what it will send, without training or writing.")
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -57,12 +57,12 @@ def run(
 
     options = {"engine.name": engine, "engine.workers": workers, "run.rounds": rounds, "run.seed": seed}
     given = [f"{k}={json_.dumps(v)}" for k, v in options.items() if v is not None]
-    with code_allowed(folder_of(recipe)):  # the person named this configuration
+    with code_allowed(folder_of(recipe)):  # the user named this configuration
         config = named(load_config(recipe, [*(set_ or []), *given]), recipe)
         home = out or default_out(config)
         if dry_run:
             if watch or profile:
-                raise ConfigError("--dry-run trains nothing that could be looked at: leave out --watch and --profile")
+                raise ConfigError("--dry-run trains nothing to watch or profile: leave out --watch and --profile")
             rehearse(config, home, json)
             return
         short = {"--engine": engine, "--workers": workers, "--rounds": rounds, "--seed": seed, "--out": home}
@@ -83,7 +83,7 @@ def resume(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Continue a run that was stopped, to the same result as if it never had been.
+    """Continue a run that was stopped. The result is the same as without the stop.
 
     Example: [bold]solera resume runs/toy-feddf-s0[/bold]
     """
@@ -103,7 +103,7 @@ def perform(
     command: str | None = None,
     profile: bool = False,
 ) -> dict[str, Any]:
-    """Run a configuration under a suitable display; the summary. `command` is noted in the run directory."""
+    """Run a configuration with a suitable display; returns the summary. `command` is recorded in run.json."""
     from ..runner.loop import execute
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
@@ -111,7 +111,7 @@ def perform(
 
 
 def named(config: "Config", recipe: str) -> "Config":
-    """The configuration with a name: its own, or that of the recipe or file it came from."""
+    """The configuration with a name: its own, or that of its recipe or file."""
     from ..config import recipe_names
 
     stem = recipe if recipe in recipe_names() else Path(recipe).stem
@@ -120,7 +120,7 @@ def named(config: "Config", recipe: str) -> "Config":
 
 
 def default_out(config: "Config") -> Path:
-    """runs/<name>-<method>-s<seed>, or the first of its successors -2, -3, ... that does not exist."""
+    """runs/<name>-<method>-s<seed>; with -2, -3, ... if it exists."""
     from ..method import name_of
     from ..plugins import short
 
@@ -130,7 +130,7 @@ def default_out(config: "Config") -> Path:
 
 
 def fresh(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3, ... that does not exist."""
+    """`path`; or path-2, path-3, ... if it exists."""
     candidate, n = path, 1
     while candidate.exists():
         n += 1

@@ -1,4 +1,4 @@
-"""`solera show`: a run directory at a glance."""
+"""`solera show`: an overview of a run directory."""
 
 import json as json_
 from collections import Counter
@@ -25,7 +25,7 @@ def show(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a run is, how far it is, what it reached, and how to continue it.
+    """Show the settings, progress and results of a run, and how to continue it.
 
     Example: [bold]solera show runs/toy-feddf-s0[/bold]
     """
@@ -44,12 +44,12 @@ def show(
 
 
 def look(directory: Path) -> dict[str, Any]:
-    """The facts about a run directory, whether its run is finished, under way or was stopped."""
+    """The facts about a run directory, whether its run is finished, running or stopped."""
     from ..errors import RunError
     from ..report.read import in_use
 
     if not (directory / "run.json").is_file():
-        raise RunError(f"{directory} is no run directory: it has no run.json")
+        raise RunError(f"{directory} is not a run directory: it has no run.json")
     settings = _settings(directory)
     missing: list[str] = []
     rounds = read_records(directory, missing)
@@ -146,7 +146,7 @@ def _print(found: dict[str, Any]) -> None:
         for key, words in (("weighted_mean", "{} weighted by test samples"), ("worst_decile", "worst tenth {}")):
             told += [words.format(percent(own[key]))] if key in own else []
         if "worst_decile" not in own:
-            told.append("single scores are not sent")
+            told.append("clients do not send their single scores")
         line("own models", ", ".join(told))
     if found["failures"]:
         named = [f"{k} ({n})" for k, n in list(found["failures"].items())[:FAILURES_SHOWN]]

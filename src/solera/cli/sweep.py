@@ -28,30 +28,32 @@ RUNNING_SHOWN = 12
 
 @reported
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="What to run: see docs/compare-and-sweep.md.")],
-    out: Annotated[Path | None, typer.Option(help="Where the run directories go; runs/<name of the file>.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The sweep file: see docs/compare-and-sweep.md.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run directories. Default: runs/<name of the file>.")
+    ] = None,
     workers: Annotated[
-        int, typer.Option(min=0, help="Runs at once, each on one core; 0: one for each core. 1: one after the other.")
+        int, typer.Option(min=0, help="Runs in parallel, each on one core. 0: one for each core. 1: one after another.")
     ] = 1,
     set_: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting of all runs.")
     ] = None,
     target: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="In the table: rounds and bytes until this accuracy.")
+        float | None, typer.Option(min=0.0, max=1.0, help="Also show rounds and bytes until this accuracy.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check every case and list the runs; run nothing.")
+        bool, typer.Option("--dry-run", help="Check every case and list the runs, without running them.")
     ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run a grid of settings, named cases and several seeds; what is done is skipped, what was stopped goes on.
+    """Run a grid of settings, named cases and several seeds. Finished runs are skipped, stopped runs are continued.
 
     Example: [bold]solera sweep my-sweep.toml --workers 2[/bold]; the same command continues a stopped sweep.
     """
     from ..plugins import code_allowed
 
-    with code_allowed(file.absolute().parent):  # the person named this file
+    with code_allowed(file.absolute().parent):  # the user named this file
         _sweep(file, out, workers, set_ or [], target, dry_run, json)
 
 
@@ -86,7 +88,7 @@ def _sweep(
             failed = run_all(runs, home, workers or default_workers(), tell).failed
         except KeyboardInterrupt as e:
             display.close()
-            fail(f"{str(e) or 'interrupted'}; the same command goes on with the sweep", getattr(e, "exit_code", 130))
+            fail(f"{str(e) or 'interrupted'}; the same command continues the sweep", getattr(e, "exit_code", 130))
     index = write_index(planned, home, failed)
     _report(planned, home, index, target, json)
     if failed:
@@ -132,7 +134,7 @@ def _report(planned: "list[Planned]", home: Path, index: dict[str, Any], target:
 class SweepDisplay:
     """The progress of a sweep: redrawn in place on a terminal, a line for each run elsewhere.
 
-    Nothing is drawn from a thread: a sweep forks, and a fork must not find a lock that another thread holds.
+    No thread draws it: a sweep forks, and a fork must not copy a lock that another thread holds.
     """
 
     def __init__(self, screen: Console, silent: bool = False):
@@ -149,13 +151,13 @@ class SweepDisplay:
         self.close()
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Restore the terminal."""
         if self.live is not None:
             self.live.stop()
             self.live = None
 
     def update(self, progress: "Progress") -> None:
-        """Show how far the sweep is."""
+        """Show the progress of the sweep."""
         if self.silent:
             return
         if progress.news is not None:
@@ -170,10 +172,10 @@ class SweepDisplay:
         return f"[{over}/{p.total}] {p.news} {word}{left}"
 
     def render(self, p: "Progress") -> RenderableType:
-        """The display as it is at this moment."""
+        """The current display."""
         over = p.skipped + p.done + len(p.failed)
         parts = [f"{over}/{p.total} runs"]
-        parts += [f"{p.skipped} were there"] if p.skipped else []
+        parts += [f"{p.skipped} skipped"] if p.skipped else []
         parts += [f"{len(p.failed)} failed"] if p.failed else []
         parts.append(human_time(p.seconds) + (f", {human_time(p.left)} left" if p.left is not None else ""))
         partial = sum(done / max(1, of) for done, of in p.running.values())

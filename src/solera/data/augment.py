@@ -1,7 +1,7 @@
-"""Changing samples at random as they are drawn: what `data.augment` and `public.augment` name.
+"""Augmentation: the steps of `data.augment` and `public.augment`.
 
-A step takes a batch and a generator and gives the batch changed, each sample by random numbers of its own. Images come
-to it as values in [0, 1], before they are normalised; other samples as they are stored.
+A step takes a batch and a random generator and returns the changed batch; each sample has its own random numbers. A
+step gets images as values in [0, 1], before normalisation, and other samples in stored form.
 """
 
 import inspect
@@ -18,28 +18,28 @@ from .sampling import torch_rng
 
 Name = Literal["crop", "flip", "jitter", "gray"]
 Step = Callable[[Tensor, torch.Generator], Tensor]
-PADDING = 4  # black pixels on each side of an image that is cropped
+PADDING = 4  # black pixels added on each side before a crop
 
 
 def crop(images: Tensor, rng: torch.Generator) -> Tensor:
-    """A window of the image's size at a random place of the image with a border of 4 black pixels."""
+    """Pad the image with 4 black pixels and crop it at a random position to its size."""
     corner = torch.randint(0, 2 * PADDING + 1, (2, len(images)), generator=rng)
     return transforms.crop(images, corner[0], corner[1], PADDING)
 
 
 def flip(images: Tensor, rng: torch.Generator) -> Tensor:
-    """Left and right exchanged, with probability 1/2."""
+    """Flip the image horizontally, with probability 1/2."""
     return torch.where(_chosen(0.5, images, rng), images.flip(-1), images)
 
 
 def jitter(images: Tensor, rng: torch.Generator) -> Tensor:
-    """Colour jitter of strength 0.8/0.8/0.8/0.2, with probability 0.8; of gray images brightness and contrast only."""
+    """Colour jitter of strength 0.8/0.8/0.8/0.2, with probability 0.8; for gray images only brightness and contrast."""
     chosen = _chosen(0.8, images, rng)
     return torch.where(chosen, transforms.color_jitter(images, rng), images)
 
 
 def gray(images: Tensor, rng: torch.Generator) -> Tensor:
-    """The colours taken away, with probability 0.2."""
+    """Convert the image to gray, with probability 0.2."""
     return torch.where(_chosen(0.2, images, rng), transforms.grayscale(images).expand_as(images), images)
 
 
@@ -51,20 +51,20 @@ STEPS: dict[Name, Step] = {"crop": crop, "flip": flip, "jitter": jitter, "gray":
 
 
 def augmented(raw: Tensor, steps: Sequence[Name | Step], rng: torch.Generator) -> Tensor:
-    """Stored samples after these steps, in their order; without steps as they are stored."""
+    """Stored samples after these steps, in this order; unchanged without steps."""
     values = transforms.to_unit(raw) if steps and raw.ndim == 4 else raw
     for step in steps:
         before, values = values, (STEPS[step] if isinstance(step, str) else step)(values, rng)
         if not isinstance(values, Tensor) or (values.shape, values.dtype) != (before.shape, before.dtype):
             raise DataError(
-                f"augment: {step_name(step)} made {getattr(values, 'dtype', type(values).__name__)} "
-                f"{tuple(getattr(values, 'shape', ()))} of {before.dtype} {tuple(before.shape)}; it must keep both"
+                f"augment: {step_name(step)} returned {getattr(values, 'dtype', type(values).__name__)} "
+                f"{tuple(getattr(values, 'shape', ()))} for {before.dtype} {tuple(before.shape)}; it must keep both"
             )
     return values
 
 
 def drawn_anew(raw: Tensor, steps: Sequence[Name | Step], prepare: Callable[[Tensor], Tensor]) -> Views:
-    """Stored samples that go through these steps at each draw; `prepare` makes them ready for a model."""
+    """Stored samples with these steps applied at each draw; `prepare` makes them ready for a model."""
 
     def drawn(rows: Tensor, seed: int) -> Tensor:
         return prepare(augmented(raw.index_select(0, rows), steps, torch_rng(seed, "augment")))
@@ -73,23 +73,23 @@ def drawn_anew(raw: Tensor, steps: Sequence[Name | Step], prepare: Callable[[Ten
 
 
 def check_steps(key: str, steps: Sequence[Name | Step], raw: Tensor, dataset: str) -> None:
-    """Refuse steps that these stored samples cannot go through."""
+    """Refuse steps that cannot be applied to these stored samples."""
     named = [step for step in steps if isinstance(step, str)]
     for step in steps:
         if not isinstance(step, str):
             _check_callable(key, step)
         elif step not in STEPS:
-            raise ConfigError(f"{key}: there is no {step!r}; there are {', '.join(STEPS)}, and functions of your own")
+            raise ConfigError(f"{key}: there is no {step!r}; use {', '.join(STEPS)}, or your own function")
     if named and raw.ndim != 4:
         kind = "tokens" if raw.dtype == torch.int64 else "vectors"
         raise ConfigError(
-            f"{key} = {named}: only images can be transformed so, and the samples of {dataset} are {kind} of shape "
+            f"{key} = {named}: these steps need images, and the samples of {dataset} are {kind} of shape "
             f"{tuple(raw.shape[1:])}; leave {key} out"
         )
     if named and raw.dtype.is_floating_point and not bool(((raw >= 0) & (raw <= 1)).all()):
         raise ConfigError(
-            f"{key} = {named}: float images must lie in [0, 1] to be transformed, and those of {dataset} do not; give "
-            f"pixels, or floats from 0 to 1 with their mean and std, or leave {key} out"
+            f"{key} = {named}: these steps need float images in [0, 1], and those of {dataset} are not; give pixels, "
+            f"or floats from 0 to 1 with their mean and std, or leave {key} out"
         )
     if {"jitter", "gray"} & set(named) and raw.shape[1] not in (1, 3):
         raise ConfigError(
@@ -99,7 +99,7 @@ def check_steps(key: str, steps: Sequence[Name | Step], raw: Tensor, dataset: st
 
 
 def step_name(step: Name | Step) -> str:
-    """A step's name; a function's own, with where it is defined."""
+    """The name of a step; for a function, module and name."""
     if isinstance(step, str):
         return step
     return f"{getattr(step, '__module__', '?')}:{getattr(step, '__qualname__', type(step).__qualname__)}"
@@ -110,6 +110,6 @@ def _check_callable(key: str, step: Step) -> None:
         inspect.signature(step).bind(torch.empty(0), torch.Generator())
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{key}: {step!r} cannot be called with (samples, generator); give a function of a batch and of the "
-            "torch.Generator that it draws its random numbers from"
+            f"{key}: {step!r} cannot be called with (samples, generator); give a function of a batch and of a "
+            "torch.Generator for its random numbers"
         ) from None

@@ -1,4 +1,4 @@
-"""A data set: training and test samples kept compactly, and how to make them ready for a model."""
+"""A data set: training and test samples in compact form, and how they are prepared for a model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from .images import channel_statistics, channels_first, stack
 from .transforms import DEPTH, normalise
 
 Arrays = tuple[Any, Any]  # inputs and labels, as tensors, numpy arrays or lists
-READ_TWICE = 64  # samples of a torch data set that are read twice, to notice random transforms
+READ_TWICE = 64  # samples of a torch data set that are read twice, to detect random transforms
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Samples as stored: images [N, C, H, W] (uint8, uint16 or float32), float32 vectors [N, F], int64 tokens [N, L].
 
-    It has its own copy of them: what the caller does to the tensors later changes nothing here.
+    It keeps its own copy: later changes to the caller's tensors have no effect.
     """
 
     name: str
     train: Data[Tensor]
     test: Data[Tensor]
     classes: int
-    mean: tuple[float, ...] = ()  # per channel, on the scale [0, 1]; empty: nothing to normalise
+    mean: tuple[float, ...] = ()  # per channel, on the scale [0, 1]; empty: no normalisation
     std: tuple[float, ...] = ()
-    users: Tensor | None = None  # int64 [N_train]: who wrote each training sample
+    users: Tensor | None = None  # int64 [N_train]: the user of each training sample
     vocabulary: int = 0  # text only: the number of token ids
-    class_names: tuple[str, ...] = ()  # where they are known
-    user_names: tuple[str, ...] = ()  # by number, where they are known
+    class_names: tuple[str, ...] = ()  # if known
+    user_names: tuple[str, ...] = ()  # by number, if known
 
     def __post_init__(self) -> None:
         for field in ("train", "test"):
@@ -68,11 +68,11 @@ class Dataset:
         return tuple(self.train.inputs.shape[1:])
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Stored samples as a model takes them: normalised float32, or tokens unchanged."""
+        """Stored samples as input of a model: normalised float32, or tokens unchanged."""
         return normalise(inputs, self.mean, self.std)
 
     def matching(self, samples: Data | Arrays, what: str) -> Data[Tensor]:
-        """More samples (inputs and labels) as the caller has them, stored like these; another kind is refused."""
+        """More samples (inputs and labels), stored like the training samples. Raises DataError for another kind."""
         inputs, labels = (samples.inputs, samples.labels) if isinstance(samples, Data) else samples
         data = _data(what, inputs, labels)
         if tuple(data.inputs.shape[1:]) != self.shape or not _same_kind(data.inputs, self.train.inputs):
@@ -98,10 +98,10 @@ def from_tensors(
 ) -> Dataset:
     """A data set from (inputs, labels) pairs of tensors, numpy arrays or lists.
 
-    Images may be [n, H, W], [n, H, W, C] or [n, C, H, W], as bytes 0..255, as uint16 0..65535 or as floats;
-    two-dimensional integers are tokens, two-dimensional floats vectors. Without `mean` and `std` pixels (bytes, uint16)
-    are normalised by the training images' own statistics and floats are left as they are; pass `mean=(), std=()` to
-    normalise nothing. `users` says whose each training sample is, by number or by name.
+    Images may be [n, H, W], [n, H, W, C] or [n, C, H, W], as bytes 0..255, as uint16 0..65535 or as floats.
+    Two-dimensional integers are tokens, two-dimensional floats are vectors. Without `mean` and `std`, pixels (bytes,
+    uint16) are normalised with the statistics of the training images, and floats are not changed; pass `mean=(),
+    std=()` for no normalisation. `users` gives the user of each training sample, by number or by name.
     """
     parts = {split: _data(f"{name}, {split}", *pair) for split, pair in (("train", train), ("test", test))}
     labels = torch.cat([part.labels for part in parts.values()])
@@ -132,8 +132,8 @@ def from_tensors(
 def from_torch(train: Iterable[Any], test: Iterable[Any], **options: Any) -> Dataset:
     """A data set from two `torch.utils.data.Dataset`s (or any iterables) of (input, label) pairs.
 
-    Inputs may be tensors, arrays or PIL images. The options are those of `from_tensors`. All samples are read once,
-    here; a data set whose samples change when they are read again (random transforms) is refused.
+    Inputs may be tensors, arrays or PIL images. The options are those of `from_tensors`. All samples are read once. A
+    data set whose samples change when they are read again (random transforms) is refused.
     """
     name = options.get("name", "own")
     for split, samples in (("train", train), ("test", test)):
@@ -152,29 +152,29 @@ def from_torch(train: Iterable[Any], test: Iterable[Any], **options: Any) -> Dat
 
 
 def number_users(users: Any) -> tuple[Tensor, tuple[str, ...]]:
-    """Users, known by numbers or names, as numbers from 0 in sorted order, and what each number is called."""
+    """Users (numbers or names) as numbers from 0 in sorted order, and the name of each number."""
     known = users.numpy() if isinstance(users, Tensor) else np.asarray(users)
     names, numbers = np.unique(known, return_inverse=True)
     return torch.from_numpy(numbers.astype(np.int64)), tuple(str(name) for name in names.tolist())
 
 
 def refuse_random(read: Callable[[int], Any], total: int, what: str) -> None:
-    """Refuse samples that are not the same when they are read again: they would be frozen as they came first."""
+    """Refuse samples that change when they are read again: the run would use only the first version of each."""
     for i in sorted({n * total // READ_TWICE for n in range(READ_TWICE)} if total else ()):
         found = []
         for time in ("first", "second"):
-            with isolated(seed_from("reading twice", i, time)):  # of each sample anew: a coin falls both ways
+            with isolated(seed_from("reading twice", i, time)):  # other seeds for each sample: a flip may agree once
                 found.append(_fixed(read(i)))
         if found[0] != found[1]:
             raise DataError(
-                f"{what}: sample {i} changes each time it is read, so its transform is random; samples are read once, "
-                "and that one draw would stay for the whole run. Read them without it (transform=None, or only the "
-                "fixed steps: resize, to tensor) and have it done at each step with data.augment or public.augment"
+                f"{what}: sample {i} changes each time it is read, so its transform is random. Samples are read only "
+                "once, so that one draw would be used for the whole run. Use transform=None, or only fixed steps "
+                "(resize, to tensor), and set data.augment or public.augment for random changes at each step"
             )
 
 
 def _fixed(sample: Any) -> Any:
-    """A sample in a form that can be compared: the bytes of whatever arrays, tensors or images are in it."""
+    """A sample in a form that can be compared: the bytes of its arrays, tensors or images."""
     if isinstance(sample, Mapping):
         return {key: _fixed(value) for key, value in sample.items()}
     if isinstance(sample, tuple | list):
@@ -186,7 +186,7 @@ def _fixed(sample: Any) -> Any:
 
 
 def _by_position(samples: Any) -> TypeGuard[Sequence[Any]]:
-    # A torch Dataset need not be iterable nor stop with IndexError: its length is what counts.
+    # A torch Dataset may not be iterable and may not raise IndexError at its end, so use its length.
     return hasattr(samples, "__len__") and hasattr(samples, "__getitem__")
 
 
@@ -197,7 +197,7 @@ def _items(samples: Any) -> Iterable[Any]:
 def _data(what: str, inputs: Any, labels: Any) -> Data[Tensor]:
     labels = _tensor(labels, f"{what}, labels")
     if labels.dtype.is_floating_point or labels.dtype == torch.bool or labels.ndim != 1:
-        raise DataError(f"{what}: labels must be a list of whole numbers, not {labels.dtype} {tuple(labels.shape)}")
+        raise DataError(f"{what}: labels must be a list of integers, not {labels.dtype} {tuple(labels.shape)}")
     return Data(stored(_tensor(inputs, what), what), labels.to(torch.int64))
 
 
@@ -214,8 +214,8 @@ def stored(inputs: Tensor, what: str) -> Tensor:
     """Inputs in one of the four stored forms."""
     if inputs.dtype == torch.bool or inputs.dtype.is_complex or not 2 <= inputs.ndim <= 4:
         raise DataError(
-            f"{what}: inputs are {inputs.dtype} of shape {tuple(inputs.shape)}; images (3 or 4 dimensions), "
-            "vectors or tokens (2 dimensions) are expected"
+            f"{what}: inputs are {inputs.dtype} of shape {tuple(inputs.shape)}; expected images (3 or 4 dimensions), "
+            "vectors or tokens (2 dimensions)"
         )
     if inputs.dtype.is_floating_point:
         inputs = inputs.to(torch.float32)
@@ -224,15 +224,14 @@ def stored(inputs: Tensor, what: str) -> Tensor:
     elif inputs.dtype not in DEPTH:
         if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) <= 255:
             raise DataError(
-                f"{what}: whole-number images must have values 0..255; "
-                "give uint16 for 0..65535, or floats for another scale"
+                f"{what}: integer images must have values 0..255; give uint16 for 0..65535, or floats for another scale"
             )
         inputs = inputs.to(torch.uint8)
     return inputs if inputs.ndim == 2 else channels_first(inputs)
 
 
 def _same_kind(a: Tensor, b: Tensor) -> bool:
-    """Whether both are normalised alike: pixels of 8 and of 16 bits are, by their own scale each."""
+    """Whether both are normalised in the same way: pixels of 8 and 16 bits are, each on its own scale."""
     return a.dtype == b.dtype or (a.dtype in DEPTH and b.dtype in DEPTH)
 
 
@@ -251,7 +250,7 @@ def _check_split(what: str, data: Data[Tensor], classes: int, vocabulary: int) -
         )
     if inputs.dtype.is_floating_point and not bool(inputs.isfinite().all()):
         bad = int((~inputs.isfinite()).flatten(1).any(1).nonzero()[0])
-        raise DataError(f"{what}: sample {bad} holds values that are not finite (NaN or infinity)")
+        raise DataError(f"{what}: sample {bad} has values that are not finite (NaN or infinity)")
     if inputs.dtype == torch.int64 and not 0 <= int(inputs.min()) <= int(inputs.max()) < vocabulary:
         raise DataError(
             f"{what}: tokens run from {int(inputs.min())} to {int(inputs.max())}, but with a vocabulary of "
@@ -262,7 +261,7 @@ def _check_split(what: str, data: Data[Tensor], classes: int, vocabulary: int) -
 def _check_constants(data: Dataset) -> None:
     mean, std = data.mean, data.std
     if len(mean) != len(std) or any(s <= 0 for s in std):
-        raise DataError(f"{data.name}: mean {mean} and std {std} must be equally long, and std above 0")
+        raise DataError(f"{data.name}: mean {mean} and std {std} must have the same length, and std must be above 0")
     if mean and data.train.inputs.dtype == torch.int64:
         raise DataError(f"{data.name}: tokens cannot be normalised; leave mean and std out")
     if mean and len(mean) not in (1, data.shape[0]):

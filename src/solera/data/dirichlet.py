@@ -1,6 +1,6 @@
-"""The three divisions that the literature calls "Dirichlet with parameter alpha", and their common draws.
+"""The three partitions that the literature calls "Dirichlet with parameter alpha", and their common functions.
 
-Each function answers with the owner (client number) of every sample.
+Each function returns the owner (client number) of every sample.
 
 - `block_owners`: Lin et al. 2020 (FedDF), after the authors' code.
 - `class_owners`: Yurochkin et al. 2019.
@@ -13,16 +13,16 @@ import numpy as np
 
 from ..errors import ConfigError
 
-BLOCK = 10  # clients of one block
-MAX_REDRAWS = 10_000  # of one block, or of the whole `class` division (fewer where a single draw is large)
-REDRAW_BUDGET = 50_000_000  # random numbers that the redraws of the `class` division may use
+BLOCK = 10  # clients in a block
+MAX_REDRAWS = 10_000  # of a block, or of the whole `class` variant (fewer if a single draw is large)
+REDRAW_BUDGET = 50_000_000  # limit of random numbers for the redraws of the `class` variant
 
 
 def block_owners(labels: np.ndarray, classes: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Blocks of ten clients, each with its part of a shuffle, divided class by class inside the block.
+    """Blocks of ten clients, each with its part of a shuffle, divided by class inside the block.
 
-    A client that already holds its fair share (block samples / block clients) gets no more, and a block is drawn
-    again until its smallest client has at least half the fair share.
+    A client that already has its fair share (block samples / block clients) gets no more. A block is redrawn until its
+    smallest client has at least half the fair share.
     """
     total, blocks, whole = len(labels), -(-clients // BLOCK), clients // BLOCK
     order = rng.permutation(total)
@@ -44,7 +44,7 @@ def block_owners(labels: np.ndarray, classes: int, clients: int, alpha: float, r
 def class_owners(
     labels: np.ndarray, classes: int, clients: int, alpha: float, min_size: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Every class is divided over all clients by its own draw; all again until each client has `min_size`."""
+    """Every class is divided among all clients by its own draw. All are redrawn until each client has `min_size`."""
     counts = np.bincount(labels, minlength=classes)
     redraws = max(10, min(MAX_REDRAWS, REDRAW_BUDGET // (classes * clients)))
     for _ in range(redraws):
@@ -55,17 +55,17 @@ def class_owners(
 
 
 def client_owners(labels: np.ndarray, classes: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Every client in turn draws its class mix q ~ Dir(alpha * p) and takes its n/K samples by it.
+    """Each client in turn draws its class distribution q ~ Dir(alpha * p) and takes n/K samples according to it.
 
-    p is the class mix of the whole set; a class that has run out leaves q, which is renormalised.
+    p is the class distribution of the whole set. A class without samples left is removed from q, which is renormalised.
     """
     left = np.bincount(labels, minlength=classes)
-    prior = np.where(left > 0, left / len(labels), 1.0)  # an absent class is never open below
+    prior = np.where(left > 0, left / len(labels), 1.0)  # an absent class is never used below
     ends = np.arange(clients + 1) * len(labels) // clients
     pieces = np.zeros((classes, clients), np.int64)
     for k in range(clients):
         mix = _log_gamma(alpha * prior, rng)
-        # Draws from a class that has run out are drawn again among the others: that is q renormalised.
+        # Draws from an empty class are redrawn among the others: this is the renormalised q.
         while missing := ends[k + 1] - ends[k] - pieces[:, k].sum():
             got = np.minimum(rng.multinomial(missing, _shares(mix, left > 0)), left)
             pieces[:, k] += got
@@ -87,9 +87,9 @@ def shuffled_by_group(groups: np.ndarray, rng: np.random.Generator) -> np.ndarra
 def _log_gamma(alpha: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Logarithms of gamma variates, by log G(a) = log G(a+1) + log(U)/a.
 
-    For small alpha the variates themselves underflow to zero and their ratios would be 0/0.
+    For small alpha the variates themselves underflow to zero, and their ratios would be 0/0.
     """
-    alpha = np.maximum(alpha, 1e-12)  # below, one share is 1 in any case, and the logarithms would overflow
+    alpha = np.maximum(alpha, 1e-12)  # for smaller values one share is 1 anyway, and the logarithms would overflow
     return np.log(rng.standard_gamma(alpha + 1)) + np.log1p(-rng.random(alpha.shape)) / alpha
 
 
@@ -102,18 +102,18 @@ def _shares(log_weights: np.ndarray, allowed: np.ndarray | None = None) -> np.nd
 
 
 def _cut_by_shares(shares: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Whole numbers [..., K] that add up to `counts`, from cutting at the cumulated shares, rounded down."""
+    """Integers [..., K] that add up to `counts`: cut at the cumulative shares, rounded down."""
     cumulated = np.cumsum(shares, axis=-1)
-    # The last sum is 1 only up to rounding; dividing by it keeps a trailing share of 0 at exactly 0 samples.
+    # The last sum is 1 only up to rounding. Dividing by it gives exactly 0 samples to a last share of 0.
     ends = np.floor(cumulated / cumulated[..., -1:] * counts[..., None]).astype(np.int64)
     return np.diff(ends, axis=-1, prepend=0)
 
 
 def _divide_blocks(counts: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """How many samples of each class each client of each block gets: [B, classes] -> [B, classes, clients].
+    """The number of samples of each class for each client of each block: [B, classes] -> [B, classes, clients].
 
-    All blocks are drawn at once, and those with too small a client are drawn again, several tries at a time, of
-    which the first good one counts.
+    All blocks are drawn at once. Those with too small a client are redrawn, several tries at a time; the first valid
+    try counts.
     """
     pieces = np.empty((*counts.shape, clients), np.int64)
     fair = counts.sum(axis=1) / clients
@@ -140,14 +140,14 @@ def _divide_once(
     pieces = np.empty((*counts.shape, clients), np.int64)
     for c in range(counts.shape[1]):
         allowed = held < fair[:, None]
-        allowed |= ~allowed.any(axis=1, keepdims=True)  # all are full: nothing is left, any share will do
+        allowed |= ~allowed.any(axis=1, keepdims=True)  # all are full: no samples are left, so the share is irrelevant
         pieces[:, c] = _cut_by_shares(dirichlet(np.full(held.shape, alpha), rng, allowed), counts[:, c])
         held += pieces[:, c]
     return pieces
 
 
 def _owners_of(labels: np.ndarray, pieces: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Hand out shuffled samples: pieces[c, k] of class c to client k."""
+    """Assign shuffled samples: pieces[c, k] of class c to client k."""
     classes, clients = pieces.shape
     owners = np.empty(len(labels), np.int64)
     owners[shuffled_by_group(labels, rng)] = np.repeat(np.tile(np.arange(clients), classes), pieces.ravel())
@@ -157,5 +157,5 @@ def _owners_of(labels: np.ndarray, pieces: np.ndarray, rng: np.random.Generator)
 def _give_up(variant: str, alpha: float, clients: int, redraws: int, bound: str) -> NoReturn:
     raise ConfigError(
         f"partition.alpha = {alpha} (variant {variant}): {redraws} redraws never gave each of {clients} clients "
-        f"{bound}; raise alpha, ask for fewer clients, or choose another variant or kind"
+        f"{bound}; increase alpha, choose fewer clients, or choose another variant or kind"
     )

@@ -1,7 +1,7 @@
-"""A folder of images, with a folder for each class: how people keep pictures of their own.
+"""A folder of images, with a folder for each class.
 
-photos/cat/*.png, photos/dog/*.jpg                   the test samples are taken out of these
-photos/train/cat/*.png, ..., photos/test/cat/*.png   the test samples are those
+photos/cat/*.png, photos/dog/*.jpg                   a part of these becomes the test samples
+photos/train/cat/*.png, ..., photos/test/cat/*.png   the test samples are in test/
 """
 
 from pathlib import Path
@@ -21,10 +21,10 @@ LAYOUT = "a folder for each class with images in it, such as cat/1.png and dog/1
 
 
 def folder_splits(folder: Path, size: int | None) -> dict[str, Split]:
-    """The training and, if there is one, the test split of a folder of images; labels are the folders' names.
+    """The training split and, if there is one, the test split of a folder of images. Labels are the folders' names.
 
-    With `size` every image is brought to `size` x `size` pixels; without it all must have one size already. All are
-    gray if every image is, and colour otherwise; uint16 if any has 16 bits a pixel.
+    With `size` every image is resized to `size` x `size` pixels; without it all must have the same size. The result is
+    gray if every image is gray, and colour otherwise; uint16 if any image has 16 bits per pixel.
     """
     if size is not None and size < 1:
         raise ConfigError(f"data.image_size = {size}: at least 1 pixel is needed")
@@ -42,7 +42,7 @@ def folder_splits(folder: Path, size: int | None) -> dict[str, Split]:
 
 
 def _homes(folder: Path) -> dict[str, Path]:
-    """Where the class folders of each split are."""
+    """The folder that contains the class folders, for each split."""
     inside = {path.name.lower(): path for path in _folders(folder)}
     found = {split: next((inside[n] for n in names if n in inside), None) for split, names in SPLITS.items()}
     train, test = found["train"], found["test"]
@@ -60,18 +60,18 @@ def _pictures_by_class(home: Path) -> list[tuple[Path, str]]:
     classes = _folders(home)
     if len(classes) < 2:
         there = f"only the folder {classes[0].name}" if classes else "no folders"
-        raise DataError(f"{home}: holds {there}; wanted is {LAYOUT}")
+        raise DataError(f"{home}: contains {there}; expected {LAYOUT}")
     rows = []
     for home_of_class in classes:
         pictures = sorted(p for p in home_of_class.rglob("*") if p.suffix.lower() in PICTURES and p.is_file())
         if not pictures:
-            raise DataError(f"{home_of_class}: a class without an image ({', '.join(PICTURES)}); add some or remove it")
+            raise DataError(f"{home_of_class}: a class without images ({', '.join(PICTURES)}); add some or remove it")
         rows += [(path, home_of_class.name) for path in pictures]
     return rows
 
 
 def _common_form(paths: list[Path], size: int | None) -> tuple[tuple[int, int, int], bool]:
-    """Channels, height and width of all images, and whether any has 16 bits a pixel, from their headers."""
+    """Channels, height and width of all images, and whether any has 16 bits per pixel, from their headers."""
     channels, deep, first = 1, False, None
     for path in paths:
         picture = open_picture(path.read_bytes(), str(path), 0)
@@ -80,9 +80,9 @@ def _common_form(paths: list[Path], size: int | None) -> tuple[tuple[int, int, i
         if size is None and picture.size != first:
             raise DataError(
                 f"{path}: {picture.size[0]}x{picture.size[1]} pixels, {paths[0]} has {first[0]}x{first[1]}; "
-                "say to which size all are brought: image_size=64 (in a file: data.image_size = 64)"
+                "give a size for all of them: image_size=64 (in a TOML file: data.image_size = 64)"
             )
-    assert first is not None  # there are two classes, none without an image
+    assert first is not None  # there are two classes, each with an image
     height, width = (first[1], first[0]) if size is None else (size, size)
     return (channels, height, width), deep
 

@@ -1,4 +1,4 @@
-"""Images from wherever they come (arrays, tensors, PIL, PNG or JPEG bytes) to one tensor [n, C, H, W]."""
+"""Converts images (arrays, tensors, PIL images, PNG or JPEG bytes) to one tensor [n, C, H, W]."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ UNREADABLE = (OSError, SyntaxError, ValueError)  # what Pillow raises for damage
 def channels_first(images: Tensor) -> Tensor:
     """[n, H, W], [n, H, W, C] or [n, C, H, W] as [n, C, H, W].
 
-    The channel axis is the first or else the last one of size 1 or 3; where neither has such a size the images are
-    taken to be [n, C, H, W].
+    The channel axis is the first one if its size is 1 or 3, else the last one if its size is. If neither is, the images
+    are assumed to be [n, C, H, W].
     """
     if images.ndim == 3:
         return images.unsqueeze(1)
@@ -45,10 +45,10 @@ def stack(samples: Iterable[Any], what: str) -> Tensor:
 
 
 def stack_pictures(items: Sequence[Any], what: str, channels: int | None = None, deep: bool | None = None) -> Tensor:
-    """PIL images, or the bytes of image files, as [n, C, H, W]: uint8, or uint16 if any of them has 16 bits a pixel.
+    """PIL images, or the bytes of image files, as [n, C, H, W]: uint8, or uint16 if any of them has 16 bits per pixel.
 
-    With `channels` all become gray (1) or colour (3); otherwise gray if all are gray, and colour if any is not. `deep`
-    says whether they become uint16 where that is known already, because they are some of many.
+    With `channels` all become gray (1) or colour (3). Otherwise they become gray if all are gray, else colour. `deep`
+    says whether they become uint16, for callers that convert only a part of the images.
     """
     if channels is None:
         channels = 1 if all(is_gray(open_picture(item, what, i)) for i, item in enumerate(items)) else 3
@@ -64,7 +64,7 @@ def stack_pictures(items: Sequence[Any], what: str, channels: int | None = None,
                 arrays.append(pixels if channels == 1 else np.stack([pixels] * 3, axis=-1))
                 continue
             pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
-        except UNREADABLE as error:  # Pillow decodes here, not when it opens a file
+        except UNREADABLE as error:  # Pillow decodes here, not when it opens the file
             raise DataError(f"{what}: image {i} cannot be decoded: {error}") from error
         arrays.append(pixels.astype(np.uint16) * 257 if deep else pixels)  # 257 * 255 is 65535: white stays white
     _check_equal_shapes(arrays, what)
@@ -77,22 +77,22 @@ def is_gray(picture: Any) -> bool:
 
 
 def is_deep(picture: Any) -> bool:
-    """Whether a PIL image has more than 8 bits a pixel. Pillow has such images in gray only."""
+    """Whether a PIL image has more than 8 bits per pixel. In Pillow only gray images do."""
     return picture.mode in ("I", "F") or picture.mode.startswith("I;16")
 
 
 def _sixteen_bits(pixels: np.ndarray, what: str, position: int) -> np.ndarray:
-    """Pixels as uint16; Pillow's mode "I" has 32 bits, which 16-bit files of some formats are opened with."""
+    """Pixels as uint16. Pillow opens 16-bit files of some formats with 32 bits (mode "I")."""
     if pixels.dtype.kind not in "iu" or (pixels.size and not 0 <= pixels.min() <= pixels.max() <= 65535):
         raise DataError(
-            f"{what}: image {position} has {pixels.dtype} pixels from {pixels.min()} to {pixels.max()}; gray images "
-            "of 8 or 16 bits are read. Save it as one, or give arrays on your own scale to solera.from_tensors"
+            f"{what}: image {position} has {pixels.dtype} pixels from {pixels.min()} to {pixels.max()}; only gray "
+            "images of 8 or 16 bits can be read. Convert it, or pass arrays with your own scale to solera.from_tensors"
         )
     return pixels.astype(np.uint16)
 
 
 def open_picture(item: Any, what: str, position: int) -> Any:
-    """A PIL image; bytes are opened, PIL images pass."""
+    """A PIL image: bytes are opened, a PIL image is returned unchanged."""
     if _is_picture(item):
         return item
     try:
@@ -101,8 +101,8 @@ def open_picture(item: Any, what: str, position: int) -> Any:
         raise DataError(f"{what}: reading images needs Pillow; install it with: pip install 'solera[data]'") from error
     try:
         return Image.open(io.BytesIO(item))
-    except UnidentifiedImageError as error:  # its own words name an object in memory
-        raise DataError(f"{what}: image {position} cannot be decoded: it is no image of a known format") from error
+    except UnidentifiedImageError as error:  # its own message names an object in memory
+        raise DataError(f"{what}: image {position} cannot be decoded: its format is unknown") from error
     except (*UNREADABLE, TypeError, Image.DecompressionBombError) as error:
         raise DataError(f"{what}: image {position} cannot be decoded: {error}") from error
 
@@ -117,12 +117,12 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
         share = torch.bincount(pixels, minlength=len(levels)).double() / channel.numel()
         mean = float((share * levels).sum())
         means.append(mean)
-        stds.append(float((share * (levels - mean) ** 2).sum().sqrt()) or 1.0)  # a constant channel is left unscaled
+        stds.append(float((share * (levels - mean) ** 2).sum().sqrt()) or 1.0)  # a constant channel is not scaled
     return tuple(means), tuple(stds)
 
 
 def _is_picture(item: Any) -> bool:
-    # Known by what it can do, so that nobody needs Pillow to use tensors.
+    # Recognised by its attributes, so that users of tensors do not need Pillow.
     return hasattr(item, "convert") and hasattr(item, "mode")
 
 
@@ -131,5 +131,5 @@ def _check_equal_shapes(arrays: Sequence[np.ndarray], what: str) -> None:
         if array.shape != arrays[0].shape:
             raise DataError(
                 f"{what}: sample {i} has shape {array.shape}, sample 0 has {arrays[0].shape}; "
-                "all samples must have one shape (resize or pad them first)"
+                "all samples must have the same shape (resize or pad them first)"
             )

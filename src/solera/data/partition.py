@@ -1,12 +1,13 @@
-"""Who holds which samples: the ways to divide a training set among clients.
+"""Partitions: the ways to divide a training set among clients.
 
-A partition is rows of the training set in client order and the places to cut them: a million clients cost two tensors.
+A partition is the rows of the training set in client order, and the positions where each client begins: two tensors,
+also for a million clients.
 
 - `iid`: a shuffle cut into equal parts.
-- `dirichlet`: skewed class mixes, in the three variants of `dirichlet.py`.
+- `dirichlet`: skewed class distributions, in the three variants of `dirichlet.py`.
 - `classes`: every client holds samples of exactly `classes_per_client` classes.
-- `quantity`: class mix as in the whole set, sizes drawn from a Dirichlet distribution.
-- `user`: a client is a user and is called by the user's name.
+- `quantity`: class distribution as in the whole set, sizes drawn from a Dirichlet distribution.
+- `user`: each client is a user and has the user's name.
 """
 
 import hashlib
@@ -31,30 +32,30 @@ from .sampling import largest_remainder, numpy_rng, rank_within, torch_rng
 Kind = Literal["iid", "dirichlet", "classes", "quantity", "user"]
 Variant = Literal["block", "class", "client"]
 Alpha = Annotated[float, Gt(0), Hint('small: skewed, large: equal; for equal shares use partition.kind = "iid"')]
-CLIENTS = 20  # unless their number is given or follows from the users
+CLIENTS = 20  # the default, if the number does not follow from the users
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Rows of the training set in client order, and where each client's begin. The tensors are copied."""
+    """Rows of the training set in client order, and the position where each client begins. The tensors are copied."""
 
     order: Tensor  # int64: rows of the whole training set, each at most once
     offsets: Tensor  # int64 [K+1]
-    names: tuple[str, ...] | None = None  # of the clients, sorted; without them they are c00, c01, ...
+    names: tuple[str, ...] | None = None  # of the clients, sorted; None: c00, c01, ...
 
     def __post_init__(self) -> None:
         for field in ("order", "offsets"):
             given = torch.as_tensor(getattr(self, field))
             if given.ndim != 1 or given.dtype.is_floating_point or given.dtype == torch.bool:
                 raise ConfigError(
-                    f"Partition: {field} must be a list of whole numbers, not {given.dtype} {tuple(given.shape)}"
+                    f"Partition: {field} must be a list of integers, not {given.dtype} {tuple(given.shape)}"
                 )
             object.__setattr__(self, field, given.detach().to("cpu", torch.int64, copy=True))
         cuts, rows = self.offsets, len(self.order)
         if len(cuts) < 2 or int(cuts[0]) != 0 or int(cuts[-1]) != rows or bool((cuts.diff() < 0).any()):
             raise ConfigError(
-                f"Partition: offsets {cuts[:5].tolist()}{'...' if len(cuts) > 5 else ''} must rise from 0 to the "
-                f"number of rows, {rows}, with one number more than there are clients"
+                f"Partition: offsets {cuts[:5].tolist()}{'...' if len(cuts) > 5 else ''} must increase from 0 to the "
+                f"number of rows, {rows}, with one more number than there are clients"
             )
         if self.names is None:
             return
@@ -66,7 +67,7 @@ class Partition:
 
     @classmethod
     def of(cls, rows: Mapping[str, Any]) -> "Partition":
-        """The partition that gives each client, by its name, these rows of the training set."""
+        """A partition from the rows of the training set of each client, by client name."""
         named = {name: torch.as_tensor(rows[name], dtype=torch.int64).flatten() for name in sorted(rows)}
         sizes = torch.tensor([len(mine) for mine in named.values()], dtype=torch.int64)
         return cls(torch.cat([sizes[:0], *named.values()]), _offsets(sizes), tuple(named))
@@ -76,7 +77,7 @@ class Partition:
 
     @property
     def sizes(self) -> Tensor:
-        """How many samples each client holds."""
+        """The number of samples of each client."""
         return self.offsets.diff()
 
     def indices(self, k: int) -> Tensor:
@@ -88,14 +89,14 @@ class Partition:
 
 @settings
 class PartitionConfig:
-    """How the training samples are divided."""
+    """How the training samples are divided among clients."""
 
     kind: Kind = "dirichlet"
-    clients: PositiveInt | None = None  # left out: 20; kind "user": every user, or so many of them, drawn
+    clients: PositiveInt | None = None  # default: 20; kind "user": all users, or a random sample of so many
     alpha: Alpha = 0.1  # of the Dirichlet draws: small = skewed, large = equal
     variant: Variant = "block"
     classes_per_client: PositiveInt = 2
-    min_size: PositiveInt = 1  # least samples of a client; kind "user": users with fewer are left out
+    min_size: PositiveInt = 1  # minimum of samples of a client; kind "user": users with fewer are left out
 
     def __post_init__(self) -> None:
         if self.clients is None and self.kind != "user":
@@ -110,9 +111,9 @@ def partition(
     users: Tensor | None = None,
     user_names: Sequence[str] | None = None,
 ) -> Partition:
-    """Divide the samples with these labels (and, for kind "user", written by these users).
+    """Divide the samples with these labels (and, for kind "user", of these users) among clients.
 
-    `users` are numbers; `user_names[number]` is what a user is called, without them the number.
+    `users` are numbers; `user_names[number]` is the name of a user. Without names, the number is the name.
     """
     _check(cfg, labels, classes)
     total, rng = len(labels), numpy_rng(seed, "partition")
@@ -141,17 +142,17 @@ def partition(
 
 
 def class_counts(partition: Partition, labels: Tensor, classes: int) -> Tensor:
-    """How many samples of each class each client holds: int64 [K, classes]."""
+    """The number of samples of each class of each client: int64 [K, classes]."""
     clients = torch.repeat_interleave(torch.arange(len(partition)), partition.sizes)
     cells = torch.bincount(clients * classes + labels[partition.order], minlength=len(partition) * classes)
     return cells.reshape(len(partition), classes)
 
 
 def split_test(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
-    """Give each client a private test set: (train, test) partitions of the same clients.
+    """Split off a private test set for each client: returns (train, test) partitions of the same clients.
 
-    A client with n samples tests on floor(fraction * n + 1/2) of them, but on at least one and never on all; one
-    with a single sample keeps it for training. `fraction` 0 gives empty test sets.
+    Of n samples, floor(fraction * n + 1/2) are for testing, but at least one and never all. A client with a single
+    sample keeps it for training. With `fraction` 0 the test sets are empty.
     """
     if not 0 <= fraction < 1:
         raise ConfigError(f"test fraction = {fraction}: must be at least 0 and below 1")
@@ -176,7 +177,7 @@ def _check(cfg: PartitionConfig, labels: Tensor, classes: int) -> None:
     if cfg.kind != "user" and cfg.clients is not None and cfg.clients * cfg.min_size > total:
         raise ConfigError(
             f"partition.clients = {cfg.clients} with partition.min_size = {cfg.min_size}: there are only {total} "
-            f"training samples; ask for at most {total // cfg.min_size} clients, or take more data"
+            f"training samples; choose at most {total // cfg.min_size} clients, or use more data"
         )
     if total and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(
@@ -190,16 +191,16 @@ def _by_classes(cfg: PartitionConfig, clients: int, labels: np.ndarray, rng: np.
     if not 1 <= per_client <= classes:
         raise ConfigError(
             f"partition.classes_per_client = {per_client}: the training samples have {classes} classes; "
-            f"ask for a number between 1 and {classes}"
+            f"choose a number between 1 and {classes}"
         )
     if clients * per_client < classes:
         raise ConfigError(
             f"partition.clients = {clients} with classes_per_client = {per_client}: that is "
-            f"{clients * per_client} places for {classes} classes, so some classes would belong to nobody; "
-            f"ask for at least {-(-classes // per_client)} clients"
+            f"{clients * per_client} places for {classes} classes, so some classes would have no client; "
+            f"choose at least {-(-classes // per_client)} clients"
         )
-    # A group of clients shares one shuffled circle of classes and takes consecutive places on it: the classes of
-    # a client are distinct, and after each whole group all classes have been dealt equally often.
+    # A group of clients shares one shuffled cycle of classes, and each client takes the next places on it. So the
+    # classes of a client are distinct, and each complete group uses all classes equally often.
     group = classes // np.gcd(classes, per_client)
     circles = np.argsort(rng.random((-(-clients // group), classes)), axis=1)
     places = circles[:, np.arange(group * per_client) % classes].reshape(-1, per_client)[:clients]
@@ -212,14 +213,14 @@ def _by_classes(cfg: PartitionConfig, clients: int, labels: np.ndarray, rng: np.
         if len(samples) < len(holders):
             raise ConfigError(
                 f"partition.clients = {clients} with classes_per_client = {per_client}: class {present[c]} has "
-                f"{len(samples)} samples for {len(holders)} clients; ask for fewer clients or take more data"
+                f"{len(samples)} samples for {len(holders)} clients; choose fewer clients or use more data"
             )
         owners[samples] = holders[np.arange(len(samples)) * len(holders) // len(samples)]
     smallest = int(np.bincount(owners, minlength=clients).min())
     if smallest < cfg.min_size:
         raise ConfigError(
             f"partition.min_size = {cfg.min_size}: a client with {per_client} classes gets only {smallest} samples; "
-            "ask for fewer clients or take more data"
+            "choose fewer clients or use more data"
         )
     return owners
 
@@ -229,24 +230,24 @@ def _by_user(
 ) -> Partition:
     if users is None:
         raise ConfigError(
-            'partition.kind = "user": this data set does not say who wrote a sample; '
-            "take one that does (sentiment140), pass `users`, or choose another kind"
+            'partition.kind = "user": this data set has no users; '
+            "use one that has (sentiment140), pass `users`, or choose another kind"
         )
     if len(users) != total:
-        raise DataError(f"{len(users)} users for {total} samples: one user per sample is needed")
+        raise DataError(f"{len(users)} users for {total} samples: each sample needs one user")
     people, person = np.unique(users.numpy(), return_inverse=True)
     enough = np.flatnonzero(np.bincount(person, minlength=len(people)) >= cfg.min_size)
     if not len(enough):
-        raise ConfigError(f"partition.min_size = {cfg.min_size}: no user has so many samples; lower it")
+        raise ConfigError(f"partition.min_size = {cfg.min_size}: no user has that many samples; choose a smaller one")
     if cfg.clients is not None and len(enough) < cfg.clients:
         raise ConfigError(
             f"partition.clients = {cfg.clients}: only {len(enough)} users have at least partition.min_size = "
-            f"{cfg.min_size} samples; ask for at most {len(enough)} clients"
+            f"{cfg.min_size} samples; choose at most {len(enough)} clients"
         )
     chosen = enough if cfg.clients is None else rng.permutation(enough)[: cfg.clients]
     if names is None:
         called = client_names([str(number) for number in people])
-    else:  # of all users of the data set: what one is called must not depend on who takes part
+    else:  # from all users of the data set: a name must not depend on which users take part
         every = client_names(names)
         called = [every[number] for number in people]
     by_name = sorted((called[i], i) for i in chosen)
@@ -256,10 +257,10 @@ def _by_user(
 
 
 def client_names(users: Sequence[str]) -> list[str]:
-    """What the clients of these users are called: the user's name wherever it can be the name of a folder.
+    """The client names for these users: the user's name, if it can be the name of a folder.
 
-    Otherwise letters lose case and accents and every run of other characters becomes "-". Where that leaves nothing,
-    is too long, or is another user's name already, 8 digits of the sha256 of the user's own name are added.
+    Otherwise letters become lower case without accents, and other characters become "-". If the result is empty, too
+    long, or not unique, 8 digits of the sha256 of the user's name are added.
     """
     plain = [user if SAFE_NAME.fullmatch(user) else _plain(user) for user in users]
     alike = Counter(plain)
@@ -276,11 +277,11 @@ def _plain(user: str) -> str:
 
 def _marked(name: str, user: str) -> str:
     mark = hashlib.sha256(user.encode(errors="surrogatepass")).hexdigest()[:8]
-    return f"{name[:55] or 'user'}-{mark}"  # of 64 characters at most
+    return f"{name[:55] or 'user'}-{mark}"  # at most 64 characters
 
 
 def _cuts(total: int, parts: int) -> Tensor:
-    """Where to cut `total` samples into `parts` whose sizes differ by at most one."""
+    """Offsets that cut `total` samples into `parts` whose sizes differ by at most one."""
     return torch.arange(parts + 1) * total // parts
 
 
@@ -289,7 +290,7 @@ def _offsets(sizes: Tensor) -> Tensor:
 
 
 def _from_owners(owners: np.ndarray, clients: int) -> Partition:
-    """The partition in which sample i belongs to client owners[i]; -1 belongs to nobody."""
+    """The partition in which sample i belongs to client owners[i]; -1: to no client."""
     nobodies = int((owners < 0).sum())
     order = torch.from_numpy(np.argsort(owners, kind="stable")[nobodies:])
     return Partition(order, _offsets(torch.from_numpy(np.bincount(owners[owners >= 0], minlength=clients))))

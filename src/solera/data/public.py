@@ -1,10 +1,10 @@
-"""Public data: the unlabelled samples on which models teach each other.
+"""Public data: the unlabelled samples for distillation.
 
-Every party may hold them, so only indices travel; `digest` lets two parties make sure that they mean the same
-samples in the same order. Samples are kept as stored (bytes, where they are images) and made ready on access.
+Server and clients may hold the same samples, so only indices are sent; `digest` verifies that both have the same
+samples in the same order. Samples are kept as stored (images as bytes) and prepared on access.
 
-Where they come from: a part held out of the training data, another data set, a frozen generator, or noise.
-Images from elsewhere are converted to the task's channels and size, and all are normalised by the task's constants.
+Sources: a part held out of the training data, another data set, a frozen generator, or noise. Images from other sources
+are converted to the task's channels and size, and all are normalised with the task's constants.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ ALL = json.dumps(list(STEPS))  # as TOML writes it
 Source = Literal["held-out", "dataset", "noise", "generator", "none"]
 Augment = Annotated[list[Name], Was((("off", "[]"), ("once", ALL), ("draw", f"{ALL}, with fresh = true beside it")))]
 Noise = Literal["uniform", "gauss"]
-CHUNK = 256  # samples made, augmented or hashed at a time
-NOISE_BATCH = 128  # gauss noise is rescaled by the extremes of so many samples: a batch of FedDF
+CHUNK = 256  # samples generated, augmented or hashed at a time
+NOISE_BATCH = 128  # Gaussian noise is rescaled by the extremes of so many samples: a batch of FedDF
 
 
 @settings
@@ -45,31 +45,31 @@ class PublicConfig:
     source: Source = "held-out"
     name: str | None = None  # source "dataset": its name or hub id ...
     path: str | None = None  # ... and folder; source "generator": its file
-    size: PositiveInt | None = None  # held-out: taken out of the training set; dataset: kept; noise, generator: made
+    size: PositiveInt | None = None  # number of samples: held out, kept of the data set, or generated
     fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # share of them that is used
-    classes: list[int] | None = None  # only samples of these classes (of the data set they come from)
-    per_round: PositiveInt | None = None  # samples used in a round; all unless given
+    classes: list[int] | None = None  # only samples of these classes (of their own data set)
+    per_round: PositiveInt | None = None  # samples used in a round; default: all
     labels: bool = False  # keep the labels
-    augment: Augment = field(default_factory=list)  # what is done to images: crop, flip, jitter, gray, in this order
-    fresh: bool = False  # done anew at each step, not once; noise and generated images are made anew, too
+    augment: Augment = field(default_factory=list)  # random changes of images, in this order
+    fresh: bool = False  # true: new random changes (and new noise or generated images) at each step, not only once
     noise: Noise = "uniform"
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         if self.fresh and not self.augment and self.source in ("held-out", "dataset"):
             yield (
-                f'fresh = true: samples of source "{self.source}" look the same at each step; say in augment what '
-                'changes them, such as ["crop", "flip"], or leave fresh out'
+                f'fresh = true: samples of source "{self.source}" are the same at each step; set augment to change '
+                'them, such as ["crop", "flip"], or leave fresh out'
             )
 
 
-Make = Callable[[int, torch.Generator], Tensor]  # so many samples, as they are stored
+Make = Callable[[int, torch.Generator], Tensor]  # generates so many samples, in stored form
 
 
 class Public:
-    """Public samples (see `tensors.Samples`). Made by the `public_from_...` functions.
+    """Public samples (see `tensors.Samples`). The `public_from_...` functions create them.
 
-    Each draw goes through the steps `augment`, or comes from `make` in the first place, where these are given.
+    Each draw applies the steps `augment`. With `make`, it generates new samples first.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Public:
         augment: Sequence[Name] = (),
         make: Make | None = None,
     ):
-        self.raw = raw  # as they are stored: bytes, where they are images
+        self.raw = raw  # in stored form: images as bytes
         self.labels = labels
         self.augment = list(augment)
         self._mean, self._std, self._make = mean, std, make
@@ -90,13 +90,13 @@ class Public:
         return len(self.raw)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """The samples with these indices, ready for a model: always the same."""
+        """The samples with these indices, ready for a model. Always the same."""
         return normalise(self.raw.index_select(0, torch.as_tensor(rows)), self._mean, self._std)
 
     def draw(self, rows: Tensor, seed: int) -> Tensor:
-        """The samples as drawn with this seed: changed or made anew where that is asked for, else as by [].
+        """The samples drawn with this seed: augmented or newly generated if they are `fresh`, else as with [].
 
-        The same indices in the same order with the same seed give the same samples.
+        The same indices in the same order and the same seed give the same samples.
         """
         if not self.fresh:
             return self[rows]
@@ -106,7 +106,7 @@ class Public:
 
     @property
     def fresh(self) -> bool:
-        """Whether samples look different at each draw."""
+        """Whether samples differ at each draw."""
         return bool(self.augment) or self._make is not None
 
     @property
@@ -120,7 +120,7 @@ class Public:
             return torch.arange(len(self))
         if not 1 <= per_round <= len(self):
             raise ConfigError(
-                f"public.per_round = {per_round}: there are {len(self)} public samples; ask for 1 to {len(self)}"
+                f"public.per_round = {per_round}: there are {len(self)} public samples; choose 1 to {len(self)}"
             )
         return torch.randperm(len(self), generator=torch_rng(seed, "public round"))[:per_round].sort().values
 
@@ -131,7 +131,7 @@ class Public:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of content, order, normalisation, augmentation and, where kept, labels."""
+        """sha256 of content, order, normalisation, augmentation and, if kept, labels."""
         about = {
             "samples": list(self.raw.shape),
             "dtype": str(self.raw.dtype),
@@ -150,8 +150,8 @@ class Public:
 
 
 def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -> Public | None:
-    """The public data that a configuration describes; `held_out` are the indices of the training samples set aside
-    for it (used by source "held-out" only)."""
+    """The public data of a configuration; `held_out` are the indices of the training samples held out for it (used only
+    by the source "held-out")."""
     match cfg.source:
         case "none":
             return None
@@ -159,10 +159,10 @@ def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -
             return public_from_samples(task, task.train.inputs[held_out], task.train.labels[held_out], cfg, seed)
         case "dataset":
             if cfg.name is None:
-                raise ConfigError('public.source = "dataset" needs public.name: the data set to take')
+                raise ConfigError('public.source = "dataset" needs public.name: the data set to use')
             if cfg.name == "folder":
                 return _from_folder(task, cfg, seed)
-            # Of its test split nothing is used, so no more than one sample is decoded.
+            # Its test split is not used, so only one sample of it is decoded.
             length = task.shape[0] if task.vocabulary else LENGTH
             return public_from_dataset(task, load(cfg.name, cfg.path, test_size=1, length=length), cfg, seed)
         case "noise":
@@ -172,7 +172,7 @@ def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -
 
 
 def _from_folder(task: Dataset, cfg: PublicConfig, seed: int) -> Public:
-    """All images below a folder, however they are sorted there: nobody asks for their labels."""
+    """All images in a folder and its subfolders, without labels."""
     if cfg.path is None:
         raise ConfigError('public.name = "folder" needs public.path: a folder with images in it')
     _, samples = read_samples(Path(cfg.path), task.shape, bool(task.vocabulary))
@@ -182,8 +182,8 @@ def _from_folder(task: Dataset, cfg: PublicConfig, seed: int) -> Public:
 def public_from_samples(
     task: Dataset, inputs: Tensor, labels: Tensor | None, cfg: PublicConfig | None = None, seed: int = 0
 ) -> Public:
-    """Public data from samples stored like the task's own. All are taken (`cfg.size` has been applied already),
-    less what `classes` and `fraction` leave out."""
+    """Public data from samples in the task's stored form. All are used (`cfg.size` was already applied), except those
+    that `classes` and `fraction` leave out."""
     return _assemble(task, inputs, labels, cfg or PublicConfig(), None, seed)
 
 
@@ -192,12 +192,12 @@ def public_from_dataset(task: Dataset, other: Dataset, cfg: PublicConfig, seed: 
     if bool(task.vocabulary) != bool(other.vocabulary) or len(task.shape) != len(other.shape):
         raise ConfigError(
             f"public.name: {other.name} has samples of shape {other.shape}, the task {task.name} of {task.shape}; "
-            "public data must be of the task's kind (images for images, text for text)"
+            "public data must be of the same kind as the task's (images for images, text for text)"
         )
     if task.vocabulary != other.vocabulary:
         raise ConfigError(
             f"public.name: {other.name} has {other.vocabulary} token ids, the task {task.name} {task.vocabulary}; "
-            "both must have been made with one tokenizer"
+            "both must use the same tokenizer"
         )
     if cfg.classes is not None and not set(cfg.classes) <= set(range(other.classes)):
         raise ConfigError(f"public.classes = {cfg.classes}: {other.name} has the classes 0..{other.classes - 1}")
@@ -205,15 +205,15 @@ def public_from_dataset(task: Dataset, other: Dataset, cfg: PublicConfig, seed: 
 
 
 def public_from_noise(task: Dataset, cfg: PublicConfig, seed: int = 0) -> Public:
-    """Images of noise: `uniform` in [0, 1] per pixel, or `gauss`: N(0, 1) rescaled to [0, 1] by the extremes of each
-    batch of 128. Pixels are rounded to bytes like those of any image, then normalised by the task's constants.
+    """Noise images: `uniform` in [0, 1] per pixel, or `gauss`: N(0, 1) rescaled to [0, 1] by the extremes of each batch
+    of 128. Pixels are rounded to bytes like those of other images, then normalised with the task's constants.
 
-    Vectors of noise: `uniform` only, each number in the range it has in the training set.
+    Noise vectors: only `uniform`, each number in its range in the training set.
     """
     if len(task.shape) != 3 and (len(task.shape) != 1 or task.vocabulary or cfg.noise != "uniform"):
         raise ConfigError(
             f'public.source = "noise" makes images, but samples of {task.name} have shape {task.shape}'
-            + ("; for vectors there is public.noise = 'uniform'" if not task.vocabulary else "")
+            + ("; for vectors use public.noise = 'uniform'" if not task.vocabulary else "")
         )
     make = _noise_vectors(task) if len(task.shape) == 1 else _noise_images(cfg.noise, task.shape)
     return _made(task, cfg, make, "public noise", seed)
@@ -240,15 +240,15 @@ def _noise_images(kind: Noise, shape: tuple[int, ...]) -> Make:
 
 
 def _made(task: Dataset, cfg: PublicConfig, make: Make, purpose: str, seed: int) -> Public:
-    """Samples of our own making; where they are fresh, each draw has new ones."""
+    """Generated samples; with `fresh`, each draw generates new ones."""
     raw = make(_size_to_make(cfg), torch_rng(seed, purpose))
     return _assemble(task, raw, None, cfg, None, seed, make if cfg.fresh else None)
 
 
 def _size_to_make(cfg: PublicConfig) -> int:
-    """How many images to make, where they are made."""
+    """The number of samples to generate."""
     if cfg.size is None or cfg.size < 1:
-        raise ConfigError(f'public.source = "{cfg.source}" with public.size = {cfg.size}: say how many samples to make')
+        raise ConfigError(f'public.source = "{cfg.source}" with public.size = {cfg.size}: set public.size to a number')
     if cfg.labels or cfg.classes:
         raise ConfigError(
             f'public.source = "{cfg.source}": {cfg.source} has no classes; leave out public.labels and public.classes'
@@ -257,12 +257,10 @@ def _size_to_make(cfg: PublicConfig) -> int:
 
 
 def _from_generator_file(task: Dataset, cfg: PublicConfig, seed: int) -> Public:
-    """Images made by the generator in the file `cfg.path`, then treated like any others."""
+    """Images from the generator in the file `cfg.path`, then treated like others."""
     if cfg.path is None:
-        raise ConfigError(
-            'public.source = "generator" needs public.path: the file that scripts/train_generator.py has written'
-        )
-    _size_to_make(cfg)  # refuses what cannot be before the file is read
+        raise ConfigError('public.source = "generator" needs public.path: a file written by scripts/train_generator.py')
+    _size_to_make(cfg)  # raises before the file is read
     generator = load_generator(cfg.path)
     return _made(task, cfg, _generating(generator, task, generator.latent, (-1.0, 1.0)), "public generator", seed)
 
@@ -276,11 +274,11 @@ def public_from_generator(
     fresh: bool = False,
     value_range: tuple[float, float] = (0.0, 1.0),
 ) -> Public:
-    """Images that a frozen generator makes of z ~ N(0, I) of shape `latent`.
+    """Images from a frozen generator, for z ~ N(0, I) of shape `latent`.
 
-    They are made once and kept as bytes; with `fresh`, each draw makes others, of new z.
-    `generate` gets [n, *latent] and answers [n, C, H, W]: bytes, or floats in `value_range` ((-1, 1) for a tanh
-    output). The images are converted to the task's channels and size. A module is used in eval mode.
+    They are generated once and kept as bytes; with `fresh`, each draw generates new ones from new z. `generate` takes
+    [n, *latent] and returns [n, C, H, W]: bytes, or floats in `value_range` ((-1, 1) for a tanh output). The images are
+    converted to the task's channels and size. A module is used in eval mode.
     """
     if size < 1:
         raise ConfigError(f"size = {size}: at least one public sample is needed")
@@ -323,13 +321,13 @@ def _generated_bytes(
         if module is not None:
             module.train(training)
     if images.ndim != 4 or len(images) != len(z):
-        raise DataError(f"the generator answered {tuple(images.shape)} to {len(z)} latent vectors, not [n, C, H, W]")
+        raise DataError(f"the generator returned {tuple(images.shape)} for {len(z)} latent vectors, not [n, C, H, W]")
     if images.dtype != torch.uint8:
         low, high = value_range
         slack = 1e-3 * (high - low)
-        if not bool(((images >= low - slack) & (images <= high + slack)).all()):  # NaN fails as well
+        if not bool(((images >= low - slack) & (images <= high + slack)).all()):  # NaN also fails
             raise DataError(
-                f"the generator's values run from {float(images.min()):.3g} to {float(images.max()):.3g}, outside of "
+                f"the generator's values range from {float(images.min()):.3g} to {float(images.max()):.3g}, outside "
                 f"value_range {value_range}; pass the range of its output, e.g. value_range=(-1, 1) for tanh"
             )
         images = to_bytes((images - low) / (high - low))
@@ -345,7 +343,7 @@ def _assemble(
     seed: int,
     make: Make | None = None,
 ) -> Public:
-    """Choose samples, strip labels, convert, and transform once if asked to."""
+    """Choose samples, drop labels, convert, and transform once unless `fresh`."""
     chosen = _choose(len(inputs), labels, cfg, size, seed)
     raw = _fit(inputs[chosen], task)
     check_steps("public.augment", cfg.augment, raw, f"the public data for {task.name}")
@@ -354,21 +352,21 @@ def _assemble(
     kept = labels[chosen] if cfg.labels and labels is not None else None
     public = Public(raw, task.mean, task.std, kept, cfg.augment if cfg.fresh else (), make)
     if cfg.per_round is not None:
-        public.round_indices(cfg.per_round, seed)  # refuses what no round could do
+        public.round_indices(cfg.per_round, seed)  # raises now and not in the first round
     return public
 
 
 def _choose(total: int, labels: Tensor | None, cfg: PublicConfig, size: int | None, seed: int) -> Tensor:
-    """Sorted indices: the wanted classes, then `size` of them, then the fraction."""
+    """Sorted indices: the chosen classes, then `size` of them, then the fraction."""
     if (cfg.classes is not None or cfg.labels) and labels is None:
         raise ConfigError("public.labels or public.classes: these samples have no labels; leave both out")
     chosen = torch.arange(total)
     if cfg.classes is not None and labels is not None:
         chosen = chosen[torch.isin(labels, torch.tensor(cfg.classes, dtype=labels.dtype))]
     if size is not None and not 1 <= size <= len(chosen):
-        raise ConfigError(f"public.size = {size}: {len(chosen)} samples are to be had; ask for 1 to {len(chosen)}")
+        raise ConfigError(f"public.size = {size}: {len(chosen)} samples are available; choose 1 to {len(chosen)}")
     if not len(chosen):
-        raise ConfigError(f"public.classes = {cfg.classes}: of {total} samples none is left; name other classes")
+        raise ConfigError(f"public.classes = {cfg.classes}: none of {total} samples is left; choose other classes")
     count = len(chosen) if size is None else size
     count = max(1, int(cfg.fraction * count + 0.5))
     if count < len(chosen):
@@ -378,7 +376,7 @@ def _choose(total: int, labels: Tensor | None, cfg: PublicConfig, size: int | No
 
 
 def _fit(raw: Tensor, task: Dataset) -> Tensor:
-    """Samples in the task's shape: images converted, texts cut or padded with token 0."""
+    """Samples in the task's shape: images are converted, texts are cut or padded with token 0."""
     if tuple(raw.shape[1:]) == task.shape:
         return raw
     if len(task.shape) == 3 and raw.ndim == 4:
@@ -390,7 +388,7 @@ def _fit(raw: Tensor, task: Dataset) -> Tensor:
 
 
 def _transformed(raw: Tensor, steps: Sequence[Name], seed: int) -> Tensor:
-    """A transformed copy of images, as pixels as deep as before (floats: as bytes)."""
+    """A transformed copy of images, with the same bits per pixel (floats become bytes)."""
     rng = torch_rng(seed, "public augment")
     kind = raw.dtype if raw.dtype in DEPTH else torch.uint8
     return torch.cat([to_depth(augmented(part, steps, rng), kind) for part in raw.split(CHUNK)])

@@ -1,6 +1,6 @@
-"""Readers of the plain binary formats in which image sets are published: IDX, CIFAR binary, STL-10 binary.
+"""Readers of the binary formats of published image sets: IDX, CIFAR binary, STL-10 binary.
 
-None of them can hold code. Python pickles can, so the pickled versions of these sets are not read.
+These formats cannot contain code. Python pickles can, so the pickled versions of these sets are not read.
 """
 
 import gzip
@@ -26,23 +26,23 @@ IDX_FILE = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-(?P<what>image
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of a training or test set as read: labels at once, inputs (to be decoded) when they are taken."""
+    """The rows of a training or test set. Labels are read at once; inputs are decoded by `take`."""
 
-    labels: np.ndarray  # whole numbers, or names
-    take: Callable[[np.ndarray], Tensor]  # the inputs of these rows (sorted)
+    labels: np.ndarray  # integers, or names
+    take: Callable[[np.ndarray], Tensor]  # gives the inputs of these rows (sorted)
     users: np.ndarray | None = None
 
 
 def files_in(folder: Path, depth: int = 2) -> list[Path]:
-    """The files of a folder and, to a depth, of the folders in it (archives unpack into one), in sorted order."""
+    """The files of a folder and of its subfolders up to a depth (archives often unpack into one), sorted."""
     levels = ("/".join("*" * (level + 1)) for level in range(depth))
     return sorted(path for level in levels for path in folder.glob(level) if path.is_file())
 
 
 def read_idx(path: Path, sha256: str | None = None, rows: int | None = None) -> np.ndarray:
-    """The bytes of an IDX file, plain or compressed, in the shape its header states.
+    """The bytes of an IDX file, plain or compressed, in the shape given by its header.
 
-    `sha256` is that of the uncompressed file; with `rows` it must hold only for a file of so many rows.
+    `sha256` is that of the uncompressed file; with `rows` it is checked only if the file has so many rows.
     """
     content = _uncompressed(path)
     if len(content) < 4 or content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
@@ -52,8 +52,8 @@ def read_idx(path: Path, sha256: str | None = None, rows: int | None = None) -> 
     begin = 4 + 4 * dimensions
     if len(content) - begin != prod(shape):
         raise DataError(
-            f"{path}: the header promises {'x'.join(map(str, shape))} bytes but {len(content) - begin} follow; "
-            "the file is damaged or cut short, get it again"
+            f"{path}: the header announces {'x'.join(map(str, shape))} bytes but {len(content) - begin} follow; "
+            "the file is damaged or incomplete, download it again"
         )
     if sha256 is not None and (rows is None or rows == shape[0]):
         _check_sum(path, content, sha256)
@@ -72,8 +72,8 @@ def idx_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
                 others.add(match["prefix"])
     if others and not found:
         raise DataError(
-            f"{folder}: has IDX files that begin with {', '.join(sorted(others))}, "
-            f"but {info.title} is read from files that begin with {info.prefix or 'train or t10k'}"
+            f"{folder}: has IDX files whose names begin with {', '.join(sorted(others))}, "
+            f"but the names of {info.title} begin with {info.prefix or 'train or t10k'}"
         )
     splits = {}
     for i, split in enumerate(("train", "test")):
@@ -107,7 +107,7 @@ def cifar_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
             if not len(content) or len(content) % (label_bytes + 3072):
                 raise DataError(
                     f"{path}: {len(content)} bytes are not a whole number of records of {label_bytes + 3072} bytes; "
-                    "the file is damaged or another set's, get it again"
+                    "the file is damaged or belongs to another data set, download it again"
                 )
             records.append(content.reshape(-1, label_bytes + 3072))
         table = np.concatenate(records)
@@ -117,7 +117,7 @@ def cifar_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
 
 
 def stl10_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
-    """STL-10's binary files: {train, test}_X.bin with 3x96x96 bytes an image, column by column, and _y.bin."""
+    """STL-10's binary files: {train, test}_X.bin with 3x96x96 bytes per image, stored by columns, and _y.bin."""
     names = {path.name: path for path in files_in(folder)}
     splits = {}
     for i, split in enumerate(("train", "test")):
@@ -129,7 +129,7 @@ def stl10_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
             raise DataError(f"{folder}: of the {split} split only {images_path or labels_path} is there")
         pixels, labels = (np.fromfile(path, np.uint8) for path in (images_path, labels_path))
         if len(pixels) != len(labels) * 3 * 96 * 96:
-            raise DataError(f"{images_path}: {len(pixels)} bytes for {len(labels)} labels; 27648 bytes each are needed")
+            raise DataError(f"{images_path}: {len(pixels)} bytes for {len(labels)} labels; expected 27648 bytes each")
         if info.rows and len(labels) == info.rows[i]:
             for path, content in ((images_path, pixels), (labels_path, labels)):
                 _check_sum(path, content.tobytes(), info.sums[path.name])
@@ -138,7 +138,7 @@ def stl10_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
 
 
 def image_split(images: np.ndarray, labels: np.ndarray, path: Path, form: str, info: SourceInfo) -> Split:
-    """A split of byte images [n, H, W] or [n, C, H, W], put upright, with labels counted from 0."""
+    """A split of byte images [n, H, W] or [n, C, H, W], with rows and columns in order and labels from 0."""
     if images.ndim == 3:
         images = images[:, None]
     if len(images) != len(labels):
@@ -161,7 +161,7 @@ def _uncompressed(path: Path) -> bytes:
         if path.suffix == ".xz":
             return lzma.decompress(content)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path}: cannot be decompressed ({error}); the file is damaged, get it again") from error
+        raise DataError(f"{path}: cannot be decompressed ({error}); the file is damaged, download it again") from error
     return content
 
 
@@ -170,6 +170,6 @@ def _check_sum(path: Path, content: bytes, expected: str) -> None:
     found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
     if found != expected:
         raise DataError(
-            f"{path}: its {kind} is {found}, that of the published file is {expected}; the file is damaged or another "
-            "set's. Get it again, or load your own data with solera.data.from_tensors"
+            f"{path}: its {kind} is {found}, that of the published file is {expected}; the file is damaged or belongs "
+            "to another data set. Download it again, or load your own data with solera.data.from_tensors"
         )

@@ -1,7 +1,7 @@
-"""Seeds and subsets: how the data room draws random numbers and picks samples.
+"""Seeds and subsets: how the data package draws random numbers and chooses samples.
 
-Every draw comes from a generator made of an integer seed and the purpose of the draw, so two purposes never share
-a stream and no global generator is touched.
+Every draw uses a generator that is seeded by an integer and the purpose of the draw. So two purposes never share a
+stream, and no global generator is used.
 """
 
 import numpy as np
@@ -13,17 +13,17 @@ from ..randomness import seed_from
 
 
 def torch_rng(seed: int, *purpose: str) -> torch.Generator:
-    """A torch generator of its own for this seed and purpose."""
+    """A separate torch generator for this seed and purpose."""
     return torch.Generator().manual_seed(seed_from(int(seed), *purpose))
 
 
 def numpy_rng(seed: int, *purpose: str) -> np.random.Generator:
-    """A numpy generator of its own for this seed and purpose."""
+    """A separate numpy generator for this seed and purpose."""
     return np.random.default_rng(seed_from(int(seed), *purpose))
 
 
 def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers that add up to `total`, as near to proportional to `shares` as whole numbers can be."""
+    """Integers that add up to `total`, as close to proportional to `shares` as possible."""
     exact = shares / shares.sum() * total
     counts = np.floor(exact).astype(np.int64)
     rest = total - int(counts.sum())
@@ -33,7 +33,7 @@ def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
 
 
 def rank_within(groups: np.ndarray) -> np.ndarray:
-    """For each position, how many earlier positions belong to the same group."""
+    """For each position, the number of earlier positions in the same group."""
     order = np.argsort(groups, kind="stable")
     sizes = np.bincount(groups)
     starts = np.cumsum(sizes) - sizes
@@ -54,14 +54,14 @@ def _pick(groups: np.ndarray, quotas: np.ndarray, rng: np.random.Generator) -> n
 def hold_out(labels: Tensor, count: int, seed: int, stratified: bool = True) -> tuple[Tensor, Tensor]:
     """Split sample indices into (kept, held out), both sorted, with exactly `count` held out.
 
-    `stratified` holds out of each class in proportion to its size (rounded by largest remainder). Serves the
-    server's validation set and public sets taken from the training data.
+    With `stratified`, each class gives samples in proportion to its size (rounded by largest remainder). Used for the
+    server's validation set and for public data taken from the training data.
     """
     total = len(labels)
     if not 0 <= count < max(total, 1):
         raise ConfigError(
-            f"cannot hold out {count} of {total} samples: at least one must stay; "
-            f"ask for a number between 0 and {max(total - 1, 0)}"
+            f"cannot hold out {count} of {total} samples: at least one must be left; "
+            f"choose a number between 0 and {max(total - 1, 0)}"
         )
     rng = numpy_rng(seed, "hold out")
     if stratified:
@@ -74,10 +74,10 @@ def hold_out(labels: Tensor, count: int, seed: int, stratified: bool = True) -> 
 
 
 def balanced(labels: Tensor, count: int, seed: int) -> Tensor:
-    """Sorted indices of `count` samples with the classes as equal in number as the data allow."""
+    """Sorted indices of `count` samples, with classes as equal in size as the data allow."""
     total = len(labels)
     if not 1 <= count <= total:
-        raise ConfigError(f"cannot take {count} of {total} samples; ask for a number between 1 and {total}")
+        raise ConfigError(f"cannot take {count} of {total} samples; choose a number between 1 and {total}")
     groups = np.unique(labels.numpy(), return_inverse=True)[1]
     sizes = np.bincount(groups)
     quotas = np.zeros_like(sizes)

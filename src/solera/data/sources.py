@@ -1,8 +1,8 @@
 """Data sets by name: the embedded sample, a local folder, or the Hugging Face hub.
 
-How a folder is judged: a file that contradicts itself (header and size, images and labels) or that has as many rows
-as the published file but another checksum is refused, and so is a set with more rows than the published one. Fewer
-rows are accepted as a sample, with a warning that names both numbers.
+How a folder is checked: a file is refused if it contradicts itself (header and size, images and labels), or if it has
+as many rows as the published file but another checksum. A set with more rows than the published one is refused, too.
+Fewer rows are accepted as a sample, with a warning that names both numbers.
 """
 
 import importlib.resources
@@ -36,13 +36,13 @@ from .transforms import DEPTH
 log = logging.getLogger("solera")
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-EMBEDDED = {  # sha256 of the uncompressed files that scripts/make_fashion_mnist_sample.py makes
+EMBEDDED = {  # sha256 of the uncompressed files written by scripts/make_fashion_mnist_sample.py
     "train-images-idx3-ubyte": "d33512cfdc636a0d8972818e6659995be209a88891df7fa2109d7895922c8985",
     "train-labels-idx1-ubyte": "620cb8e3b9348037c5ff9a07b02d773ab165330e072dfd19e0d21c59f8042dcf",
     "t10k-images-idx3-ubyte": "15a92dd1e9b16ea361928086e77df4dfa890c255c00b5a8c8162c1040ce8eef1",
     "t10k-labels-idx1-ubyte": "234596aeb6eb48133ec99a62541f90bc0728c9559a681f1e0638037462458f2c",
 }
-FILES = {  # what is looked for in a folder, in words
+FILES = {  # the files of each format, for error messages
     "idx": "IDX files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-...; also .gz)",
     "cifar": "CIFAR binary files (data_batch_1.bin ... test_batch.bin, or train.bin and test.bin)",
     "stl10": "STL-10 binary files (train_X.bin, train_y.bin, test_X.bin, test_y.bin)",
@@ -65,12 +65,12 @@ def load(
 ) -> Dataset:
     """The data set called `name`: one of SOURCES, a hub id "owner/name", or a path to a function that loads it.
 
-    Read from the folder `path`; without one, "fashion-mnist" is the sample inside the package, and others are looked
-    for in $SOLERA_DATA/<name> and ./data/<name> and then on the hub, if the package `datasets` is installed.
-    `train_size` and `test_size` take a sample with equal classes (as far as the data allow), the same for the same
-    seed. A set without a test split gives up a tenth of its training samples for one (or `test_size`), by a draw
-    that is always the same. `length` is the number of tokens of a text; `image_size` that of the pixels of a side to
-    which the images of a "folder" are brought.
+    It is read from the folder `path`. Without a path, "fashion-mnist" is the sample inside the package. Other sets are
+    looked up in $SOLERA_DATA/<name> and ./data/<name>, then on the hub, if the package `datasets` is installed.
+    `train_size` and `test_size` take a sample with equal classes (as far as the data allow), determined by the seed. If
+    a set has no test split, a tenth of its training samples (or `test_size`) becomes the test split, always the same
+    ones. `length` is the number of tokens of a text. The images of a "folder" are resized to `image_size` pixels on
+    each side.
     """
     info = source_info(name)
     if info.loader is not None:
@@ -90,9 +90,9 @@ def from_folder(
 ) -> Dataset:
     """A data set from a folder of images with a folder for each class; `class_names` are the names of those folders.
 
-    Without folders `train` and `test`, each with the class folders in it, a tenth of each class (or `test_size`
-    images) serves for testing. With `image_size` every image is brought to so many pixels a side (stretched if it is
-    not square); without it all must have one size. Needs Pillow: pip install 'solera[data]'.
+    The folder may contain `train` and `test`, each with the class folders. Without them, a tenth of each class (or
+    `test_size` images) is used for testing. With `image_size` every image is resized to so many pixels on each side
+    (stretched if it is not square); without it all must have the same size. Needs Pillow: pip install 'solera[data]'.
     """
     return load("folder", path, train_size, test_size, seed, image_size=image_size)
 
@@ -112,9 +112,9 @@ def from_hf(
 ) -> Dataset:
     """A data set from two Hugging Face `datasets.Dataset`s.
 
-    The columns are found by their usual names (image or img, text or sentence, label, user) unless they are given.
-    Texts are made into tokens by the hashing tokenizer; bytes are normalised by the training images' own statistics
-    unless constants are given.
+    The columns are found by their usual names (image or img, text or sentence, label, user) unless they are given. The
+    hashing tokenizer turns texts into tokens. Bytes are normalised with the statistics of the training images unless
+    `mean` and `std` are given.
     """
     if (mean is None) != (std is None):
         raise DataError(f"{name}: give both mean and std, or neither")
@@ -138,7 +138,7 @@ def _assemble(
     test_size: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Choose the rows that are wanted, decode those, and join everything into a data set."""
+    """Choose the rows, decode them, and build the data set."""
     known, class_names = _labels(name, info, splits)
     rows = {split: np.flatnonzero(known[split] >= 0) for split in splits}
     source = dict(splits)
@@ -168,7 +168,7 @@ def _assemble(
         std,
         numbers,
         VOCABULARY if inputs.dtype == torch.int64 else 0,
-        class_names if len(class_names) == classes else (),  # a sample may lack a class, and then they do not fit
+        class_names if len(class_names) == classes else (),  # a sample may lack a class: then the names do not fit
         names,
     )
 
@@ -176,10 +176,10 @@ def _assemble(
 def _read(
     name: str, info: SourceInfo, path: str | Path | None, length: int, image_size: int | None
 ) -> dict[str, Split]:
-    """The training split and, if there is one, the test split, from wherever the set is to be had."""
+    """The training split and, if there is one, the test split, from a folder, the package or the hub."""
     if info.made:
         if path is not None:
-            raise ConfigError(f"{name} is made, not read: leave out path = {str(path)!r}")
+            raise ConfigError(f"{name} is generated, not read: leave out path = {str(path)!r}")
         return toy_2d(info.rows or (0, 0), info.classes)
     if path is not None:
         folder = Path(path)
@@ -248,7 +248,7 @@ def _read_hub(name: str, info: SourceInfo, places: list[Path], length: int) -> d
         ) from error
     try:
         loaded = datasets.load_dataset(info.hub, info.config)
-    except Exception as error:  # the library raises whatever its many back ends raise
+    except Exception as error:  # the library has many back ends, which may raise anything
         raise DataError(
             f"{name}: not found; {looked}, and fetching {info.hub} from the Hugging Face hub failed: {error}. "
             f"{_wanted(info)}"
@@ -264,7 +264,7 @@ def _read_hub(name: str, info: SourceInfo, places: list[Path], length: int) -> d
 
 
 def _train_and_test(name: str, info: SourceInfo, found: Mapping[str, Split], where: str) -> dict[str, Split]:
-    """Name the splits that count, and check their numbers of rows."""
+    """Select the training and test splits, and check their numbers of rows."""
     if "train" not in found:
         raise DataError(f"{name}: {where} has no training split, only {', '.join(found) or 'nothing'}")
     splits = {"train": found["train"]}
@@ -278,7 +278,7 @@ def _train_and_test(name: str, info: SourceInfo, found: Mapping[str, Split], whe
         count = len(rows.labels)
         if count > full:
             raise DataError(
-                f"{name}: {where} has {count} {split} rows, the published set {full}; this is another set "
+                f"{name}: {where} has {count} {split} rows, the published set {full}; this is another data set "
                 "(load your own data with solera.data.from_tensors, from_torch or from_hf)"
             )
         if count < full:
@@ -287,10 +287,10 @@ def _train_and_test(name: str, info: SourceInfo, found: Mapping[str, Split], whe
 
 
 def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Labels as numbers from 0 (-1 marks rows that are left out), and the names of the classes if they had names."""
+    """Labels as numbers from 0 (-1: the row is left out), and the class names if labels were names."""
     raw = {split: rows.labels for split, rows in splits.items()}
     if any(values.dtype.kind == "f" for values in raw.values()):
-        raise DataError(f"{name}: labels are fractional numbers; classes must be whole numbers or names")
+        raise DataError(f"{name}: labels are floats; classes must be integers or names")
     if any(values.dtype.kind not in "iu" for values in raw.values()):
         names = np.unique(raw["train"].astype(str))
         for split, values in raw.items():
@@ -300,7 +300,7 @@ def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> tuple[d
         return known, tuple(names.tolist())
     known = {split: values.astype(np.int64) for split, values in raw.items()}
     highest = max(int(values.max(initial=0)) for values in known.values())
-    if info.label_map and highest >= info.classes:  # otherwise they have been mapped by whoever made the files
+    if info.label_map and highest >= info.classes:  # otherwise the files already have mapped labels
         known = {split: _mapped(name, split, values, info) for split, values in known.items()}
     elif any((values < 0).any() for values in known.values()):
         bad = next(split for split, values in known.items() if (values < 0).any())
@@ -314,27 +314,27 @@ def _mapped(name: str, split: str, values: np.ndarray, info: SourceInfo) -> np.n
         if number is not None:
             result[values == stored] = number
     if strange := set(np.unique(values).tolist()) - set(info.label_map):
-        raise DataError(f"{name}, {split}: labels {sorted(strange)} are none of {sorted(info.label_map)}")
+        raise DataError(f"{name}, {split}: labels {sorted(strange)} are not among {sorted(info.label_map)}")
     return result
 
 
 def _divide(name: str, labels: np.ndarray, rows: np.ndarray, size: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Take a test split out of the training rows. The seed is fixed: every run has the same test samples."""
+    """Split the training rows into training and test rows. The seed is fixed: every run has the same test samples."""
     count = max(1, len(rows) // 10) if size is None else size
-    if size is None:  # otherwise they were asked for
-        log.warning("%s: has no test split; %d of its %d training rows serve as one", name, count, len(rows))
+    if size is None:  # otherwise the user has chosen the size
+        log.warning("%s: has no test split; %d of its %d training rows are used as one", name, count, len(rows))
     kept, held = hold_out(torch.from_numpy(labels[rows]), count, seed=0)
     return rows[kept.numpy()], rows[held.numpy()]
 
 
 def _subsample(key: str, labels: np.ndarray, rows: np.ndarray, size: int, seed: int) -> np.ndarray:
     if not 1 <= size <= len(rows):
-        raise ConfigError(f"{key} = {size}: there are {len(rows)} such samples; ask for 1 to {len(rows)}")
+        raise ConfigError(f"{key} = {size}: there are {len(rows)} such samples; choose 1 to {len(rows)}")
     return rows[balanced(torch.from_numpy(labels[rows]), size, seed).numpy()]
 
 
 def source_info(name: str, key: str | None = None) -> SourceInfo:
-    """What is known of a data set: by its name, its path or its hub id. `key`: the setting that asks."""
+    """The entry of a data set, by its name, its path or its hub id. `key`: the setting that names it."""
     if name not in SOURCES and HUB_ID.fullmatch(name) and ".." not in name:
         return unnamed(name)
     try:
@@ -353,7 +353,7 @@ def _load_own(
     length: int,
     image_size: int | None,
 ) -> Dataset:
-    """A data set that somebody has added."""
+    """A data set that a user has registered."""
     given = {"path": path, "train_size": train_size, "test_size": test_size, "image_size": image_size}
     parameters = inspect.signature(loader).parameters
     takes = {k: v for k, v in {**given, "seed": seed, "length": length}.items() if k in parameters}
@@ -363,8 +363,8 @@ def _load_own(
     data = loader(**takes)
     if not isinstance(data, Dataset):
         raise DataError(
-            f"data set {label(name)!r}: its loader returns a {type(data).__name__}; a Dataset is wanted, such as "
-            "solera.from_tensors makes"
+            f"data set {label(name)!r}: its loader returns a {type(data).__name__}; expected a Dataset, as "
+            "solera.from_tensors returns it"
         )
     data = replace(data, name=label(name))
     if train_size is not None and "train_size" not in takes:
@@ -386,7 +386,7 @@ def _wanted(info: SourceInfo) -> str:
     """How to provide a data set, for error messages."""
     files = ", or ".join(FILES[form] for form in info.formats)
     if info.formats == ("images",):
-        return f"Wanted is {files}."
+        return f"Expected: {files}."
     return (
         f"Put {files} of {info.title} into a folder and set path to it (or to $SOLERA_DATA/<name>, ./data/<name>); "
         f"the parquet files are those of the hub's {info.hub}."

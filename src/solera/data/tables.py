@@ -30,7 +30,7 @@ SPLIT_WORDS = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table hold what."""
+    """The columns of a table, by their role."""
 
     input: str
     label: str
@@ -41,7 +41,7 @@ class Columns:
 def find_columns(
     available: Sequence[str], info: SourceInfo, where: str, given: Mapping[str, str | None] | None = None
 ) -> Columns:
-    """The columns that hold inputs, labels and users: those given, else the source's own, else the usual names."""
+    """The columns of inputs, labels and users: those given, else those of the source, else the usual names."""
     given = given or {}
 
     def pick(role: str, *usual: str) -> str | None:
@@ -59,21 +59,21 @@ def find_columns(
         wanted = info.columns[:2] or ("image or text", "label")
         raise DataError(
             f"{where}: needs the columns {' and '.join(wanted)}, but has {', '.join(available) or 'none'}; "
-            "rename them, or name yours to solera.data.from_hf, or pass tensors to solera.data.from_tensors"
+            "rename them, or pass your column names to solera.data.from_hf, or tensors to solera.data.from_tensors"
         )
     return Columns(content, label, pick("user", own_user, *USER_COLUMNS), image is None)
 
 
 def split_word(name: str) -> str | None:
-    """The split that a file, folder or hub split is named after: train, test, validation, or none of them."""
+    """The split in the name of a file, folder or hub split: train, test, validation; None if there is none."""
     words = re.split(r"[-_.]", name.lower())
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
 
 
 def split_files(folder: Path, suffixes: tuple[str, ...], config: str | None) -> dict[str, list[Path]]:
-    """Files of each split, told by a word in the file's name (train-00000-of-00001) or by its folder's name.
+    """The files of each split, by a word in the file's name (train-00000-of-00001) or in its folder's name.
 
-    Where several folders hold splits, the one named like the hub's configuration counts.
+    If several folders hold splits, the one with the name of the hub's configuration is used.
     """
     groups: dict[Path, dict[str, list[Path]]] = {}
     for path in files_in(folder, depth=3):
@@ -86,7 +86,7 @@ def split_files(folder: Path, suffixes: tuple[str, ...], config: str | None) -> 
         chosen = {home: splits for home, splits in groups.items() if home.name == config or home == folder}
         if len(chosen) != 1:
             names = ", ".join(str(home.relative_to(folder)) for home in groups)
-            raise DataError(f"{folder}: several folders hold data ({names}); set path to the one you mean")
+            raise DataError(f"{folder}: several folders hold data ({names}); set path to one of them")
         groups = chosen
     return next(iter(groups.values()), {})
 
@@ -98,15 +98,15 @@ def parquet_splits(folder: Path, info: SourceInfo, length: int) -> dict[str, Spl
 
 
 def csv_splits(folder: Path, info: SourceInfo, length: int) -> dict[str, Split]:
-    """Csv (or tab-separated .tsv) files: texts with a header like the hub's columns, or in the source's own
-    headless layout; images as rows of a label and the pixels, with or without a header."""
+    """Csv (or tab-separated .tsv) files. Texts have a header with the hub's columns, or the source's own layout without
+    a header. Images are rows of a label and the pixels, with or without a header."""
     files = split_files(folder, (".csv", ".tsv"), info.config)
     read = _csv_text if len(info.shape) < 2 else _csv_images
     return {split: read(paths, info, length) for split, paths in files.items()}
 
 
 def hub_split(rows: Any, columns: Columns, length: int, channels: int | None, what: str) -> Split:
-    """A split of a Hugging Face data set (or anything indexed by row number and by column name alike)."""
+    """A split of a Hugging Face data set (or any object that is indexed by row number and by column name)."""
     labels = list(rows[columns.label])
     if None in labels:
         raise DataError(f"{what}: row {labels.index(None)} has no {columns.label}; use a labelled split")
@@ -122,7 +122,7 @@ def _inputs(values: list[Any], is_text: bool, length: int, channels: int | None,
     if is_text:
         for i, value in enumerate(values):
             if not isinstance(value, str):
-                raise DataError(f"{what}: row {i} holds {type(value).__name__} where a text is expected")
+                raise DataError(f"{what}: row {i} is {type(value).__name__}; expected text")
         return tokenize(values, length)
     pictures = [value["bytes"] if isinstance(value, dict) else value for value in values]
     if isinstance(pictures[0], list | np.ndarray | Tensor):
@@ -147,14 +147,14 @@ def _parquet_split(paths: list[Path], info: SourceInfo, length: int) -> Split:
         wanted = [name for name in (columns.input, columns.label, columns.user) if name is not None]
         table = pa.concat_tables([pq.read_table(path, columns=wanted) for path in paths])
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise DataError(f"{paths[0]}: cannot be read as parquet ({error}); get it again") from error
+        raise DataError(f"{paths[0]}: cannot be read as parquet ({error}); download it again") from error
     for name in wanted:
         if table[name].null_count:
             raise DataError(f"{paths[0]}: column {name} has {table[name].null_count} empty cells")
     users = None if columns.user is None else np.asarray([str(u) for u in table[columns.user].to_pylist()])
 
     def take(rows: np.ndarray) -> Tensor:
-        # Chunk by chunk: one array of all images of a large set would overflow its 32-bit offsets.
+        # By chunks: one array of all images of a large set would overflow its 32-bit offsets.
         values, begin = [], 0
         for chunk in table[columns.input].chunks:
             inside = rows[(rows >= begin) & (rows < begin + len(chunk))] - begin

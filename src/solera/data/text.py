@@ -1,9 +1,9 @@
-"""Text to numbers without a vocabulary file: the hashing tokenizer.
+"""The hashing tokenizer: text to numbers without a vocabulary file.
 
-A text is lower-cased and cut into words (runs of letters and digits, with inner apostrophes). A word's token is its
-blake2b hash in 1..19,999, so every party gets the same tokens without exchanging a vocabulary; different words may
-share a token. Token 0 pads short texts on the right; long texts are cut. A text without any word becomes the one
-token of the empty word, so no sample is all padding.
+A text is lower-cased and split into words (letters and digits, with inner apostrophes). The token of a word is its
+blake2b hash in 1..19,999. So server and clients get the same tokens without sharing a vocabulary; different words may
+have the same token. Token 0 pads short texts on the right; long texts are cut. A text without words becomes the token
+of the empty word, so no sample is only padding.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..errors import ConfigError
 
-VOCABULARY = 20_000  # number of token ids, with the padding
-LENGTH = 64  # tokens of a sample unless another length is asked for
+VOCABULARY = 20_000  # number of token ids, including the padding
+LENGTH = 64  # default number of tokens of a sample
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 

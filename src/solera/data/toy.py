@@ -1,4 +1,4 @@
-"""Points of a plane in three classes, for pictures of what models learn (the example of FedDF's Figure 1)."""
+"""Two-dimensional points in three classes, to plot what models learn (as in FedDF's Figure 1)."""
 
 import math
 
@@ -6,14 +6,14 @@ import torch
 
 from .readers import Split
 
-BEGIN, END = 0.1, 1.0  # of an arm, from the centre
-TURN = 4.0  # how far it bends, in radians
-SPREAD = 0.07  # how thick it is
-SIZE = 2.4  # then almost all points lie between -3 and 3
+BEGIN, END = 0.1, 1.0  # of an arm, as distance from the centre
+TURN = 4.0  # how far an arm turns, in radians
+SPREAD = 0.07  # the width of an arm
+SIZE = 2.4  # scale: almost all points are between -3 and 3
 
 
 def toy_2d(rows: tuple[int, int], classes: int) -> dict[str, Split]:
-    """Training and test points: bent arms that begin near the centre, one for each class. Always the same ones."""
+    """Training and test points: spiral arms from the centre, one for each class. Always the same points."""
     return {split: _arms(n, classes, seed) for seed, (split, n) in enumerate(zip(("train", "test"), rows, strict=True))}
 
 

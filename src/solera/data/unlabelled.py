@@ -1,4 +1,4 @@
-"""Samples without labels, to be classified by a trained model: arrays, folders of images, parquet, lines of text."""
+"""Samples without labels, for a trained model to classify: arrays, folders of images, parquet, lines of text."""
 
 import zipfile
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from .transforms import to_shape
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 INPUT_NAMES = ("x", "inputs", "images", "samples", "data")
-FORMS = ".npy, .npz, .parquet, .txt (one text a line), an image, or a folder of images"
+FORMS = ".npy, .npz, .parquet, .txt (one text per line), an image, or a folder of images"
 
 
 def read_samples(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
-    """The names (file names or row numbers) and the samples in `path`, brought to `shape`: images (uint8, uint16 or
+    """The names (file names or row numbers) and the samples in `path`, converted to `shape`: images (uint8, uint16 or
     floats), float vectors, or tokens."""
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder; give {FORMS}")
@@ -30,8 +30,8 @@ def read_samples(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[s
     if not len(samples):
         raise DataError(f"{path}: there are no samples in it")
     if samples.dtype.is_complex or samples.dtype == torch.bool:
-        raise DataError(f"{path}: samples are {samples.dtype}; numbers are wanted")
-    if samples.ndim == len(shape) and tuple(samples.shape) == shape:  # a single sample, without the axis of samples
+        raise DataError(f"{path}: samples are {samples.dtype}; expected numbers")
+    if samples.ndim == len(shape) and tuple(samples.shape) == shape:  # a single sample, without a batch dimension
         names, samples = names[:1], samples[None]
     if len(shape) == 3 and samples.ndim in (3, 4):
         samples = channels_first(samples)
@@ -45,7 +45,7 @@ def _reader(path: Path) -> Callable[[Path, tuple[int, ...], bool], tuple[list[st
         return _parquet if any(f.suffix == ".parquet" for f in files_in(path)) else _folder
     by_suffix = {".npy": _npy, ".npz": _npz, ".parquet": _parquet, ".txt": _lines} | dict.fromkeys(PICTURES, _folder)
     if path.suffix.lower() not in by_suffix:
-        raise DataError(f"{path}: {path.suffix or 'a file without an ending'} cannot be read; give {FORMS}")
+        raise DataError(f"{path}: {path.suffix or 'a file without an extension'} cannot be read; give {FORMS}")
     return by_suffix[path.suffix.lower()]
 
 
@@ -65,21 +65,21 @@ def _npz(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Ten
             usual = [name for name in INPUT_NAMES if name in inside]
             if len(inside) != 1 and not usual:
                 raise DataError(
-                    f"{path}: holds {', '.join(inside) or 'no array'}; name the samples one of {', '.join(INPUT_NAMES)}"
+                    f"{path}: holds {', '.join(inside) or 'no array'}; name the array one of {', '.join(INPUT_NAMES)}"
                 )
             with archive.open(inside[usual[0] if usual else next(iter(inside))]) as file:
                 return _numbered(_array(file, path))
     except zipfile.BadZipFile:
-        raise DataError(f"{path}: is no .npz file, or damaged") from None
+        raise DataError(f"{path}: is not a .npz file, or is damaged") from None
 
 
 def _array(file: Any, path: Path) -> Tensor:
     try:
-        array = np.lib.format.read_array(file)  # refuses arrays of objects: those could run code
+        array = np.lib.format.read_array(file)  # refuses arrays of objects, which could run code
     except ValueError as e:
         raise DataError(f"{path}: cannot be read as an array of numbers ({e})") from None
     if array.dtype.kind not in "uif" or array.ndim == 0:
-        raise DataError(f"{path}: holds {array.dtype} of shape {array.shape}; an array of numbers is wanted")
+        raise DataError(f"{path}: holds {array.dtype} of shape {array.shape}; expected an array of numbers")
     return torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
 
 
@@ -94,7 +94,7 @@ def _folder(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], 
 
 
 def _fitted(named: list[tuple[str, Any]], shape: tuple[int, ...]) -> Tensor:
-    """Pictures, named for errors, as the models take them: gray or colour, and of their size."""
+    """Images (with names for error messages) in the models' input shape: gray or colour, and resized."""
     channels = shape[0] if shape[0] in (1, 3) else None
     deep = any(is_deep(open_picture(content, what, 0)) for what, content in named)
     return torch.cat([to_shape(stack_pictures([content], what, channels, deep), shape) for what, content in named])
@@ -114,7 +114,7 @@ def _parquet(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str],
             there = pq.read_schema(file).names
             column = next((c for c in usual if c in there), None)
             if column is None:
-                raise DataError(f"{file}: has the columns {', '.join(there)}; one of {', '.join(usual)} is wanted")
+                raise DataError(f"{file}: has the columns {', '.join(there)}; expected one of {', '.join(usual)}")
             values += pq.read_table(file, columns=[column])[column].to_pylist()
     except (pa.ArrowException, OSError) as e:
         raise DataError(f"{path}: cannot be read as parquet ({e})") from None

@@ -1,8 +1,8 @@
 """Many runs from one file: a grid of settings, named cases, several seeds.
 
-Every configuration is checked before anything runs. Each run has a process of its own, so that one that fails (or is
-killed) stops no other; what is done is skipped, what was stopped goes on. The directory says which run is which:
-`OUT/<case and settings>/s<seed>`, and `OUT/sweep.json` lists them all.
+Every configuration is checked before anything runs. Each run has its own process, so a run that fails or is killed
+does not stop the others. Finished runs are skipped, stopped runs are continued. The directory of a run is
+`OUT/<case and settings>/s<seed>`, and `OUT/sweep.json` lists all runs.
 """
 
 import contextlib
@@ -43,11 +43,11 @@ from ..track.display import QuietWatcher
 from ..version import __version__
 
 CASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
-LONGEST_NAME = 100  # of a folder; beyond, a checksum stands for the rest
+LONGEST_NAME = 100  # characters of a folder's name; a checksum replaces the rest
 MOST_RUNS = 10_000
 INDEX = "sweep.json"
-WAKE_S = 0.25  # how often the progress is looked at
-GRACE_S = 1.0  # how long a run that is asked to stop may take
+WAKE_S = 0.25  # interval of progress updates
+GRACE_S = 1.0  # time for a run to stop before it is killed
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -55,23 +55,23 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Planned:
     """One run of a sweep."""
 
-    name: str  # its directory below the sweep's
+    name: str  # its directory, relative to the sweep's
     case: str
-    settings: dict[str, Any]  # what the case and the grid set, by dotted key
+    settings: dict[str, Any]  # settings from the case and the grid, by dotted key
     config: Config
 
 
 @dataclasses.dataclass
 class Progress:
-    """How far a sweep is; given to whoever shows it, several times a second."""
+    """The progress of a sweep, passed to the display several times a second."""
 
     total: int
-    skipped: int  # were done before
+    skipped: int  # finished earlier
     done: int = 0
     failed: dict[str, str] = dataclasses.field(default_factory=dict)  # name -> why
     running: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # name -> (rounds done, of)
     seconds: float = 0.0
-    left: float | None = None  # seconds, if the coming rounds take as long as those so far
+    left: float | None = None  # seconds, if the next rounds take as long as those so far
     news: str | None = None  # the run that has just ended
 
 
@@ -82,7 +82,7 @@ Tell = Callable[[Progress], None]
 
 
 def load_sweep(file: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Planned]:
-    """The runs that a sweep file asks for, every one of them checked.
+    """The runs of a sweep file, all of them checked.
 
     `overrides` ("key=value") change all runs.
     """
@@ -98,7 +98,7 @@ def load_sweep(file: str | os.PathLike[str], overrides: Sequence[str] = ()) -> l
 
 
 def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[str] = ()) -> list[Planned]:
-    """The runs of a sweep from its tables. `folder` is where a base that is a file is looked for."""
+    """The runs of a sweep from its tables. `folder` is the folder of a base that is a file."""
     unknown = set(given) - {"base", "sweep", "method", *TABLES}
     if unknown:
         raise ConfigError(f"[{min(unknown)}]: a sweep has base, [sweep] and the tables of a configuration")
@@ -111,7 +111,7 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
         raise ConfigError(f"the base: {e}") from None
     asked = math.prod(map(len, [*grid.values(), cases, seeds or [0]]))
     if asked > MOST_RUNS:
-        raise ConfigError(f"[sweep] asks for {asked} runs; more than {MOST_RUNS} are surely a mistake")
+        raise ConfigError(f"[sweep] has {asked} runs; the limit is {MOST_RUNS}: split it into several sweeps")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     wanted = [(case, settings | point) for case, settings in cases.items() for point in points]
     names = _names([(case, {k: settings[k] for k in grid}) for case, settings in wanted])
@@ -131,7 +131,7 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
 
 
 def _sweep_table(table: Any) -> tuple[list[int], dict[str, list[Any]], dict[str, dict[str, Any]]]:
-    """Seeds, the grid (dotted key -> values) and the cases (name -> dotted key -> value; one, "", if none is named)."""
+    """Seeds, grid (dotted key -> values) and cases (name -> dotted key -> value; one named "" if none is given)."""
     if not isinstance(table, Mapping):
         raise ConfigError("[sweep] is missing: write it with seeds = [0, 1, 2], [sweep.grid] or [sweep.cases.NAME]")
     if unknown := set(table) - {"seeds", "grid", "cases"}:
@@ -139,35 +139,37 @@ def _sweep_table(table: Any) -> tuple[list[int], dict[str, list[Any]], dict[str,
     seeds, grid, cases = table.get("seeds", []), table.get("grid", {}), table.get("cases", {})
     whole = isinstance(seeds, list) and all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)
     if not whole or len(set(seeds)) != len(seeds):
-        raise ConfigError(f"sweep.seeds = {seeds}: a list of different whole numbers is wanted, such as [0, 1, 2]")
+        raise ConfigError(f"sweep.seeds = {seeds}: expected a list of different integers, such as [0, 1, 2]")
     if not isinstance(grid, Mapping) or not isinstance(cases, Mapping):
         raise ConfigError("sweep.grid and sweep.cases are tables: write [sweep.grid] and [sweep.cases.NAME]")
     axes = flat(grid)
     for key, values in axes.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"sweep.grid.{key} = {show(values)}: a list of the values to try is wanted")
+            raise ConfigError(f"sweep.grid.{key} = {show(values)}: expected a list of the values to try")
         if key == "run.seed":
-            raise ConfigError("sweep.grid.run.seed: seeds have a place of their own, sweep.seeds")
+            raise ConfigError("sweep.grid.run.seed: put seeds into sweep.seeds")
         if len({json.dumps(v, default=str) for v in values}) != len(values):
-            raise ConfigError(f"sweep.grid.{key} = {show(values)}: a value stands there twice")
+            raise ConfigError(f"sweep.grid.{key} = {show(values)}: a value occurs twice")
     named: dict[str, dict[str, Any]] = {}
     for name, settings in cases.items():
         if not CASE.fullmatch(name):
-            raise ConfigError(f"sweep.cases.{name!r}: letters, digits, spaces, '.', '_' and '-' only, at most 64")
+            raise ConfigError(
+                f"sweep.cases.{name!r}: only letters, digits, spaces, '.', '_' and '-', at most 64 characters"
+            )
         if not isinstance(settings, Mapping):
-            raise ConfigError(f"sweep.cases.{name} = {show(settings)}: a table of settings is wanted")
+            raise ConfigError(f"sweep.cases.{name} = {show(settings)}: expected a table of settings")
         named[name] = flat(settings)
         if both := set(named[name]) & set(axes):
-            raise ConfigError(f"sweep.cases.{name}.{min(both)}: the grid sets it, too; leave it out of one of them")
+            raise ConfigError(f"sweep.cases.{name}.{min(both)}: the grid also sets it; leave it out in one of them")
     return seeds, axes, named or {"": {}}
 
 
 def _base(base: Any, inline: dict[str, Any], folder: Path) -> tuple[str | Path | dict[str, Any], list[str]]:
-    """What every run starts from, and what is changed in it."""
+    """The configuration that every run starts from, and the overrides for it."""
     if base is None:
         return inline, []
     if not isinstance(base, str):
-        raise ConfigError(f"base = {show(base)}: the name of a recipe or a .toml file is wanted")
+        raise ConfigError(f"base = {show(base)}: expected the name of a recipe or a .toml file")
     if base not in recipe_names() and base.endswith(".toml"):
         return folder / base, _overrides(flat(inline))
     return base, _overrides(flat(inline))
@@ -178,12 +180,11 @@ def _overrides(settings: Mapping[str, Any]) -> list[str]:
     try:
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     except TypeError as e:
-        raise ConfigError(f"a value in the sweep is no number, text, list or truth value: {e}") from None
+        raise ConfigError(f"a value in the sweep is not a number, string, list or boolean: {e}") from None
 
 
 def _names(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """A readable folder for each (case, grid point), no two the same, also where upper and lower case are not told
-    apart."""
+    """A readable folder name for each (case, grid point). The names also differ on case-insensitive file systems."""
     keys = list(points[0][1]) if points else []
     leaves = [k.rpartition(".")[2] for k in keys]
     told = {k: leaf if leaves.count(leaf) == 1 else k for k, leaf in zip(keys, leaves, strict=True)}
@@ -207,16 +208,16 @@ def _safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text) or "-"
 
 
-# ---- what is there already --------------------------------------------------------------------------
+# ---- existing runs ----------------------------------------------------------------------------------
 
 
 def is_done(home: Path) -> bool:
-    """Whether the run in a directory is over."""
+    """Whether the run in a directory has finished."""
     return (home / "summary.json").is_file()
 
 
 def check_unchanged(planned: Sequence[Planned], out: Path) -> None:
-    """Refuse to mix: what is in `out` must have been begun with the settings that are asked for now."""
+    """Raise RunError if a run in `out` was started with other settings than those of the sweep now."""
     for run in planned:
         file = out / run.name / "config.toml"
         if not file.is_file():
@@ -230,13 +231,13 @@ def _refuse_changes(home: Path, then: Mapping[str, Any], now: Mapping[str, Any])
     for key in {**now, **then}:
         if compared(key) and then.get(key) != now.get(key):
             raise RunError(
-                f"{home} was begun with {key} = {show(then.get(key))}, not {show(now.get(key))}: "
-                "choose another --out for the changed sweep, or move that run away"
+                f"{home} was started with {key} = {show(then.get(key))}, not {show(now.get(key))}: "
+                "choose another --out for the changed sweep, or move that run to another folder"
             )
 
 
 def _begun_with(file: Path, now: Mapping[str, Any]) -> Config:
-    """The configuration in a run directory. Code that the sweep does not name is not imported: it is a change."""
+    """The configuration in a run directory. Code that the sweep does not name is a change, and is not imported."""
     tables = merged(file)
     engine = tables.get("engine")
     threads = engine.get("threads", EngineConfig.threads) if isinstance(engine, Mapping) else EngineConfig.threads
@@ -247,19 +248,19 @@ def _begun_with(file: Path, now: Mapping[str, Any]) -> Config:
 
 
 def notes(planned: Sequence[Planned]) -> list[str]:
-    """What was decided for the methods of a sweep, each once for a case."""
+    """The notes of the configurations of a sweep, each once for a case."""
     return list(dict.fromkeys(f"{_case_of(run)}: {note}" for run in planned for note in run.config.notes))
 
 
 def _case_of(run: Planned) -> str:
-    """The folder that the runs of all seeds share."""
+    """The folder of the runs of all seeds."""
     return run.name.rpartition("/")[0]
 
 
 def check_fits(planned: Sequence[Planned]) -> None:
-    """Refuse, before anything runs, a case whose method cannot work with its data, models or clients. One run of each
-    case is enough: seeds change none of them. Run in a process of its own, so that this one never computes before it
-    forks."""
+    """Refuse, before anything runs, a case whose method does not fit its data, models or clients. It checks one run of
+    each case, because seeds do not matter here. The check has its own process, so that this one computes nothing
+    before it forks."""
     seen: dict[str, Planned] = {}
     for run in planned:
         seen.setdefault(_case_of(run), run)
@@ -273,7 +274,7 @@ def check_fits(planned: Sequence[Planned]) -> None:
         try:
             found = json.loads(mine.recv_bytes())
         except EOFError:
-            raise RunError(f"checking the sweep ended with exit code {child.exitcode}") from None
+            raise RunError(f"the process that checks the sweep ended with exit code {child.exitcode}") from None
     finally:
         if child.is_alive() and sys.exc_info()[0] is not None:
             child.terminate()
@@ -287,7 +288,7 @@ def check_fits(planned: Sequence[Planned]) -> None:
 
 
 def _with_code(beside: Path | None) -> contextlib.AbstractContextManager[None]:
-    """What the sweep may import, its processes may: those that are not forked start without the permission."""
+    """Allow a sweep's process to import what the sweep may: a process that is not forked starts without permission."""
     return contextlib.nullcontext() if beside is None else code_allowed(beside)
 
 
@@ -313,10 +314,10 @@ def _check_all(runs: list[tuple[str, str]], answer: Any, parent: int, beside: Pa
 
 
 def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell | None = None) -> Progress:
-    """Run every configuration into `out`/its name, `workers` at a time, and say how it went.
+    """Run every configuration into `out`/its name, `workers` in parallel, and return the final progress.
 
-    With one worker a run uses the engine it asks for; with more, each has one core (the results are the same). A run
-    that is done is skipped, one that was stopped goes on, and one that fails leaves its reason in `out`/its name.log.
+    With one worker a run uses its configured engine; with more, each run has one core (the results are the same).
+    Finished runs are skipped, stopped runs are continued. A run that fails leaves its reason in `out`/its name.log.
     """
     if workers < 1:
         raise ConfigError(f"--workers {workers}: at least 1 is needed")
@@ -351,13 +352,13 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
                 _estimate(state, runs, todo, out, before, began)
                 state.news = None
                 tell(state)
-        finally:  # an interruption: runs are asked to stop, and can be continued
+        finally:  # after an interrupt, stop the runs: they can be continued
             _end(running.values())
     return state
 
 
 def _end(jobs: Iterable[Any]) -> None:
-    """Ask processes to stop, and make those stop that do not: a run is whole at every moment."""
+    """Ask processes to stop, and kill those that do not. A run directory is consistent at every moment."""
     deadline = time.monotonic() + GRACE_S
     for job in jobs:
         job.terminate()
@@ -369,7 +370,7 @@ def _end(jobs: Iterable[Any]) -> None:
 
 
 def _context() -> Any:
-    # A fork starts at once and shares what is loaded; where it is not safe a new interpreter is started.
+    # A fork starts quickly and shares loaded modules. Where it is not safe, start a new interpreter.
     return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
@@ -378,16 +379,16 @@ def _one_core(config: Config) -> Config:
 
 
 def _end_with(parent: int) -> None:
-    """If the sweep is killed, its processes do not go on alone: the system kills them, at once. That may be at any
-    moment, and a run is whole at every moment. Elsewhere than on Linux `_ChildWatcher` looks."""
+    """Make the system kill this process when the sweep ends. This may happen at any moment, because a run directory is
+    always consistent. On systems other than Linux, `_ChildWatcher` checks for it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before the system knew
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(Interrupted.exit_code)
 
 
 class _ChildWatcher(QuietWatcher):
-    """Warnings into the log; and if the sweep was killed, its runs do not go on alone."""
+    """Writes warnings to the log, and ends the run if the sweep was killed."""
 
     def __init__(self, file: Any, parent: int):
         super().__init__(file)
@@ -401,11 +402,11 @@ class _ChildWatcher(QuietWatcher):
 
     def _look(self) -> None:
         if os.getppid() != self.parent:
-            raise Interrupted("the sweep is gone")
+            raise Interrupted("the sweep has ended")
 
 
 def _one(text: str, home: str, parent: int, beside: Path | None) -> None:
-    """One run, in a process of its own. What it has to say is in a log beside its directory."""
+    """One run, in its own process. Its output goes into a log file beside its directory."""
     _end_with(parent)
     path = Path(home)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -414,7 +415,7 @@ def _one(text: str, home: str, parent: int, beside: Path | None) -> None:
     with open(log, "w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = file  # those of the sweep would draw its display again around every line
+        sys.stdout = sys.stderr = file  # the sweep's own streams would redraw its display at every line
         try:
             with _with_code(beside):
                 config = load_config(tomllib.loads(text))
@@ -437,7 +438,7 @@ def _one(text: str, home: str, parent: int, beside: Path | None) -> None:
 
 
 def _reason(home: Path) -> str:
-    """Why a run did not end well, in one line."""
+    """Why a run failed, in one line."""
     log = home.with_name(home.name + ".log")
     try:
         lines = read_file(log).decode("utf-8", "replace").split("\n")
@@ -450,7 +451,7 @@ def _reason(home: Path) -> str:
 def _estimate(
     state: Progress, runs: Mapping[str, Config], todo: list[str], out: Path, before: dict[str, int], began: float
 ) -> None:
-    """Time so far, and the time left if a round takes what it took so far."""
+    """Time so far, and time left if a round takes as long as those so far."""
     state.seconds = time.monotonic() - began
     over = {name for name in todo if is_done(out / name) or name in state.failed}
     due = sum(max(0, runs[n].run.rounds - before[n]) for n in todo)
@@ -463,7 +464,7 @@ def _estimate(
 
 
 def write_index(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
-    """`sweep.json`: every run of the sweep, what is special about it, and whether it is done."""
+    """Write `sweep.json`: every run of the sweep, its settings and its status."""
 
     def status(name: str) -> str:
         home = out / name

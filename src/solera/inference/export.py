@@ -1,4 +1,4 @@
-"""Trained models handed to other programs: safetensors, TorchScript, torch.export, ONNX, and a manifest."""
+"""Export of trained models for other programs: safetensors, TorchScript, torch.export, ONNX, and a manifest."""
 
 import hashlib
 import importlib.util
@@ -26,12 +26,12 @@ ENDING: dict[str, str] = {"safetensors": ".safetensors", "torchscript": ".pt", "
 
 @numerics()
 def export(trained: Trained, form: Format, out: Path, names: list[str]) -> dict[str, Any]:
-    """Write models in a format of other programs, and `manifest.json`, which says how to use them."""
+    """Write models in a format for other programs, and `manifest.json`, which says how to use them."""
     if form == "onnx":
         for package in ("onnx", "onnxscript"):
             if importlib.util.find_spec(package) is None:
                 raise ConfigError(f"--format onnx needs the package {package}: pip install 'solera[onnx]'")
-    models = {name: trained.model(name) for name in names}  # all of them can be built, or nothing is written
+    models = {name: trained.model(name) for name in names}  # build all before anything is written
     try:
         out.mkdir(parents=True, exist_ok=True)
         listed = []
@@ -88,7 +88,7 @@ def _write(form: Format, model: nn.Module, trained: Trained, name: str, file: Pa
             if form == "torchscript":
                 torch.jit.save(_traced(model, trained.input), file)
                 return
-            # Two samples: with one, an exporter takes the size of the batch for a constant.
+            # Two samples: with one, an exporter treats the batch size as a constant.
             batch = ({0: torch.export.Dim("batch")},)
             program = torch.export.export(model, (_example(trained.input, 2),), dynamic_shapes=batch)
             if form == "torch-export":
@@ -100,17 +100,17 @@ def _write(form: Format, model: nn.Module, trained: Trained, name: str, file: Pa
                 )  # fmt: skip
         except OSError:
             raise
-        except Exception as e:  # an exporter's: of a model that its language cannot express
+        except Exception as e:  # the exporter does not support the model
             why = " ".join(str(e).split())[:200]
             raise RunError(f"{name} ({trained.architectures[name]}) cannot be exported as {form}: {why}") from e
 
 
 def _traced(model: nn.Module, takes: Input) -> Any:
-    """A trace is made with one size of batch; it must be right for others too."""
+    """A trace of the model. It is made with one batch size, and checked with another."""
     traced = torch.jit.trace(model, (_example(takes, 2),))
     other = _example(takes, 3)
     if not torch.allclose(traced(other), model(other), atol=1e-5):
-        raise ValueError("its answers depend on the size of the batch it was traced with")
+        raise ValueError("its output depends on the batch size of the trace")
     return traced
 
 
@@ -121,7 +121,7 @@ def _example(takes: Input, rows: int) -> Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch tells of packages that it would also know how to export, and that TorchScript is deprecated."""
+    """Hide torch's messages about optional packages and about the deprecation of TorchScript."""
     log = logging.getLogger("torch.onnx")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""New samples classified by a trained model or by a saved ensemble."""
+"""Classification of new samples by a trained model or a saved ensemble."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,22 +16,22 @@ from ..parts.local import logits_of
 from ..runs.trust import code_of_run, warn_if_changed
 from .trained import Trained
 
-CHUNK = 512  # samples prepared and asked about at a time
+CHUNK = 512  # samples in a batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """What a model says of some samples."""
+    """The predictions of a model for some samples."""
 
     by: str  # the model, or "ensemble"
     names: list[str]
     probabilities: Tensor  # [samples, classes]
-    labels: Tensor | None  # the truth, where it is known
-    class_names: tuple[str, ...] = ()  # where they are known
+    labels: Tensor | None  # the true labels, if known
+    class_names: tuple[str, ...] = ()  # if known
 
     @property
     def classes(self) -> Tensor:
-        """The likeliest class of every sample; ties go to the lowest."""
+        """The most probable class of every sample; ties go to the lowest."""
         return self.probabilities.argmax(-1)
 
     @property
@@ -41,8 +41,8 @@ class Predictions:
         return float((self.classes == self.labels).double().mean())
 
     def rows(self, every: bool = False) -> Iterator[dict[str, Any]]:
-        """One row a sample: its name, its class (with its name, if it has one) and the probability of that; with
-        `every`, those of all classes."""
+        """One row for each sample: its name, its class (with the class name, if known) and the probability of that
+        class; with `every`, the probabilities of all classes."""
         for i, (name, k) in enumerate(zip(self.names, self.classes.tolist(), strict=True)):
             row: dict[str, Any] = {"input": name, "class": k}
             row |= {"name": self.class_names[k]} if self.class_names else {}
@@ -58,7 +58,7 @@ class Predictions:
 def predict(trained: Trained, source: Path | None, model: str | None = None, ensemble: bool = False) -> Predictions:
     """Classify the samples in `source`; without one, the run's own test set."""
     if ensemble and model is not None:
-        raise ConfigError("--model and --ensemble exclude each other")
+        raise ConfigError("--model and --ensemble cannot be used together")
     if ensemble:
         joined = trained.ensemble()
         by, ask = "ensemble", lambda x: joined(x)[0]

@@ -1,8 +1,7 @@
-"""What a run has trained: its models found in the run directory and rebuilt.
+"""The trained models of a run: found in the run directory and rebuilt.
 
-A model's file says what its input is (shape, normalisation); how it is built is in the run's config.toml. A run that
-was started from Python with modules of one's own has none: its files are loaded into those modules by whoever has
-them.
+A model's file describes its input (shape, normalisation); the run's config.toml says how the model is built. A run that
+was started from Python with the user's own modules has no config.toml: the user loads the files into those modules.
 """
 
 import dataclasses
@@ -31,19 +30,19 @@ MEMBER = re.compile(r"ensemble-(\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What the models of a run take."""
+    """The input of the models of a run."""
 
     shape: tuple[int, ...]
-    mean: tuple[float, ...]  # per channel, on the scale [0, 1]; empty: nothing is normalised
+    mean: tuple[float, ...]  # per channel, on the scale [0, 1]; empty: no normalisation
     std: tuple[float, ...]
     vocabulary: int  # of text: the number of token ids; otherwise 0
 
     def prepare(self, samples: Tensor, classes: int, what: str) -> Tensor:
-        """Samples as they are stored (bytes 0..255, or floats) as a model takes them."""
+        """Stored samples (bytes 0..255, or floats) as input of a model."""
         if self.vocabulary and samples.dtype.is_floating_point:
-            raise DataError(f"{what}: {samples.dtype} where token ids, whole numbers, are wanted")
+            raise DataError(f"{what}: samples are {samples.dtype}; expected token ids (integers)")
         if not self.vocabulary and len(self.shape) == 1:
-            samples = samples.float()  # whole numbers would be taken for token ids
+            samples = samples.float()  # integers would be treated as token ids
         if self.mean and samples.dtype.is_floating_point and float(samples.max()) > 1.5:
             raise DataError(f"{what}: values up to {float(samples.max()):g}; give bytes 0..255, or floats from 0 to 1")
         nothing = torch.zeros(len(samples), dtype=torch.int64)
@@ -55,16 +54,16 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The models that a finished run has left."""
+    """The models of a finished run."""
 
     run: Run
     classes: int
     input: Input
     architectures: dict[str, str]  # name of the model -> its architecture
     members: list[tuple[str, float]]  # of the saved ensemble: name and share
-    rule: str  # how these are joined
-    class_names: tuple[str, ...] = ()  # where they are known
-    trust_code: bool = False  # import the code that the run names, whoever began it
+    rule: str  # how the ensemble combines them
+    class_names: tuple[str, ...] = ()  # if known
+    trust_code: bool = False  # import the code that the run names, even if the run is another user's
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +71,7 @@ class Trained:
         return [name for name in self.architectures if not MEMBER.fullmatch(name)]
 
     def choose(self, name: str | None) -> str:
-        """The model called `name`; without one, the server's own, or the only one."""
+        """The model called `name`. Default: the server's own model, or the only one."""
         if name is not None:
             if name not in self.architectures:
                 there = ", ".join(self.architectures)
@@ -90,7 +89,7 @@ class Trained:
 
     @numerics()
     def model(self, name: str) -> nn.Module:
-        """The model, rebuilt and in evaluation mode."""
+        """The model, rebuilt and in eval mode."""
         kind, options = self.architectures[name], self.run.config.get("models", {})
         given = self._given().get(kind, kind)
         with code_of_run(self.run.path, self.trust_code):
@@ -112,7 +111,7 @@ class Trained:
         return model
 
     def _given(self) -> dict[str, str]:
-        """The architectures by what they are called in the run, with their names in the configuration."""
+        """The names of the architectures in the run, mapped to their names in the configuration."""
         clients = self.run.settings.get("models.clients")
         names = [*(clients if isinstance(clients, list) else []), self.run.settings.get("models.server")]
         return architectures(name for name in names if isinstance(name, str))
@@ -124,7 +123,7 @@ class Trained:
         """The saved ensemble."""
         if not self.members:
             raise RunError(
-                f"{self.run.path} has no saved ensemble: method {self.run.method!r} does not leave one (methods whose "
+                f"{self.run.path} has no saved ensemble: method {self.run.method!r} does not save one (methods whose "
                 "result is an ensemble do, such as fedensemble)"
             )
         models = [self.model(name) for name, _ in self.members]
@@ -139,16 +138,16 @@ def _load_it_yourself(path: Path, name: str) -> str:
 
 
 def _stay_with_clients(run: Run) -> str:
-    return f"with {run.method!r} every client has its own, and these stay with the clients"
+    return f"with {run.method!r} every client has its own model, which stays on the client"
 
 
 def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
-    """The models of the run in a directory. Code that its configuration names (models or data of one's own) is imported
-    when it is needed, if this user began the run, or else with `trust_code=True`."""
+    """The models of the run in a directory. Code that its configuration names (the user's own models or data) is
+    imported when needed, if the run is this user's own, or else with `trust_code=True`."""
     run = read_run(path)
     files = sorted((run.path / "models").glob("*.safetensors"), key=lambda f: _order(f.stem))
     if not files and not run.finished:
-        raise RunError(f"{path} has no models yet: the run is not finished; go on with `solera resume {path}`")
+        raise RunError(f"{path} has no models yet: the run is not finished; continue it with `solera resume {path}`")
     if not files:
         raise RunError(f"{path} has no global model: {_stay_with_clients(run)}")
     if not (run.path / "config.toml").is_file():
@@ -166,9 +165,7 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
             raise ValueError(f"{len(called)} names for {classes} classes")
         return Trained(run, classes, given, kinds, members, rule, called, trust_code)
     except (KeyError, ValueError, TypeError) as e:
-        raise RunError(
-            f"{files[0]} does not say what it is ({e}): it was written by another version of solera"
-        ) from None
+        raise RunError(f"{files[0]} lacks its description ({e}): it was written by another version of solera") from None
 
 
 def _order(name: str) -> tuple[bool, int, str]:

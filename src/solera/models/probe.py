@@ -1,4 +1,4 @@
-"""Looking at a model without changing it: one dummy batch through it, and its size."""
+"""Inspecting a model without changing it: its output for a dummy batch, and its size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBE_BATCH = 2
 
 @dataclass(frozen=True)
 class Size:
-    """What travels when a model is sent."""
+    """The size of a model when it is sent."""
 
     parameters: int
     buffers: int  # floats that are not trained, such as BatchNorm's running statistics
@@ -28,7 +28,7 @@ class Size:
 
 
 def size_of(model: nn.Module) -> Size:
-    """How many trained and untrained floats the model consists of (integer counters are not counted)."""
+    """The number of trained and untrained floats of the model (integer counters are not counted)."""
     return Size(
         parameters=sum(p.numel() for p in model.parameters()),
         buffers=sum(b.numel() for b in model.buffers() if b.is_floating_point()),
@@ -46,12 +46,12 @@ def check_output(
 
     `model` is a model or a function that builds one. `shape` is that of one sample; one dimension means a sequence
     of tokens if the model has an embedding, unless `tokens` says otherwise. The model's weights, buffers, modes and
-    torch's random state are the same afterwards.
+    torch's random state do not change.
     """
     with torch.random.fork_rng(devices=[]):
         made = model if isinstance(model, nn.Module) else model()
     if not isinstance(made, nn.Module):
-        raise ConfigError(f"model {name or model!r} is built as a {type(made).__name__}, not as a torch.nn.Module")
+        raise ConfigError(f"model {name or model!r} is a {type(made).__name__}, not a torch.nn.Module")
     name = name or type(made).__name__
     output = run_once(made, shape, name, tokens)
     if not isinstance(output, Tensor):
@@ -86,7 +86,7 @@ def run_once(model: nn.Module, shape: tuple[int, ...], name: str, tokens: bool |
             batch = torch.randn(PROBE_BATCH, *shape, device=like.device)
         try:
             return model(batch)
-        except Exception as error:  # a user's forward may raise anything; whatever it is, the shapes are the news
+        except Exception as error:  # a user's forward may raise anything; the usual cause is the input shape
             raise ConfigError(
                 f"model {name!r} fails on a batch of inputs of shape {tuple(shape)}: {type(error).__name__}: {error}; "
                 f"make it fit this input shape, or choose another model"
@@ -95,7 +95,7 @@ def run_once(model: nn.Module, shape: tuple[int, ...], name: str, tokens: bool |
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; modes and buffers as they were afterwards."""
+    """Eval mode inside; modes and buffers are restored afterwards."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.eval()

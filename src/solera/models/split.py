@@ -1,6 +1,6 @@
-"""Models in three pieces: a body that makes features, an adapter, and a head that makes logits.
+"""Split models: a body that computes features, an adapter, and a head that computes logits.
 
-Methods that exchange heads or compare representations (Fed-ET, MOON) need the pieces; all others take any module.
+Methods that exchange heads or compare representations (Fed-ET, MOON) need split models; all others accept any module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROJECTION_WIDTH = 256  # MOON's projection head
 class SplitModel(nn.Module):
     """head(adapter(body(x))).
 
-    The body gives `feature_dim` features per sample. The adapter brings them to the representation, whose width may be
+    The body computes `feature_dim` features per sample. The adapter maps them to the representation, whose width may be
     the same for all architectures. The head classifies. The parameters' names begin with body., adapter. and head.
     """
 
@@ -129,12 +129,12 @@ def wrap(
 
 
 def is_split(model: nn.Module) -> TypeGuard[SplitModel]:
-    """Whether the model comes in body, adapter and head."""
+    """Whether the model is split into body, adapter and head."""
     return isinstance(model, SplitModel)
 
 
 def require_split(model: nn.Module, needed_by: str, name: str | None = None) -> SplitModel:
-    """The model itself if it is split; otherwise a ConfigError that says who needs it and how to split one."""
+    """Return the model if it is split; otherwise raise ConfigError: which method needs it and how to split it."""
     if is_split(model):
         return model
     linear = list(_linear_layers(model))

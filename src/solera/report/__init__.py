@@ -1,1 +1,1 @@
-"""The report: one page of figures and tables from one or many run directories. Nothing here imports torch."""
+"""The report: one page of figures and tables from one or more run directories. This package does not import torch."""

@@ -1,7 +1,7 @@
-"""The numbers behind every figure of the report, as plain data that goes into the page as JSON.
+"""The numbers behind every figure of the report, as plain data for the page's JSON.
 
-Rounds are counted from 1 here, as people do. A group is the runs of one case over its seeds; what is shown of a single
-run (a timeline, a matrix) is its first.
+Rounds are counted from 1 here. A group is the runs of one case over its seeds; figures of a single run (a timeline, a
+matrix) show the first one.
 """
 
 import base64
@@ -23,6 +23,7 @@ from .order import similar_order
 from .profile import profiles
 from .read import Matrix, Record
 
+# Limits, so that the page stays small.
 POINTS = 300  # of one line
 CLIENTS = 120  # in the coefficient matrix
 BUBBLES = 6000  # classes times clients
@@ -31,14 +32,14 @@ ROWS = 300  # of a table
 LISTED = 12  # entries of a list among the facts of an event
 SPANS = 2000  # of a timeline
 TEACHERS = 60
-STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets one can choose from
-NAMING = ("case", "data.name")  # say what a case is, even where its method alone would tell it from the others
+STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets to choose from
+NAMING = ("case", "data.name")  # always part of a case's label if they differ
 DRAWN = {"coefficients", "timeline", "distilled", "teachers"}  # events that have a figure
-PLAIN = {"variates"}  # events that come every round and mean something only when `variates_grow` does; not listed
+PLAIN = {"variates"}  # events of every round that are not listed; `variates_grow` reports a problem
 
 
 def report_data(records: Sequence[Record], target: float | None = None) -> dict[str, Any]:
-    """Everything the page shows."""
+    """All data of the page."""
     groups = group_runs([r.run for r in records])
     by_run = {id(r.run): r for r in records}
     members = [[by_run[id(run)] for run in g.runs] for g in groups]
@@ -69,7 +70,7 @@ def report_data(records: Sequence[Record], target: float | None = None) -> dict[
 
 
 def finite(value: Any) -> Any:
-    """The same with None for numbers that JSON cannot say."""
+    """The same, with None for numbers that JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -77,7 +78,7 @@ def finite(value: Any) -> Any:
     return [finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-# ---- words ------------------------------------------------------------------------------------------
+# ---- text -------------------------------------------------------------------------------------------
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -88,7 +89,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _labels(groups: Sequence[Group]) -> list[str]:
-    """The method, the data set if they differ, and what tells a case from the others of its method."""
+    """The method, the data set if it differs, and the settings that differ from other cases of the method."""
 
     def of(g: Group, keys: Iterable[str]) -> Group:
         return Group(g.method, {k: g.settings[k] for k in keys}, g.runs)
@@ -102,7 +103,7 @@ def _labels(groups: Sequence[Group]) -> list[str]:
 
 
 def _subtitle(groups: Sequence[Group], records: Sequence[Record]) -> str:
-    """What all cases share: data, clients, models. Where they differ, their labels say it."""
+    """What all cases have in common: data, clients, models. The labels show the differences."""
     every = [g.runs[0].settings for g in groups]
     agreed = {k: v for k, v in every[0].items() if all(k in s and s[k] == v for s in every)}
     told = [f"{len(records)} runs" if len(records) > 1 else f"seed {show(groups[0].runs[0].seed)}"]
@@ -118,14 +119,14 @@ def _subtitle(groups: Sequence[Group], records: Sequence[Record]) -> str:
 
 
 def _cautions(results: Comparison, records: Sequence[Record]) -> list[str]:
-    """Why the cases may not be comparable. That a single run which goes on is not finished needs no warning."""
+    """Why the cases may not be comparable. There is no warning that a single running run is not finished."""
     alone = len(records) == 1 and records[0].status == "running"
     found = [c for c in cautions(results.groups) if not (alone and c.startswith("not finished"))]
     return unlike(results) + found
 
 
 def _missing(records: Sequence[Record]) -> list[str]:
-    """What is not there, each once, with the runs it is true of."""
+    """Missing parts, each once, with the runs that lack them."""
     of: dict[str, list[str]] = {}
     for r in records:
         for note in r.notes:
@@ -138,7 +139,7 @@ def _missing(records: Sequence[Record]) -> list[str]:
 
 
 def _with_averages(run: Run, lines: Lines) -> Lines:
-    """What was measured of a run, and the averages of the clients' models before they were distilled."""
+    """The results of a run, and the averages of the clients' models before distillation."""
     found = dict(lines)
     sent = {p.round: p.bytes_so_far for points in lines.values() for p in points}
     for r in run.rounds:
@@ -150,7 +151,7 @@ def _with_averages(run: Run, lines: Lines) -> Lines:
 
 
 def _by_round(many: Iterable[Sequence[Point]]) -> list[list[Point]]:
-    """The points of several lines, together by their round."""
+    """The points of several lines, grouped by round."""
     found: dict[int, list[Point]] = {}
     for points in many:
         for p in points:
@@ -183,7 +184,7 @@ def _bands(each: Sequence[Lines]) -> list[dict[str, Any]]:
 
 
 def thinned(items: list[Any], most: int) -> list[Any]:
-    """At most `most` of the items, evenly spaced, the last one among them."""
+    """At most `most` of the items, evenly spaced, including the last one."""
     if len(items) <= most:
         return items
     return [items[(i + 1) * len(items) // most - 1] for i in range(most)]
@@ -203,10 +204,9 @@ def _short(x: float) -> float:
 def targets(
     measured: Sequence[Sequence[Lines]], main: Sequence[Result | None], wanted: float | None = None
 ) -> dict[str, Any]:
-    """Rounds and bytes until a target accuracy was first reached, for the targets one can choose from.
+    """Rounds and bytes until a target accuracy was first reached, for all targets in STEPS.
 
-    The one shown first, unless it is given: the highest multiple of 5 % that the main result of at least half of the
-    groups reaches.
+    The default target is the highest multiple of 5 % that the main result of at least half of the groups reaches.
     """
     values = sorted({*STEPS, *([wanted] if wanted is not None else [])})
     rows = []
@@ -224,7 +224,7 @@ def targets(
 
 
 def _reached(each: Sequence[Sequence[Point]], target: float) -> list[Any]:
-    """[runs that reached it, of how many, rounds (mean, std), bytes (mean, std)]"""
+    """[runs that reached it, all runs, rounds (mean, std), bytes (mean, std)]"""
     first = [next((p for p in points if p.accuracy >= target), None) for points in each]
     found = [p for p in first if p is not None]
     rounds, sent = mean_std([p.round + 1 for p in found]), mean_std([p.bytes_so_far for p in found])
@@ -256,7 +256,7 @@ def _group(
 
 
 class _Distinct:
-    """Equal things once."""
+    """A list without duplicates."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
@@ -270,7 +270,7 @@ class _Distinct:
 
 
 def partition(record: Record) -> dict[str, Any] | None:
-    """Classes held by clients, as many clients as make a readable picture."""
+    """The classes of clients, with as many clients as a readable figure can show."""
     found = record.partition
     if found is None or not found["shown"]:
         return None
@@ -280,7 +280,7 @@ def partition(record: Record) -> dict[str, Any] | None:
 
 def personal(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Accuracy of clients' own models: both means and the worst tenth by round, and every client after the last
-    evaluation. What a run does not tell is NaN."""
+    evaluation. Unknown values are NaN."""
     by_round: dict[int, list[dict[str, float]]] = {}
     latest: list[list[Any]] = []
     for run in runs:
@@ -307,7 +307,7 @@ def personal(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def coefficients(matrices: Sequence[Matrix], cells: int) -> dict[str, Any] | None:
-    """The matrix after each round in one byte a cell, clients in the order of their similarity in the last one."""
+    """The matrix after each round, one byte per cell, with clients ordered by similarity in the last one."""
     if not matrices:
         return None
     names = matrices[-1].clients
@@ -333,7 +333,7 @@ def coefficients(matrices: Sequence[Matrix], cells: int) -> dict[str, Any] | Non
 
 
 def _givers(values: Sequence[float], N: int) -> list[float]:
-    """By how many givers the receivers are taught in effect: lowest, mean and highest exp(entropy of a column)."""
+    """The effective number of teachers of a student: lowest, mean and highest exp(entropy of a column)."""
     found = []
     for j in range(N):
         column = [max(0.0, values[i * N + j]) for i in range(N)]
@@ -350,7 +350,7 @@ def _bytes(values: Iterable[float]) -> str:
 
 
 def timeline(run: Run) -> list[list[Any]] | None:
-    """[round, what, start, end] of every piece of work that was timed, in seconds since the run began."""
+    """[round, what, start, end] of all timed work, in seconds since the start of the run."""
     spans: list[list[Any]] = []
     began = 0.0
     for r in run.rounds:
@@ -365,7 +365,7 @@ def timeline(run: Run) -> list[list[Any]] | None:
 
 
 def teachers(run: Run) -> dict[str, Any] | None:
-    """How far a round's teachers agree, and how much each of them counts by its confidence."""
+    """How far the teachers of a round agree, and the weight of each by its confidence."""
     found: list[tuple[int, dict[str, Any], float | None]] = []
     for r in run.rounds:
         event = next((e for e in r.events if e.get("kind") == "teachers"), None)
@@ -397,7 +397,7 @@ def teachers(run: Run) -> dict[str, Any] | None:
 
 
 def confusion(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The seeds' confusions added up."""
+    """The confusion matrices of all seeds, added up."""
     same = [c for c in found if len(c["total"]) == len(found[0]["total"])]
     if not same:
         return None
@@ -420,7 +420,7 @@ def confusion(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def regions(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Decision regions, a byte for each class at each point of the grid."""
+    """Decision regions, one byte for each class at each grid point."""
     if found is None:
         return None
     panels = [{**p, "percent": _bytes(v for row in p["percent"] for v in row)} for p in found["panels"]]
@@ -428,7 +428,7 @@ def regions(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def seconds(runs: Sequence[Run]) -> dict[str, float] | None:
-    """Seconds of a whole run by phase, the mean over seeds."""
+    """Seconds of a whole run by phase, as mean over seeds."""
     if not any(run.rounds for run in runs):
         return None
     return {
@@ -452,7 +452,7 @@ def _run(r: Record, group: int) -> dict[str, Any]:
         for e in done.events
         if e.get("kind") not in DRAWN | PLAIN
     ]
-    events.sort(key=lambda row: row[1] not in KINDS)  # what went wrong comes first, the rest in its order
+    events.sort(key=lambda row: row[1] not in KINDS)  # problems first, the others in their order
     summary = run.summary or {}
     environment = summary.get("environment")
     return {
@@ -479,7 +479,7 @@ def _run(r: Record, group: int) -> dict[str, Any]:
 
 
 def _configured(run: Run) -> bool:
-    """Whether there is a configuration that can be read."""
+    """Whether the run has a readable configuration."""
     return (run.path / "config.toml").is_file() and not any(what.startswith("config.toml") for what in run.missing)
 
 
@@ -490,7 +490,7 @@ def _facts(event: dict[str, Any]) -> str:
 
 
 def _brief(value: Any) -> str:
-    """A fact in a few words: of a long list its length, of a table which keys have the same value."""
+    """A fact as short text: for a long list its length, for a table the keys of each value."""
     if isinstance(value, list) and len(value) > LISTED:
         return f"({len(value)} entries)"
     if not isinstance(value, dict):

@@ -1,16 +1,16 @@
-"""An order in which similar things are neighbours: average linkage, each merge turned so that its ends fit."""
+"""An order in which similar items are neighbours: average linkage, with each merge oriented by its ends."""
 
 from collections.abc import Sequence
 
 
 def similar_order(similarity: Sequence[Sequence[float]]) -> list[int]:
-    """Positions of a symmetric similarity matrix, alike ones side by side. For a few hundred things at most.
+    """Positions of a symmetric similarity matrix, with similar ones side by side. For a few hundred items at most.
 
-    Like a dendrogram's leaves, but of the four ways to join two groups the one is taken whose touching ends are most
-    alike. Ties go to the first, so the order is always the same.
+    The order of a dendrogram's leaves. There are four ways to join two groups; it takes the one whose adjacent ends are
+    most similar. Ties go to the first, so the order is always the same.
     """
     n = len(similarity)
-    groups = {i: [i] for i in range(n)}  # the positions of each group in their order; a group has its first's number
+    groups = {i: [i] for i in range(n)}  # number of a group -> its positions in order
     near = [list(row) for row in similarity]  # between groups: the mean over their members
     while len(groups) > 1:
         numbers = sorted(groups)

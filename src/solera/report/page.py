@@ -1,8 +1,8 @@
-"""One HTML file that needs nothing else: style, script and data are inside, and the browser is told to fetch nothing.
+"""One self-contained HTML file: it holds style, script and data, and its policy forbids the browser to fetch anything.
 
-Names come from run directories and may hold anything. The data are JSON in a block that is never executed, without a
-"<" that could end it; the script writes text only as text. The page allows exactly the script and style that are here,
-by their hashes.
+Names come from run directories and may contain any text. The data are JSON in a block that is never executed, without a
+"<" that could end it; the script inserts text only as text. The page's policy allows only its own script and style, by
+their hashes.
 """
 
 import base64
@@ -59,7 +59,7 @@ PAGE = """<!doctype html>
 </div>
 <div id="figures" class="grid"></div>
 </div></main>
-<footer class="wrap">Made by Solera {version}{made}. Everything is in this file: it asks nothing of any network.
+<footer class="wrap">Made by Solera {version}{made}. Everything is in this file: it loads nothing from the network.
 </footer>
 <script type="application/json" id="data">{data}</script>
 <script>{script}</script>
@@ -69,7 +69,7 @@ PAGE = """<!doctype html>
 
 
 def render(data: dict[str, Any], version: str, made: str = "", live: bool = False) -> str:
-    """The page for what `figures.report_data` found. `live` also lets it ask its own server for newer data."""
+    """The page for the data of `figures.report_data`. With `live` it may also ask its own server for newer data."""
     style, script = _asset("report.css"), _script()
     policy = "; ".join(
         [
@@ -95,7 +95,7 @@ def render(data: dict[str, Any], version: str, made: str = "", live: bool = Fals
 
 
 def embedded(data: Any) -> str:
-    """JSON that may stand inside a script element: nothing in it can end the element or begin a comment."""
+    """JSON that is safe inside a script element: nothing in it can end the element or begin a comment."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

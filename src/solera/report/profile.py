@@ -1,4 +1,4 @@
-"""Where the time of profiled rounds went, as plain data for the page. Rounds are counted from 1, as in `figures`."""
+"""The time profiles of runs, as plain data for the page. Rounds are counted from 1, as in `figures`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from ..runs.profile import Cost, Profile, ProfiledTask
 from .read import Record
 
-RUNS = 12  # whose profile is shown
-TASKS = 12  # of one run
-ROWS = 10  # functions or operators of a table
-LETTERS = 160  # of a name: some functions have the whole signature of a template in theirs
+RUNS = 12  # limit of profiles
+TASKS = 12  # limit of tasks of one run
+ROWS = 10  # limit of functions or operators in a table
+LETTERS = 160  # limit of characters of a name: some functions have a whole template signature in their name
 
 
 def profiles(records: Sequence[Record]) -> dict[str, Any]:
-    """The profiles that there are, each with the number of its run among the records, and how many are left out."""
+    """The profiles, each with the index of its run in the records, and how many are left out."""
     found = [(number, r.profile) for number, r in enumerate(records) if r.profile is not None]
     return {
         "shown": [{"run": number, **_profile(profile)} for number, profile in found[:RUNS]],
@@ -38,7 +38,7 @@ def _task(task: ProfiledTask) -> dict[str, Any]:
         "client": _cut(task.client),
         "seconds": task.seconds,
         "operators": _rows(task.operators),
-        "functions": [] if task.operators else _rows(task.functions),  # all there is of a task that was not traced
+        "functions": [] if task.operators else _rows(task.functions),  # only for a task without a trace
         "trace": task.trace,
         "trace_bytes": task.trace_bytes,
         "untraced": _cut(task.untraced),
@@ -47,12 +47,12 @@ def _task(task: ProfiledTask) -> dict[str, Any]:
 
 
 def _without_total(seconds: dict[str, float]) -> list[list[Any]]:
-    """[phase, seconds] in the order in which they are drawn; the bar itself is their sum."""
+    """[phase, seconds] in the order of drawing; the bar is their sum."""
     return [[_cut(phase), s] for phase, s in seconds.items() if phase != "total"]
 
 
 def _rows(costs: Sequence[Cost]) -> list[list[Any]]:
-    """[name, where, calls, seconds itself, seconds with what it called]"""
+    """[name, where, calls, own seconds, total seconds]"""
     return [[_cut(c.name), _cut(c.where), c.calls, c.own_s, c.total_s] for c in costs[:ROWS]]
 
 

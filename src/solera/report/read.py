@@ -1,6 +1,6 @@
-"""Run directories as the report needs them: what `runs.read` reads, and the files that only a report looks at.
+"""Run directories for the report: what `runs.read` reads, and the files that only the report uses.
 
-What is not there, or is damaged, is named in `notes` and left out.
+Missing or damaged files are listed in `notes` and left out.
 """
 
 import array
@@ -19,7 +19,7 @@ from ..runs.read import Run, each_run
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """The coefficients between clients after one round, row by row: giver and receiver."""
+    """The coefficients between clients after one round, by rows: from teacher (row) to student (column)."""
 
     round: int
     clients: list[str]
@@ -42,19 +42,19 @@ class Record:
 
 
 class _Damaged(Exception):
-    """A file does not hold what it should."""
+    """A file does not have the expected content."""
 
 
 def read_all(paths: Iterable[str | os.PathLike[str]]) -> list[Record]:
-    """The runs in these directories and below them; a directory that holds none is refused."""
+    """The runs in these directories and their subfolders. Refuses a directory without any."""
     return [read_record(run) for run in each_run(list(paths))]
 
 
 def read_record(run: Run) -> Record:
-    """What else is in a run's directory, whatever state it is in."""
+    """The run together with the report's own files in its directory."""
     path = run.path
     status = "finished" if run.finished else "running" if in_use(path) else "stopped"
-    notes = [n for n in run.missing if not n.startswith("not finished")]  # `cautions` tells it, once for all runs
+    notes = [n for n in run.missing if not n.startswith("not finished")]  # `cautions` says it once for all runs
     matrices = _matrices(run)
     found: dict[str, dict[str, Any] | None] = {}
     for name, check in (("partition", _partition), ("confusion", _confusion), ("regions", _regions)):
@@ -63,10 +63,10 @@ def read_record(run: Run) -> Record:
         except FileNotFoundError:
             found[name] = None
             if name == "partition" or (name == "confusion" and run.finished):
-                notes.append(f"{name}.json is not there (an older version made the run): its figure is left out")
+                notes.append(f"{name}.json does not exist (the run is of an older version): its figure is left out")
         except (_Damaged, OSError, ValueError, KeyError, TypeError, RecursionError) as e:
             found[name] = None
-            why = e if isinstance(e, _Damaged) else e.strerror if isinstance(e, OSError) else "not what a run writes"
+            why = e if isinstance(e, _Damaged) else e.strerror if isinstance(e, OSError) else "unexpected content"
             notes.append(f"{name}.json is damaged ({why}): its figure is left out")
     unread: list[str] = []
     profile = read_profile(path, unread)
@@ -75,9 +75,9 @@ def read_record(run: Run) -> Record:
 
 
 def in_use(directory: Path) -> bool:
-    """Whether the directory's lock is held, that is: a run is writing there, of this process or another."""
+    """Whether the directory's lock is held: then a run of this or another process is writing there."""
     try:
-        lock = os.open(directory / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # whatever is there, it is not waited for
+        lock = os.open(directory / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # do not wait, also if it is a named pipe
     except OSError:
         return False
     try:
@@ -92,7 +92,7 @@ def in_use(directory: Path) -> bool:
 def _content(path: Path) -> dict[str, Any]:
     found = json.loads(read_file(path))
     if not isinstance(found, dict):
-        raise _Damaged("not a table")
+        raise _Damaged("not an object")
     return found
 
 
@@ -100,7 +100,7 @@ def _command(path: Path) -> str | None:
     try:
         command = _content(path / "run.json").get("command")
     except (_Damaged, OSError, ValueError, RecursionError):
-        return None  # read_run has noted it
+        return None  # read_run has already reported it
     return command if isinstance(command, str) else None
 
 
@@ -163,7 +163,7 @@ def _regions(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _matrices(run: Run) -> list[Matrix]:
-    """Take the coefficients out of the run's events, into a form that is small in memory."""
+    """Move the coefficients from the run's events into a form that needs little memory."""
     found = []
     for r in run.rounds:
         for event in [e for e in r.events if e.get("kind") == "coefficients"]:
@@ -184,7 +184,9 @@ def _expect(fits: bool, what: str) -> None:
 
 
 def _whole(value: Any) -> int:
-    _expect(isinstance(value, int) and not isinstance(value, bool) and value >= 0, f"{str(value)[:40]!r} is no count")
+    _expect(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0, f"{str(value)[:40]!r} is not a count"
+    )
     return value
 
 

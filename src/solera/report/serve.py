@@ -1,7 +1,7 @@
-"""The live view: the report's page on this machine only, and the data it asks for again and again.
+"""The live view: the report's page on this machine only, and the data that the page requests repeatedly.
 
-It listens on 127.0.0.1 and nowhere else, answers only requests that name it as this machine (so that no web page can
-reach it under a name of its own), answers GET and HEAD for two addresses, and writes nothing.
+It listens only on 127.0.0.1. It accepts only requests whose Host header names this machine, so that no web page can
+reach it through a domain of its own. It answers GET and HEAD for two paths, and writes nothing.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ WATCHED = (
 
 
 class Source:
-    """What the run directories hold now; they are read again only if a file has changed."""
+    """The current content of the run directories; they are read again only if a file has changed."""
 
     def __init__(self, paths: Sequence[Path], target: float | None = None):
         self.paths, self.target = list(paths), target
@@ -44,7 +44,7 @@ class Source:
         self._data: dict[str, Any] = EMPTY
 
     def data(self) -> dict[str, Any]:
-        """The report's data. Directories that hold no run yet are waited for."""
+        """The report's data. A directory may have no run yet."""
         with self._lock:
             seen = self._state()
             if seen != self._seen:
@@ -59,7 +59,7 @@ class Source:
             homes = [path, *sorted(p.parent for p in path.rglob("run.json") if p.parent != path)]
             found[path] = tuple(s for home in homes for name in WATCHED if (s := _stamp(home / name)) is not None)
             if found[path]:
-                found[path] += tuple(in_use(home) for home in homes)  # a run that ends changes the page, too
+                found[path] += tuple(in_use(home) for home in homes)  # the end of a run also changes the page
         return found
 
 
@@ -87,7 +87,7 @@ class LiveView(http.server.ThreadingHTTPServer):
 
     @property
     def hosts(self) -> set[str]:
-        """How a request may name this server."""
+        """The allowed Host headers."""
         port = self.server_address[1]
         return {f"{LOOPBACK}:{port}", f"localhost:{port}"}
 
@@ -97,10 +97,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server_version, sys_version = "Solera", ""
     timeout = 30
 
-    def do_GET(self) -> None:  # the name that http.server looks for
+    def do_GET(self) -> None:  # the name is given by http.server
         self._answer(body=True)
 
-    def do_HEAD(self) -> None:  # likewise
+    def do_HEAD(self) -> None:  # the same
         self._answer(body=False)
 
     def _answer(self, body: bool) -> None:
@@ -113,7 +113,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         try:
             data = self.server.source.data()
-        except Exception as e:  # a directory that vanished or cannot be read: the page says so and asks again
+        except Exception as e:  # a directory was removed or cannot be read: the page says so and asks again
             data = {**EMPTY, "title": "Nothing to read", "notes": [f"{type(e).__name__}: {e}"]}
         if path == "/":
             content = render(data, __version__, live=True).encode()
@@ -141,11 +141,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line."""
+        """Do not log requests."""
 
 
 def end_with_parent(server: LiveView, parent: int | None = None) -> threading.Thread:
-    """Stop serving when the process that started this one is gone, so that no view is left behind."""
+    """Stop serving when the parent process has ended."""
     parent = os.getppid() if parent is None else parent
 
     def look() -> None:

@@ -1,7 +1,7 @@
-"""A run without training: every exchange it will make, and the bytes of each, before anything is trained or written.
+"""A dry run: every exchange of a run and its bytes, without training or writing anything.
 
-The method runs its own code, round by round, on the real data, models and public samples. Clients are answered for by
-`engines.dry`, and the server's trainings take no step (`parts.effort`).
+The method runs its own code for all rounds, on the real data, models and public samples. `engines.dry` makes the
+clients' replies, and training on the server takes no steps (`parts.effort`).
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from .measure import measure_own, traffic
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsal:
-    """What a run will send, and leave."""
+    """What a run will send and save."""
 
     method: str
     clients: int
     cohort: int
     rounds: list[Traffic]
     models: dict[str, dict[str, Any]]  # name -> architecture and bytes of its weights
-    bounded: list[str]  # tasks whose replies are at most so large
+    bounded: list[str]  # tasks for whose replies only an upper limit is known
     varies: str  # why the bytes depend on what is learned; empty: they do not
 
     def total(self, way: str) -> int:
@@ -40,7 +40,7 @@ class Rehearsal:
         return sum(sent.sent(way) for sent in self.rounds)
 
     def facts(self) -> dict[str, Any]:
-        """All of it, for a program to read."""
+        """Everything, for programs."""
         return {
             "dry_run": True,
             "method": self.method,
@@ -56,12 +56,12 @@ class Rehearsal:
 
 
 def rehearse_config(config: Config) -> Rehearsal:
-    """Rehearse what a configuration describes."""
+    """Rehearse the run of a configuration."""
     return rehearse(scenario_of(config), config.method, config.run, config.federation)
 
 
 def rehearse(scenario: Scenario, method: Method, config: RunConfig, federation: FederationConfig) -> Rehearsal:
-    """Go through all rounds of a run. Whatever the run would refuse is refused, and nothing is left behind."""
+    """Go through all rounds of a run. It refuses what the run would refuse, and writes nothing."""
     check_fit(method, scenario)
     check_quorum(federation, len(scenario.roster))
     engine, server, sent = Dry(scenario.roster), scenario.server, []
@@ -76,7 +76,7 @@ def rehearse(scenario: Scenario, method: Method, config: RunConfig, federation: 
                 state = method.round(state, fed, server)
                 if last:
                     state = method.finish(state, fed, server)
-                sent.append(traffic(fed))  # before own models are scored, as in a run
+                sent.append(traffic(fed))  # before own models are scored, like in a run
                 if last or (t + 1) % config.eval_every == 0:
                     measure_own(method, state, fed, server, config.eval_clients)
         models = {
@@ -91,7 +91,7 @@ def rehearse(scenario: Scenario, method: Method, config: RunConfig, federation: 
 
 @contextlib.contextmanager
 def _every_reply_counts(fed: Federation) -> Iterator[None]:
-    """There is no client here that could fail: a reply that is refused is one that zeros cannot stand for."""
+    """No client can fail in a dry run: a refused reply means that zeros are invalid in it."""
     try:
         yield
     except QuorumNotMet:
@@ -99,6 +99,6 @@ def _every_reply_counts(fed: Federation) -> Iterator[None]:
             raise
     for f in fed.failures:
         raise RunError(
-            f"round {fed.round}: a reply of zeros to {f['task']} is refused: {f['reason']}; say in the reply's type "
-            "what one looks like before anything is learned (`fill`, see solera.wire.sized)"
+            f"round {fed.round}: a reply of zeros to {f['task']} is refused: {f['reason']}; give the reply's type an "
+            "example of a valid reply (`fill`, see solera.wire.sized)"
         )

@@ -1,7 +1,7 @@
-"""What a report shows beyond a run's metrics: who holds which classes, what is taken for what, and, where samples are
-points of a plane, which part of the plane belongs to which class.
+"""What a report shows besides a run's metrics: the classes of each client, confusion matrices and, for 2-d samples, the
+decision regions of the models.
 
-Nothing here changes a result. Each function gives what becomes one file of the run directory.
+Nothing here changes a result. Each function returns the content of one file of the run directory.
 """
 
 import dataclasses
@@ -23,28 +23,28 @@ from ..server import EnsembleReport, Server
 from ..task import Data
 from .measure import answers
 
-CLIENTS = 200  # whose classes are recorded, evenly spaced among all
-CELLS = 40_000  # at most so many counts
-CLASSES = 100  # with more, a matrix of confusions is not recorded, only how often each class is recognised
+CLIENTS = 200  # limit of clients whose classes are recorded, evenly spaced among all
+CELLS = 40_000  # limit of counts in partition.json
+CLASSES = 100  # with more classes, only the correct predictions of each class are recorded, without a matrix
 MATRICES = 24
-PANELS = 6  # members of an ensemble whose regions are recorded
-GRID = 61  # points a side
-POINTS = 200  # samples of each client
+PANELS = 6  # limit of ensemble members whose regions are recorded
+GRID = 61  # points on a side
+POINTS = 200  # limit of samples of each client
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is recorded of a run beside its rounds, by whoever knows the data."""
+    """What is recorded of a run besides its rounds."""
 
-    experiment: dict[str, Any]  # all that determines the results, in a form that can be written down and compared
+    experiment: dict[str, Any]  # everything that determines the results, in a form that can be saved and compared
     clients: int
-    takes: dict[str, Any]  # what the models take: shape, mean, std, vocabulary
+    takes: dict[str, Any]  # the models' input: shape, mean, std, vocabulary
     class_names: Sequence[str] | None
     partition: Callable[[], dict[str, Any]]  # partition.json
     regions: Callable[[int, Mapping[str, Model]], dict[str, Any] | None]  # regions.json, of the last round
 
     def model_card(self) -> dict[str, str]:
-        """What the file of a model says of its inputs and outputs."""
+        """The inputs and outputs of a model, for the metadata of its file."""
         names = {"class_names": json.dumps(self.class_names)} if self.class_names else {}
         return {"input": json.dumps(self.takes), **names}
 
@@ -66,7 +66,7 @@ def facts_of(scenario: Scenario, method: Method, federation: FederationConfig) -
         "server": scenario.server.large,
         "public": None if scenario.public is None else scenario.public.digest[:16],
     }
-    if scenario.augment:  # named only where there are steps: what run.json says of other runs stays as it was
+    if scenario.augment:  # only if there are steps, so that run.json of other runs does not change
         experiment["data"]["augment"] = [step_name(step) for step in scenario.augment]
     return Facts(
         experiment=json.loads(json.dumps(experiment, default=lambda o: type(o).__qualname__)),
@@ -79,7 +79,7 @@ def facts_of(scenario: Scenario, method: Method, federation: FederationConfig) -
 
 
 def partition_facts(scenario: Scenario) -> dict[str, Any]:
-    """partition.json: how many training samples of each class the clients hold."""
+    """partition.json: the number of training samples of each class on each client."""
     roster, classes = scenario.roster, scenario.dataset.classes
     K = len(roster)
     shown = _spread(K, max(1, min(CLIENTS, CELLS // classes)))
@@ -102,7 +102,7 @@ def partition_facts(scenario: Scenario) -> dict[str, Any]:
 
 
 def confusion_facts(t: int, models: Mapping[str, Model], server: Server, test: Data) -> dict[str, Any]:
-    """confusion.json: of the samples of each class (row), how many every reported model took for which (column)."""
+    """confusion.json: for each reported model, how many samples of a class (row) it predicts as which (column)."""
     classes = server.num_classes
     reported: list[tuple[str, str, Model | EnsembleReport]] = [("models", n, m) for n, m in models.items()]
     reported += [("ensembles", e.name, e) for e in server.ensembles]
@@ -123,8 +123,8 @@ def confusion_facts(t: int, models: Mapping[str, Model], server: Server, test: D
 
 
 def region_facts(t: int, models: Mapping[str, Model], server: Server, scenario: Scenario) -> dict[str, Any] | None:
-    """regions.json: what every model thinks of a grid of points, in percent for each class; None unless samples are
-    points of a plane."""
+    """regions.json: the prediction of every model on a grid of points, in percent for each class. None unless samples
+    are two-dimensional points."""
     if scenario.dataset.shape != (2,) or scenario.dataset.vocabulary:
         return None
     test = scenario.test.inputs
@@ -180,6 +180,6 @@ def _spread_tensor(total: int) -> Tensor:
 
 
 def _spread(total: int, count: int) -> list[int]:
-    """`count` numbers below `total`, evenly spaced; all of them if there are no more."""
+    """`count` evenly spaced numbers below `total`; all of them if `total` is smaller."""
     count = min(total, count)
     return [i * total // count for i in range(count)]

@@ -1,4 +1,4 @@
-"""Measuring: what a round sent, how good its models are, and what a whole run came to."""
+"""Measurements: the traffic of a round, the scores of its models, and the summary of a run."""
 
 import functools
 import math
@@ -26,11 +26,11 @@ from ..server import EnsembleReport, Server
 from ..task import Data
 from ..version import __version__
 
-NOTED_CLIENTS = 1000  # of whom a round's line says how good their own models are
+NOTED_CLIENTS = 1000  # limit of clients whose own scores are in a round's line
 
 
 def traffic(fed: Federation) -> Traffic:
-    """What travelled in this round: bytes by direction and task, and how many numbers that were."""
+    """The traffic of this round: bytes by direction and task, and the number of floats and integers."""
     ways = {"down": fed.down, "up": fed.up}
     return Traffic(
         bytes={way: {task: t.bytes for task, t in sent.items()} for way, sent in ways.items()},
@@ -42,7 +42,7 @@ def traffic(fed: Federation) -> Traffic:
 def measure(
     method: Method, state: Any, fed: Federation, server: Server, test: Data, eval_clients: int
 ) -> list[rows.Score]:
-    """Accuracy and loss of every reported model and ensemble, and of personal models where there are any."""
+    """Accuracy and loss of every reported model and ensemble, and the scores of personal models, if any."""
     models = method.models(state)
     named: list[tuple[str, str, Callable[[], Score]]] = [
         *(("model", name, functools.partial(_evaluate, server, m, test)) for name, m in models.items()),
@@ -57,7 +57,7 @@ def measure(
 
 
 def measure_own(method: Method, state: Any, fed: Federation, server: Server, eval_clients: int) -> list[rows.Score]:
-    """How good the clients' own models are, where the method has any: the clients are asked."""
+    """The scores of the clients' own models, if the method has any. The clients compute them."""
     asked = scoring(method, state, fed)
     if asked is None:
         return []
@@ -98,13 +98,13 @@ def measure_validation(method: Method, state: Any, server: Server) -> list[rows.
 
 
 def first_if_all_void(rounds: Sequence[RoundRecord]) -> str | None:
-    """What was said of the first round, if all were void; None if one was not."""
+    """The reason of the first round if all rounds were void; None otherwise."""
     void = [e["reason"] for r in rounds for e in r.events if e["kind"] == "round_empty"]
     return void[0] if void and len(void) == len(rounds) else None
 
 
 def why_unusable(rounds: Sequence[RoundRecord]) -> str | None:
-    """Why nobody can use what a run leaves, with the first reason that a client gave on the way; None if one can."""
+    """Why the final models are unusable, with the first failure of a client; None if one is usable."""
     last = next((r for r in reversed(rounds) if r.scores), None)
     bad = not_finite(last) if last else []
     if last is None or not bad or len(bad) < len(_losses(last)):
@@ -115,11 +115,10 @@ def why_unusable(rounds: Sequence[RoundRecord]) -> str | None:
 
 
 def _measure_personal(asked: Exchange, fed: Federation, eval_clients: int) -> dict[str, Score]:
-    """The score of each client's own model on its own test split. What this costs on the wire is not the method's
-    traffic."""
+    """The score of each client's own model on its own test split. This does not count as the method's traffic."""
     replies = fed.map(
         asked.task, _scored(fed, eval_clients), min_replies=0, **asked.payload
-    )  # who is missing is not measured
+    )  # clients that do not answer are left out
     return {k: r for k, r in replies.items() if r.total}
 
 
@@ -130,7 +129,7 @@ def _scored(fed: Federation, eval_clients: int) -> list[str]:
 
 
 def _measure_mean(asked: Exchange, fed: Federation, eval_clients: int) -> dict[str, Any]:
-    """The same where the server may see means only: single clients' accuracies, and so the worst, stay unknown."""
+    """The same if the server may see only means: the accuracies of single clients, and so the worst, stay unknown."""
     fed.dismiss()
     means = fed.mean(
         asked.task, _scored(fed, eval_clients), by=lambda k: "all", uniform=True, min_replies=0, **asked.payload
@@ -141,7 +140,7 @@ def _measure_mean(asked: Exchange, fed: Federation, eval_clients: int) -> dict[s
     mean = m.accuracy.item() / share
     return {
         "mean": mean,
-        "weighted_mean": m.correct.item() / m.total.item(),  # every test sample counts the same, not every client
+        "weighted_mean": m.correct.item() / m.total.item(),  # weighted by test samples
         "std": max(0.0, m.squared.item() / share - mean**2) ** 0.5,
         "clients": round(share * means.counts["all"]),
     }
@@ -150,8 +149,8 @@ def _measure_mean(asked: Exchange, fed: Federation, eval_clients: int) -> dict[s
 def _spread(scores: list[Score]) -> dict[str, Any]:
     """Both means, the spread and the worst of the clients' accuracies.
 
-    In "mean" every client counts the same, in "weighted_mean" every test sample does. That is mean(correct) /
-    mean(total), so a server that sees means only can have it, too.
+    "mean" gives every client the same weight, "weighted_mean" every test sample. The latter is mean(correct) /
+    mean(total), so a server that sees only means can compute it, too.
     """
     accuracy = sorted(s.accuracy for s in scores)
     if not accuracy:
@@ -176,7 +175,7 @@ def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
 
 
 def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Tensor:
-    """The probabilities that a model, or several together, give to each class. [samples, classes]"""
+    """The class probabilities of a model or an ensemble. [samples, classes]"""
     if isinstance(what, Model):
         return logits_of(server.model(what.architecture, what.weights), inputs).softmax(-1)
     models = frozen(what.members, server.model)
@@ -188,7 +187,7 @@ def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Ten
 
 
 def summarise(home: RunDirectory, method: Method, state: Any, fed: Federation, config: RunConfig) -> dict[str, Any]:
-    """The outcome of a run, from what it recorded."""
+    """The outcome of a run, from its records."""
     rounds = list(home.records())
     failures = Counter(f["client"] for r in rounds for f in r.failures)
     evaluated = [r for r in rounds if r.scores]

@@ -1,1 +1,1 @@
-"""Run directories: what is in one, how it is written, read and compared."""
+"""Run directories: their content, and how they are written, read and compared."""

@@ -1,5 +1,5 @@
-"""Groups of runs as rows of numbers, and those rows as CSV and LaTeX. Runs are grouped in `groups`, what was
-measured is told apart in `results`. A table holds one kind of result only."""
+"""Groups of runs as rows of numbers, and these rows as CSV and LaTeX. `groups` groups the runs, `results` sorts what
+was measured by kind. A table holds only one kind of result."""
 
 import csv
 import dataclasses
@@ -21,12 +21,12 @@ class Spread:
     """Mean and standard deviation (of a sample, n - 1) over runs."""
 
     mean: float
-    std: float | None  # None: of one run there is none
+    std: float | None  # None for a single run
     runs: int
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Spread | None":
-        """Over the values that are there; None if there is none."""
+        """Over the values that are not None; None if there are none."""
         there = [float(v) for v in values if v is not None]
         if not there:
             return None
@@ -35,7 +35,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One thing that was measured in the runs of a group: a model, an ensemble, or the clients' own models."""
+    """One result of the runs of a group: a model, an ensemble, or the clients' own models."""
 
     group: Group
     kind: str  # as in `results`; "" if nothing was evaluated
@@ -72,12 +72,12 @@ SECTIONS = {  # the tables of a comparison: their titles and the kinds in them
 
 
 def rows_of(groups: Sequence[Group], target: float | None = None) -> list[Row]:
-    """The rows of a comparison: for each group one for each result, in the order of SECTIONS."""
+    """The rows of a comparison: one for each group and result, in the order of SECTIONS."""
     return rows_in(compared_results(groups), target)
 
 
 def rows_in(found: Comparison, target: float | None = None) -> list[Row]:
-    """The same, of results that were gathered already."""
+    """The same, from results that were already collected."""
     return [row for i, group in enumerate(found.groups) for row in _rows(group, found.lines[i], found.of(i), target)]
 
 
@@ -112,12 +112,12 @@ def _rows(group: Group, lines: Sequence[Lines], results: Sequence[Result], targe
 
 
 def _of_all(values: Sequence[float | None]) -> Spread | None:
-    """None if one is missing: older runs have no weighted mean, and part of the seeds is another thing than all."""
+    """None if one is missing: older runs have no weighted mean, and a mean over some seeds would mislead."""
     return None if None in values else Spread.of(values)
 
 
 def _personal(run: Run, key: str) -> float | None:
-    """A figure of the clients' own models, of the last round that has it."""
+    """A number about the clients' own models, from the last round that has it."""
     return next((r.own[key] for r in reversed(run.rounds) if key in r.own), None)
 
 
@@ -126,7 +126,7 @@ def _personal(run: Run, key: str) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Printed:
-    """Results of one kind as cells of text; `first[i]` tells whether row i begins a group."""
+    """Results of one kind as text cells; `first[i]` says whether row i begins a group."""
 
     title: str  # what kind of result this is
     heads: list[str]
@@ -136,10 +136,10 @@ class Printed:
 
 
 def printed(rows: Sequence[Row], target: float | None = None, columns: Iterable[str] | None = None) -> list[Printed]:
-    """The rows with numbers rounded for people, one table for each kind of result.
+    """The rows with rounded numbers, one table for each kind of result.
 
-    What belongs to a whole group stands in its first row only. `columns` are the settings shown, all that tell groups
-    apart if not given.
+    Values of a whole group are shown in its first row only. `columns` are the settings to show. Default: all that
+    differ between groups.
     """
     told = columns if columns is not None else rows[0].group.settings if rows else ()
     settings = [k for k in told if k != "method.name"]
@@ -188,12 +188,12 @@ def percent(value: Spread | None) -> str:
 
 
 def with_unit(value: Spread | None, unit: Any) -> str:
-    """The mean, as `unit` writes it."""
+    """The mean, formatted by `unit`."""
     return "" if value is None else unit(value.mean)
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows as plain values, nothing rounded."""
+    """The rows as plain, unrounded values."""
     return [
         {
             "method": row.group.method,
@@ -210,7 +210,7 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line a row, group columns repeated, nothing rounded: for spreadsheets and pandas."""
+    """One line for each row, with repeated group columns and unrounded numbers: for spreadsheets and pandas."""
     settings = [k for k in (rows[0].group.settings if rows else {}) if k != "method.name"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -256,12 +256,12 @@ LATEX = {
 
 
 def latex_text(text: str) -> str:
-    """Text that LaTeX prints as it is."""
+    """Text with LaTeX's special characters escaped."""
     return "".join(LATEX.get(c, c if c.isprintable() else " ") for c in text)
 
 
 def as_latex(tables: Sequence[Printed]) -> str:
-    """The tables for a paper, each headed by the kind of its results; they need \\usepackage{booktabs}."""
+    """The tables for a paper, each with its kind of result as a title; they need \\usepackage{booktabs}."""
     return "\n".join(map(_latex_table, tables))
 
 

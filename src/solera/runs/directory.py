@@ -1,19 +1,19 @@
-"""A run directory: everything a run made, in open formats, and whole at every moment.
+"""A run directory: everything that a run writes, in open formats, and consistent at every moment.
 
     config.toml          the full effective configuration
-    run.json             what determines the results, and the command that began the run
-    partition.json       who holds how many samples of which class
-    metrics.jsonl        one line a round
+    run.json             what determines the results, and the command that started the run
+    partition.json       how many samples of which class each client holds
+    metrics.jsonl        one line for each round
     summary.json         the outcome, with a digest of the final state
-    confusion.json       what the final models take for what; regions.json: their regions, for points of a plane
-    models/*.safetensors the final models, under their parameters' own names
+    confusion.json       confusion matrices of the final models; regions.json: their decision regions, for 2-d samples
+    models/*.safetensors the final models, with their own parameter names
     checkpoints/         the last two states, each with its sha256 in its name; in older/, files they still refer to
-    clients/             what clients keep between rounds, each version with its sha256 in its name
+    clients/             the state that clients keep between rounds, each version with its sha256 in its name
 
 A checkpoint is the server's state and the ledger: which version of its state each client has. Both are in one file, so
-one rename makes them count together.
+one rename makes both valid at once.
 
-A file is written beside its place and renamed into it, so `kill -9` at any moment leaves the old one or the new one.
+A file is written under another name and then renamed, so `kill -9` at any moment leaves either the old or the new file.
 """
 
 import dataclasses
@@ -43,19 +43,19 @@ from .keys import flat
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records
 from .trust import ENGINE, prove, refuse_changes
 
-BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # what a run killed at once leaves behind
+BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # left by a run that was killed early
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
-KEEP = 2  # checkpoints: if the newest is damaged, the one before it serves
-OLDER = "checkpoints/older"  # files that are no checkpoint any more, but hold tensors of one that is kept
-# `flock` belongs to the open handle: unlike a POSIX lock it also excludes this process, and is not lost when a reader
-# in it closes the same file. But a forked child shares the handle and would keep the directory after its parent died:
-# children close what is in here.
+KEEP = 2  # checkpoints: if the newest is damaged, the one before it is used
+OLDER = "checkpoints/older"  # files that are no longer checkpoints, but hold tensors of a kept checkpoint
+# `flock` belongs to the open handle. Unlike a POSIX lock it also excludes this process, and is not lost when another
+# reader in this process closes the same file. But a forked child shares the handle and would keep the directory locked
+# after its parent died. So children close the handles in this set.
 _LOCKS: set[int] = set()
-LOCK_PATIENCE_S = 0.5  # whoever looks whether a run is going on holds the lock for a moment
+LOCK_PATIENCE_S = 0.5  # a program that checks whether a run is active holds the lock for a moment
 
 
 def _let_go() -> None:
-    """In a forked child: the locks are its parent's."""
+    """In a forked child, close the locks: they belong to the parent."""
     for lock in _LOCKS:
         os.close(lock)
     _LOCKS.clear()
@@ -65,7 +65,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 class RunDirectory:
-    """One run's files. Opening locks the directory until `close`."""
+    """The files of one run. Opening locks the directory until `close`."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class RunDirectory:
         experiment: dict[str, Any] | None = None,
         command: str | None = None,
     ):
-        """`experiment` is all that determines the results; a run is continued only with the same. `command` is kept
-        for whoever reads the report."""
+        """`experiment` is everything that determines the results; a run is continued only with an equal one. `command`
+        is recorded for the report."""
         self.path, self.version = pathlib.Path(path).resolve(), version
-        self._chains = [_Written() for _ in range(KEEP)]  # as many as checkpoints are kept, used in turn
+        self._chains = [_Written() for _ in range(KEEP)]  # one for each kept checkpoint, used in turn
         self._needs: dict[str, set[str]] = {}  # checkpoint -> the other files that hold its tensors
         self._ledgers: dict[str, dict[str, Version]] = {}  # checkpoint -> the client state that belongs to it
         if resume and not (self.path / "run.json").is_file():
             raise RunError(
-                f"{path} is no run directory: it has no run.json; start a run with `solera run --out {path}`"
+                f"{path} is not a run directory: it has no run.json; start a run with `solera run --out {path}`"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class RunDirectory:
             elif extra := [p.name for p in self.path.iterdir() if p.name not in BEGINNING]:
                 raise RunError(f"{path} is not empty (it has {extra[0]!r}); choose another --out")
             else:
-                if config is not None:  # first, so that whatever else is there can be resumed
+                if config is not None:  # first: a directory with run.json can then always be resumed
                     self._write("config.toml", config.encode())
                 facts = {"format": FORMAT, "solera": version, "experiment": experiment, "command": command}
                 if code := _code_in(config):
@@ -113,7 +113,7 @@ class RunDirectory:
             raise
 
     def _acquire(self) -> int:
-        """The handle of the lock, which now is this run's."""
+        """Take the lock and return its handle."""
         lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         end = time.monotonic() + LOCK_PATIENCE_S
         try:
@@ -137,7 +137,7 @@ class RunDirectory:
             facts = json.loads(read_file(self.path / "run.json"))
             found, by, before = facts["format"], facts["solera"], facts.get("experiment")
             if not isinstance(before, dict | None):
-                raise TypeError("experiment is no table")
+                raise TypeError("experiment is not an object")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise RunError(f"{self.path}/run.json is damaged ({e}); the run cannot be continued") from None
         if (found, by) != (FORMAT, self.version):
@@ -147,18 +147,18 @@ class RunDirectory:
             )
         if before is not None and experiment is not None:
             then, now = flat(before), flat(json.loads(json.dumps(experiment)))
-            for key in [*now, *(k for k in then if k not in now)]:  # in the order that says most
+            for key in [*now, *(k for k in then if k not in now)]:  # the most informative keys first
                 if then.get(key) != now.get(key):
                     raise RunError(
-                        f"{self.path} was begun with {key} = {then.get(key)}, not {now.get(key)}: a run is continued "
-                        "only as it was begun (rounds and engine may change); choose another --out for the new one"
+                        f"{self.path} was started with {key} = {then.get(key)}, not {now.get(key)}: a run can only be "
+                        "continued with the same settings (rounds and engine may change); choose another --out"
                     )
 
     def close(self) -> None:
-        """Give the directory free."""
-        if self._lock in _LOCKS:  # not so in a forked child
+        """Release the lock."""
+        if self._lock in _LOCKS:  # False in a forked child
             _LOCKS.remove(self._lock)
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # said, not just closed: a child in the middle of a fork has it too
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # explicitly: a child that was just forked still has the handle
             os.close(self._lock)
         self._lock = -1
 
@@ -180,17 +180,17 @@ class RunDirectory:
             finally:
                 os.close(folder)
         except OSError as e:
-            raise RunError(f"{path} cannot be written: {e.strerror}; the last checkpoint is unharmed") from None
+            raise RunError(f"{path} cannot be written: {e.strerror}; the last checkpoint is still valid") from None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write("summary.json", json.dumps(summary, indent=2).encode())
 
     def write_facts(self, name: str, facts: dict[str, Any]) -> None:
-        """A file of its own for what would be too much in every line of metrics.jsonl."""
+        """Write facts that are too large for every line of metrics.jsonl into a separate file."""
         self._write(name, json.dumps(facts).encode())
 
     def write_model(self, name: str, weights: Weights, facts: dict[str, str]) -> None:
-        """A final model, loadable with `safetensors.torch.load_file`."""
+        """Write a final model; `safetensors.torch.load_file` can load it."""
         tensors = {n: t.detach().cpu().contiguous() for n, t in weights.items()}
         self._write(
             f"models/{safe_name(name, 'model name')}.safetensors", safetensors.torch.save(tensors, metadata=facts)
@@ -203,13 +203,13 @@ class RunDirectory:
     # -- rounds --
 
     def commit(self, round: int, state: Any, ledger: Mapping[str, Version]) -> None:
-        """Make a round's state the one a resumed run starts from. Its metrics have been appended already, and the
-        client state that the ledger names is on the disk.
+        """Write a checkpoint: a resumed run starts from it. The round's metrics were already appended, and the client
+        states that the ledger names are on disk.
 
-        Tensors that have not changed since the last commit but one stay in the files they are in, if that saves half
-        of the writing. Once those files would hold more than twice what the state needs, everything is written anew.
-        The last commit's files are left alone: the two checkpoints that are kept share no file, so that one damaged
-        file costs one of them.
+        Tensors that have not changed since the last commit but one stay in their files, if that saves half of the
+        writing. If those files would hold more than twice what the state needs, everything is written again. The files
+        of the last commit are not used: the two kept checkpoints share no file, so a damaged file affects only one of
+        them.
         """
         content = {"state": state, "ledger": _pack(ledger)}
         tensors, packed = leaves(content), Packed(content)
@@ -229,7 +229,7 @@ class RunDirectory:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Remove what no kept checkpoint needs. What one does need is there at every moment, in one of two places."""
+        """Remove files that no kept checkpoint needs. A needed file exists at every moment, in one of two places."""
         files = self._checkpoints()
         self._needs = {p.name: self._needed_by(p) for p in files[-KEEP:]}
         self._ledgers = {p.name: self._ledger_of(p) for p in files[-KEEP:]}
@@ -244,15 +244,15 @@ class RunDirectory:
                 path.unlink(missing_ok=True)
 
     def _retire(self, checkpoint: pathlib.Path) -> None:
-        """It serves no more as a checkpoint: client state as old as that is gone. Its tensors are still needed."""
+        """Move a file that is no longer a checkpoint (its client states are gone), but whose tensors are needed."""
         try:
             (self.path / OLDER).mkdir(exist_ok=True)
             checkpoint.replace(self.path / OLDER / checkpoint.name)
         except OSError as e:
-            raise RunError(f"{checkpoint} cannot be moved to {OLDER}: {e.strerror}; it is unharmed") from None
+            raise RunError(f"{checkpoint} cannot be moved to {OLDER}: {e.strerror}; it is still valid") from None
 
     def _needed_by(self, checkpoint: pathlib.Path) -> set[str]:
-        """The other files without which this checkpoint is not whole; a damaged one has no use for any."""
+        """The other files that this checkpoint needs; none if it is damaged."""
         if checkpoint.name in self._needs:
             return self._needs[checkpoint.name]
         try:
@@ -261,7 +261,7 @@ class RunDirectory:
             return set()
 
     def _ledger_of(self, checkpoint: pathlib.Path) -> dict[str, Version]:
-        """The client state that belongs to a checkpoint; none, if it is damaged and will not be fallen back to."""
+        """The client states of a checkpoint; empty if it is damaged, because then it is never used."""
         if checkpoint.name in self._ledgers:
             return self._ledgers[checkpoint.name]
         try:
@@ -270,7 +270,7 @@ class RunDirectory:
             return {}
 
     def ledgers(self) -> list[dict[str, Version]]:
-        """The ledgers of the checkpoints that are kept, oldest first: client state in them must stay."""
+        """The ledgers of the kept checkpoints, oldest first. Their client states must be kept."""
         return [self._ledgers[name] for name in sorted(self._ledgers)]
 
     def _checkpoints(self) -> list[pathlib.Path]:
@@ -280,12 +280,12 @@ class RunDirectory:
     def latest(
         self, into: Any, check: Callable[[Mapping[str, Version]], None] = lambda ledger: None
     ) -> tuple[int, Any, dict[str, Version], list[str]]:
-        """The newest usable checkpoint as (rounds done, state, ledger, what was wrong with newer ones); 0 rounds if
-        none is.
+        """The newest usable checkpoint as (rounds done, state, ledger, problems of newer ones); 0 rounds if there is
+        none.
 
-        `check` raises a RunError for a ledger whose client state is not there or not whole. A checkpoint like that is
-        not usable, and if there is none before it, the run is not begun anew: the file may still be found.
-        A checkpoint that is whole but no state of this type is not damage: falling back would throw away a good run.
+        `check` raises RunError if a client state of the ledger is missing or damaged. Such a checkpoint is not usable.
+        If there is no earlier one, this raises RunError and the run does not start again: the user may restore the
+        file. An intact checkpoint that is not a state of this type also raises: a fallback would lose a good run.
         """
         damaged: list[str] = []
         lost: RunError | None = None
@@ -305,29 +305,29 @@ class RunDirectory:
             except WireError as e:
                 raise RunError(
                     f"{self.path} cannot be continued: its checkpoint of round {round} is not a state of this method "
-                    f"({e}); resume it with the method and the version it was begun with"
+                    f"({e}); resume it with the method and the version it was started with"
                 ) from None
             except ValueError as e:
-                damaged.append(f"checkpoint of round {round} is not whole: some of its tensors are elsewhere, and {e}")
+                damaged.append(f"checkpoint of round {round} is incomplete: it needs tensors of another file, and {e}")
             except RunError as e:
                 damaged.append(f"checkpoint of round {round} cannot be used: {e}")
                 lost = lost or e
         if lost is not None:
             raise RunError(
-                f"{self.path} cannot be continued: {lost}, and there is no checkpoint before that could do without it; "
-                "put the file back, or start the run again with another --out"
+                f"{self.path} cannot be continued: {lost}, and there is no earlier checkpoint that works without it; "
+                "restore the file, or start a new run with another --out"
             )
         return 0, None, {}, damaged
 
     def _pieces(self, blob: bytes) -> dict[int, Tensor]:
-        """The tensors of a checkpoint that are in other files; a ValueError names the one that fails."""
+        """The tensors of a checkpoint that are in other files. Raises ValueError with the name of a damaged file."""
         wanted: dict[str, dict[int, int]] = {}
         for i, (file, number) in elsewhere_of(blob, OWN_FILES).items():
             wanted.setdefault(file, {})[i] = number
         pieces: dict[int, Tensor] = {}
         for file, numbers in wanted.items():
-            if not CHECKPOINT.fullmatch(file):  # a name could be a path to anywhere
-                raise WireError(f"it refers to {file[:80]!r}, which is no name of a checkpoint")
+            if not CHECKPOINT.fullmatch(file):  # otherwise it could be a path to any file
+                raise WireError(f"it refers to {file[:80]!r}, which is not the name of a checkpoint")
             here, older = self.path / "checkpoints" / file, self.path / OLDER / file
             path = here if here.exists() else older
             try:
@@ -337,13 +337,13 @@ class RunDirectory:
             except (ValueError, safetensors.SafetensorError) as e:
                 raise ValueError(f"{path} is damaged: {e}") from None
             if missing := [n for n in numbers.values() if str(n) not in held]:
-                raise WireError(f"{file} has no tensor {missing[0]}, to which it refers")
+                raise WireError(f"it refers to tensor {missing[0]} of {file}, which does not exist")
             pieces |= {i: held[str(n)] for i, n in numbers.items()}
         return pieces
 
     def rewind(self, round: int) -> None:
-        """Forget what was written in `round` and later: those rounds are about to be run again."""
-        before = {r.round: r for r in self.records() if r.round < round}  # a line that was cut short is dropped
+        """Remove what was written in `round` and later: these rounds will be re-run."""
+        before = {r.round: r for r in self.records() if r.round < round}  # an incomplete line is dropped
         self._write(FILE, write_records(before.values()))
         for path in self._checkpoints():
             if int(path.name[:6]) >= round:
@@ -361,7 +361,7 @@ class RunDirectory:
             raise RunError(f"{self.path / FILE} cannot be written: {e.strerror}") from None
 
     def records(self) -> Iterator[RoundRecord]:
-        """The rounds recorded so far, one by one: a long run's are not all kept in memory."""
+        """The rounds recorded so far, one by one, so that they are not all in memory."""
         try:
             yield from (record for record in each_line(self.path, None) if record is not None)
         except FileNotFoundError:
@@ -372,15 +372,15 @@ class RunDirectory:
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The version of its state that each client has, as arrays: 44 bytes and a name for each that has any."""
+    """The version of each client's state, as arrays: 40 bytes and a name for each client that has a state."""
 
-    clients: Tensor  # uint8: their names, one a line
+    clients: Tensor  # uint8: their names, one in each line
     steps: Tensor  # int64
     sha256: Tensor  # uint8 [clients, 32]
 
 
 def _pack(ledger: Mapping[str, Version]) -> Ledger:
-    clients = sorted(ledger)  # not in the order in which replies came
+    clients = sorted(ledger)  # independent of the order of replies
     hashes = b"".join(bytes.fromhex(ledger[k].sha256) for k in clients)
     return Ledger(
         _as_bytes("\n".join(clients).encode()),
@@ -403,10 +403,10 @@ def _unpack(ledger: Ledger) -> dict[str, Version]:
 
 
 class _Written:
-    """Which tensors a checkpoint consists of, and the files they are in.
+    """The tensors of a checkpoint, and the files that hold them.
 
-    A tensor is known by identity: the very object, not written to since (torch counts). Methods build a new state out
-    of what they leave alone in the old one, so nothing has to be compared. Tensors are not kept alive for this.
+    A tensor is recognised by identity: the same object, not written to since (torch counts writes). Methods reuse the
+    unchanged tensors of the old state in the new one, so no values have to be compared. The references are weak.
     """
 
     def __init__(self) -> None:
@@ -414,7 +414,7 @@ class _Written:
         self._bytes: dict[str, int] = {}
 
     def places(self, tensors: list[Tensor]) -> dict[int, Place]:
-        """Where those are that have not changed, by their number in the list."""
+        """The places of the tensors that have not changed, by their index in the list."""
         found = {}
         for i, t in enumerate(tensors):
             known, version, place = self._places.get(id(t), (None, 0, ("", 0)))
@@ -423,13 +423,13 @@ class _Written:
         return found
 
     def bytes_in(self, files: set[str]) -> int:
-        """How much these files hold, of this state or not."""
+        """The total size of these files."""
         return sum(self._bytes[file] for file in files)
 
     def note(self, file: str, size: int, tensors: list[Tensor], elsewhere: dict[int, Place]) -> None:
-        """A checkpoint of these tensors was written: into `file`, but for those that were elsewhere."""
+        """Record that a checkpoint was written into `file`, except for the tensors that are `elsewhere`."""
         places = {i: elsewhere.get(i, (file, i)) for i in range(len(tensors))}
-        # A tensor made in inference mode has no count of writes: it is taken for a new one each time.
+        # A tensor made in inference mode has no write counter: it counts as new each time.
         counted = [(i, t) for i, t in enumerate(tensors) if not t.is_inference()]
         self._places = {id(t): (weakref.ref(t), t._version, places[i]) for i, t in counted}
         used = {name for name, _ in places.values()}
@@ -437,7 +437,7 @@ class _Written:
 
 
 def _code_in(config: str | None, but: str = "") -> dict[str, str]:
-    """The paths to code that a configuration names (not for the key `but`), with the sha256 of what was imported."""
+    """The paths to code in a configuration (except for the key `but`), with the sha256 of the imported files."""
     named = {} if config is None else paths_in(tomllib.loads(config))
     return {path: sha256_of(path) or "" for path, key in named.items() if key != but}
 
@@ -452,7 +452,7 @@ def _locked(lock: int) -> bool:
 
 
 def _verified(path: pathlib.Path) -> bytes:
-    """The content of a file that has its sha256 in its name; ValueError if they differ."""
+    """The content of a file that has its sha256 in its name. Raises ValueError if they differ."""
     content = read_file(path, None)
     if hashlib.sha256(content).hexdigest() != path.name[7:71]:
         raise ValueError("its content does not match the sha256 in its name")

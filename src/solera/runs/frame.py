@@ -1,5 +1,5 @@
-"""Runs as one tidy table: a row for each number that was measured. pandas is needed for the frame only, and imported
-when one is made; torch is not."""
+"""Runs as one tidy table: a row for each measured number. Only `frame` needs pandas and imports it. This module does
+not import torch."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Row(NamedTuple):
-    """One number of one round of one run. To the kinds of `record.Score` come "traffic" and "seconds"."""
+    """One number of one round of one run. The kinds are those of `record.Score`, "traffic" and "seconds"."""
 
     run: str  # its directory
     case: str  # of a sweep; otherwise the method
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def rows(paths: Paths) -> Iterator[Row]:
-    """The numbers of the runs in and below these directories, run by run and round by round."""
+    """The numbers of all runs in these directories and their subfolders, by run and round."""
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     for run in each_run(given):
         yield from _rows(run)
@@ -51,7 +51,7 @@ def _rows(run: Run) -> Iterator[Row]:
 
 
 def frame(paths: Paths) -> "pandas.DataFrame":
-    """The runs in and below these directories as a pandas frame: run, case, seed, round, kind, name, metric, value."""
+    """The runs in these directories and their subfolders as a pandas DataFrame, with the columns of `Row`."""
     try:
         import pandas
     except ImportError:

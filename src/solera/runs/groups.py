@@ -1,4 +1,4 @@
-"""Runs grouped over seeds, and the settings that tell the groups apart."""
+"""Runs grouped over seeds, and the settings that differ between the groups."""
 
 import dataclasses
 import json
@@ -9,31 +9,31 @@ from typing import Any
 from .keys import short, show
 from .read import SEED, Run
 
-# Settings that change no result, or only name it: two runs that differ in nothing else but the seed are one case.
+# Settings that do not change a result: two runs that differ only in these and in the seed are one case.
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every"}
 NOT_COMPARED_TABLES = ("track.", "engine.")
-CHANGES_BITS = "engine.threads"  # which no other setting of an engine does
+CHANGES_BITS = "engine.threads"  # the only setting of an engine that changes bits
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs of one case that differ in their seed (or in whatever the caller did not group by)."""
+    """Runs of one case that differ in their seed (or in settings that the caller did not group by)."""
 
     method: str
-    settings: dict[str, Any]  # the keys that tell this group from others, and their values (None: not set)
+    settings: dict[str, Any]  # the keys that differ between groups, with their values (None: not set)
     runs: list[Run]
 
     @property
     def label(self) -> str:
-        """The group in one line: the method and what is special about it."""
+        """The group in one line: the method and the settings that differ."""
         told = [f"{short(k)}={show(v)}" for k, v in self.settings.items() if v is not None and k != "method.name"]
         return " ".join([self.method, *told])
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Group]:
-    """Runs that differ in nothing but their seed, together; in the order in which they were given.
+    """Groups of runs that differ only in their seed, in the given order.
 
-    With `by`, dotted keys such as "method.name" or "partition.alpha": the runs that agree in these.
+    With `by`, dotted keys such as "method.name" or "partition.alpha": groups of runs that agree in these.
     """
     columns = list(by) if by is not None else distinguishing(runs)
     cases: dict[str, list[Run]] = {}
@@ -52,10 +52,10 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Gro
 
 
 def distinguishing(runs: Sequence[Run]) -> list[str]:
-    """The settings that tell rows of a comparison apart, besides the method and the seed.
+    """The settings that differ between the rows of a comparison, besides the method and the seed.
 
-    A method's setting is among them if it differs between runs of that method; what differs only because two methods
-    have different defaults is told by `between_methods`.
+    A method's setting is included if it differs between runs of that method. Settings that differ only because two
+    methods have different defaults are in `between_methods`.
     """
     everything = _keys(runs)
     methods = {r.method for r in runs}
@@ -69,8 +69,8 @@ def distinguishing(runs: Sequence[Run]) -> list[str]:
 
 
 def companions(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """The settings of the groups, each with the later ones that change only together with it and so tell nothing more:
-    a data set's name with its path. What names a group, the case of a sweep, comes first."""
+    """The settings of the groups, each with the later ones that always change together with it: for example a data
+    set's name with its path. The case of a sweep comes first."""
     found: dict[str, list[str]] = {}
     leads: dict[tuple[int, ...], str] = {}
     for key in groups[0].settings if groups else ():
@@ -97,14 +97,14 @@ def between_methods(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
 
 
 def compared(key: str) -> bool:
-    """Whether a setting counts when runs are told apart."""
+    """Whether a setting makes two runs different cases."""
     return key == CHANGES_BITS or not (key in NOT_COMPARED or key.startswith(NOT_COMPARED_TABLES))
 
 
 def cautions(groups: Sequence[Group]) -> list[str]:
-    """Why the runs may not be comparable, each in one line."""
+    """Reasons why the runs may not be comparable, each in one line."""
     every = [r for g in groups for r in g.runs]
-    runs = [r for r in every if r.config]  # without its settings nothing is known of a run; `missing` says so
+    runs = [r for r in every if r.config]  # the others have unknown settings; `missing` says so
     found = []
     for key, words in (("data.name", "data sets"), ("data.test_size", "test sets (data.test_size)")):
         if len(seen := _counted(runs, key)) > 1:
@@ -117,11 +117,11 @@ def cautions(groups: Sequence[Group]) -> list[str]:
     if unfinished := [r for r in every if not r.finished]:
         named = ", ".join(f"{r.path} ({len(r.rounds)} of {r.rounds_wanted or '?'})" for r in unfinished[:3])
         more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
-        found.append(f"not finished, counted as far as they are: {named}{more}")
+        found.append(f"not finished, only the rounds so far count: {named}{more}")
     for g in groups:
         twice = [s for s, n in Counter(r.seed for r in g.runs).items() if n > 1]
         if twice:
-            found.append(f"{g.label}: several runs of seed {show(twice[0])}; the spread is not one over seeds alone")
+            found.append(f"{g.label}: several runs of seed {show(twice[0])}; the spread is not only over seeds")
         if pooled := [k for k in distinguishing(g.runs) if k not in g.settings]:
             found.append(f"{g.label}: pooled over runs that differ in {', '.join(pooled[:4])}")
     return found

@@ -1,11 +1,11 @@
-"""Settings by their dotted keys, and their values as short texts."""
+"""Settings by dotted keys, and their values as short text."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def dig(tree: Any, *path: str) -> Any:
-    """What is at this place in nested tables; None if nothing is."""
+    """The value at this path in nested tables; None if there is none."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
@@ -21,13 +21,13 @@ def flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def short(key: str) -> str:
-    """A dotted key without the tables that say little: method.local.lr is local.lr, partition.alpha is alpha."""
+    """A shorter key for display: method.local.lr becomes local.lr, partition.alpha becomes alpha."""
     table, _, rest = key.partition(".")
     return rest if table in ("method", "partition", "run") else key
 
 
 def show(value: Any) -> str:
-    """A setting's value as a short text."""
+    """A setting's value as short text."""
     if value is None:
         return "not set"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""Noticing that a run goes wrong while every number in it is finite: a model that falls back to guessing, a loss that
-grows without bound, SCAFFOLD's control variates that do. Nothing is stopped; it is said in the round and the report.
+"""Detects that a run goes wrong while every number is still finite: a model that falls back to guessing, a loss or
+control variates (SCAFFOLD) that grow without bound. The run continues; the round and the report show an event.
 
-What is said of a round follows from its metrics and those before: a resumed run says the same.
+The events of a round depend only on its metrics and the earlier ones, so a resumed run shows the same events.
 """
 
 import math
@@ -10,32 +10,32 @@ from typing import Any
 
 from .record import OWN, RoundRecord
 
-LEARNED = 0.2  # of the way from guessing to no mistake: who never came so far cannot collapse
-GROWTH = 10.0  # a loss, or a variate, so many times the smallest so far grows without bound
-ABOVE_GUESSING = 1.0  # and a loss must be so much above that of guessing: small losses multiply easily
-KINDS = ("collapsed", "loss_grows", "variates_grow")  # the events that are made here
+LEARNED = 0.2  # share of the way from guessing to 100%: a model that never reached it cannot collapse
+GROWTH = 10.0  # a loss or a variate that is this many times its smallest value so far grows without bound
+ABOVE_GUESSING = 1.0  # a loss must also be this much above that of guessing: small losses vary by large factors
+KINDS = ("collapsed", "loss_grows", "variates_grow")  # the events of this module
 ADVICE = "a lower learning rate may help"
 
-Finding = tuple[str, str, bool, dict[str, Any]]  # kind, name of the model, whether it is so, facts
+Finding = tuple[str, str, bool, dict[str, Any]]  # kind, name of the model, whether it is the case, facts
 
 
 class Notices:
-    """Looks at one round after the other. `labels` are counts of the test samples of each class."""
+    """Checks one round after another. `labels` are the numbers of test samples of each class."""
 
     def __init__(self, labels: Iterable[int], before: Iterable[RoundRecord] = ()):
         counts = [n for n in labels if n]
         total = max(sum(counts), 1)
-        self.chance = max(counts, default=0) / total  # what the most frequent class alone brings
+        self.chance = max(counts, default=0) / total  # the accuracy of always predicting the most frequent class
         self.noise = 2 * math.sqrt(self.chance * (1 - self.chance) / total)
         self.guessing = math.log(max(len(counts), 1))  # the loss of equal probabilities
         self.best: dict[str, float] = {}
         self.least: dict[tuple[str, str], float] = {}
-        self.said: set[tuple[str, str]] = set()  # what is the case now, to say it once
+        self.said: set[tuple[str, str]] = set()  # problems that are the case now, to report each only once
         for record in before:
             self.look(record)
 
     def look(self, record: RoundRecord) -> list[dict[str, Any]]:
-        """What is to be said of the next round, as events; each mishap when it begins, not as long as it lasts."""
+        """The events of the next round. A problem gives an event when it begins, not in every round."""
         found = []
         for kind, name, is_so, facts in self._findings(record):
             if is_so and (kind, name) not in self.said:
@@ -64,12 +64,12 @@ class Notices:
             self.least[kind, name] = value
         start = f" from {least:.3g}" if math.isfinite(least) else ""
         facts = {"least": least, "now": value}
-        facts = {k: v for k, v in facts.items() if math.isfinite(v)}  # the others have no place in JSON
+        facts = {k: v for k, v in facts.items() if math.isfinite(v)}  # JSON has no nan and no infinity
         return kind, name, grows, {**facts, "reason": f"{what} has grown{start} to {value:.3g}: {ADVICE}"}
 
 
 def _scores(record: RoundRecord) -> Iterator[tuple[str, float, float | None]]:
-    """Name, accuracy and loss of every model that was measured in a round; of personal models their mean."""
+    """Name, accuracy and loss of every model that was evaluated in a round; of personal models, the mean."""
     for kind, word in (("model", ""), ("ensemble", "ensemble ")):
         for name, s in record.of(kind).items():
             yield f"{word}{name}", s["accuracy"], s["loss"]

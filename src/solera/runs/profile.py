@@ -1,4 +1,4 @@
-"""Reading what a run with `--profile` wrote about its time; `runner.profile` writes it."""
+"""Reading the time profile of a run with `--profile`; `runner.profile` writes it."""
 
 import contextlib
 import dataclasses
@@ -14,47 +14,47 @@ from .record import FORMAT, FORMATS, duration, whole
 PROFILE = "profile/profile.json"
 MAX_PROFILE_BYTES = 10_000_000
 PHASES = ("clients", "server", "evaluate", "commit")  # of a round's seconds; "total" is their sum
-MAX_PHASES = 20  # some may come to be; more are not ours
+MAX_PHASES = 20  # later versions may have more phases than PHASES, but no run writes more than this
 
 
 class Cost(NamedTuple):
-    """A function or an operator, and what it took."""
+    """A function or an operator, and its time."""
 
     name: str
-    where: str  # file:line; empty for what is not written in Python
+    where: str  # file:line; empty if it is not written in Python
     calls: int
-    own_s: float  # without what it called
-    total_s: float | None  # with it; not measured of operators
+    own_s: float  # without the functions it called
+    total_s: float | None  # with them; None for operators
 
 
 @dataclasses.dataclass(frozen=True)
 class ProfiledTask:
-    """One client's call of a task, made again for the profile."""
+    """One client's call of a task, re-run for the profile."""
 
     task: str
     client: str
-    seconds: float  # undisturbed
+    seconds: float  # without the profiler
     functions: list[Cost]
     operators: list[Cost]
-    trace: str | None  # the file with every operator, below the run directory
-    trace_bytes: int | None  # its size; None if it is not there
+    trace: str | None  # the file with every operator, relative to the run directory
+    trace_bytes: int | None  # its size; None if it does not exist
     untraced: str  # why there is no trace; empty if there is one
-    error: str  # what it ended with: then there is nothing else
+    error: str  # why the call failed: then the other fields are empty
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Where the time of one round went, the costliest first; see docs/run-directory.md."""
+    """The time profile of one round, the most expensive first; see docs/run-directory.md."""
 
     round: int  # counted from 0, as in metrics.jsonl
     seconds: dict[str, float]  # by phase, and "total"
-    seconds_before: dict[str, float] | None  # of the round before, which was not profiled
+    seconds_before: dict[str, float] | None  # of the previous round, which was not profiled
     functions: list[Cost]  # of the server's process
     tasks: list[ProfiledTask]
 
 
 def read_profile(home: Path, missing: list[str]) -> Profile | None:
-    """What a run with `--profile` wrote about its time. None without one; if it is no good, `missing` says why."""
+    """The time profile of a run with `--profile`. None if there is none, or if it is invalid: `missing` says why."""
     path = home / PROFILE
     try:
         check_file(path, MAX_PROFILE_BYTES)
@@ -83,11 +83,11 @@ def read_profile(home: Path, missing: list[str]) -> Profile | None:
             tasks=[_profiled_task(home, task) for task in facts.get("tasks") or []],
         )
     except KeyError as e:
-        missing.append(f"{PROFILE} is damaged (it has no {e.args[0]!r} where there should be one)")
+        missing.append(f"{PROFILE} is damaged ({e.args[0]!r} is missing)")
     except ValueError as e:
         missing.append(f"{PROFILE} is damaged ({e})")
     except (TypeError, AttributeError, OverflowError):
-        missing.append(f"{PROFILE} is damaged (not what a run writes)")
+        missing.append(f"{PROFILE} is damaged (it has values of the wrong type)")
     return None
 
 
@@ -103,7 +103,7 @@ def _profiled_task(home: Path, task: dict[str, Any]) -> ProfiledTask:
     if trace is not None:
         folder, _, name = str(trace).partition("/")
         if folder != "profile" or not 0 < len(name) < 256 or "/" in name:
-            raise ValueError(f"{str(trace)[:40]!r} is no trace of this run")
+            raise ValueError(f"{str(trace)[:40]!r} is not a trace of this run")
         trace = f"{folder}/{name}"
         with contextlib.suppress(OSError):
             size = (home / trace).stat().st_size

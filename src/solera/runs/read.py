@@ -1,7 +1,7 @@
 """Reading finished, running and half-written run directories.
 
-What is there is read, what is not is named in `missing`; only a folder that holds no run at all is refused. Nothing
-here imports torch: comparing and reporting have to be quick.
+Missing or damaged parts are listed in `missing`; only a folder without any run is refused. This module does not import
+torch, so that comparisons and reports are quick.
 """
 
 import dataclasses
@@ -26,17 +26,17 @@ SEED = "run.seed"
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run directory says, as far as it is there."""
+    """The content of a run directory, as far as it exists."""
 
     path: Path
     name: str
     method: str
-    config: dict[str, Any]  # the tables of config.toml; of a run started from Python, what run.json tells
+    config: dict[str, Any]  # the tables of config.toml; for a run started from Python, the settings in run.json
     rounds: list[RoundRecord]  # in order, each once
     summary: dict[str, Any] | None
     finished: bool
-    missing: list[str]  # what is absent or damaged, each in a few words
-    samples: int | None = None  # all clients' training samples together, if partition.json tells
+    missing: list[str]  # what is missing or damaged, each in a few words
+    samples: int | None = None  # the training samples of all clients, if partition.json has them
 
     @property
     def seed(self) -> int | None:
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def rounds_wanted(self) -> int | None:
-        """How many rounds the run is meant to have; None if nothing says so."""
+        """The planned number of rounds; None if unknown."""
         wanted = self.settings.get("run.rounds")
         return wanted if isinstance(wanted, int) else None
 
@@ -54,7 +54,7 @@ class Run:
         return flat(self.config)
 
     def bytes(self, way: str) -> int:
-        """What was sent "down" to the clients or "up" from them, in all rounds."""
+        """The bytes sent "down" to the clients or "up" from them, in all rounds."""
         return sum(r.traffic.sent(way) for r in self.rounds)
 
     @property
@@ -63,31 +63,31 @@ class Run:
 
     @property
     def failures(self) -> int:
-        """How many replies were lost."""
+        """The number of lost replies."""
         return sum(len(r.failures) for r in self.rounds)
 
 
 def find_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The run directories among `paths` and below them, each once, in order. What holds none is refused."""
+    """The run directories in `paths` and their subfolders, each once, in order. Refuses a path without any."""
     found: dict[Path, None] = {}
     for given in paths:
         path = Path(given)
         if not path.is_dir():
-            raise RunError(f"{given} is no folder; give run directories, or folders that hold some")
+            raise RunError(f"{given} is not a folder; give run directories, or folders that contain run directories")
         inside = [path] if is_run(path) else sorted(p.parent for p in path.rglob("run.json") if is_run(p.parent))
         if not inside:
-            raise RunError(f"{given} holds no run: there is no run.json in it or below it")
+            raise RunError(f"{given} holds no run: there is no run.json in it or in its subfolders")
         found |= dict.fromkeys(inside)
     return list(found)
 
 
 def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """The runs in and below `paths`. Those of a sweep carry the name of their case as the setting "case"."""
+    """The runs in `paths` and their subfolders. Runs of a sweep have the name of their case as the setting "case"."""
     return list(each_run(paths))
 
 
 def each_run(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Run]:
-    """The same one by one, for a reader that does not keep all of them."""
+    """The same one by one, for a caller that does not keep all of them."""
     cases: dict[Path, str] = {}
     for given in map(Path, paths):
         index = read_json(given / "sweep.json", []) or {}
@@ -101,20 +101,20 @@ def each_run(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Run]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder looks like a run directory, however little of it there is."""
+    """Whether a folder looks like a run directory, even if most of its files are missing."""
     return any((path / name).is_file() for name in ("run.json", "metrics.jsonl"))
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:
-    """The run in a directory, whatever state it is in."""
+    """The run in a directory, in any state."""
     home = Path(path)
     if not home.is_dir():
-        raise RunError(f"{path} is no folder; give a run directory")
+        raise RunError(f"{path} is not a folder; give a run directory")
     if not any((home / name).is_file() for name in ("run.json", "config.toml", "metrics.jsonl")):
         raise RunError(f"{path} holds no run: there is no run.json in it")
     missing: list[str] = []
     facts = read_json(home / "run.json", missing) or {}
-    summary = read_json(home / "summary.json", [])  # absent until the run is finished: said below
+    summary = read_json(home / "summary.json", [])  # absent until the run is finished: reported below
     config = respelled(_read_config(home, facts, summary, missing))
     rounds = read_records(home, missing)
     wanted = dig(config, "run", "rounds")
@@ -122,7 +122,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     finished = summary is not None and (not isinstance(wanted, int) or len(rounds) >= wanted or early)
     if not finished:
         of = f" of {wanted}" if isinstance(wanted, int) else ""
-        missing.append(f"not finished: {len(rounds)}{of} rounds are there")
+        missing.append(f"not finished: it has {len(rounds)}{of} rounds")
     if summary is None and (home / "summary.json").is_file():
         missing.append("summary.json is damaged")
     gaps = [r.round for due, r in enumerate(rounds) if r.round != due]
@@ -132,20 +132,20 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         missing.append("no round was evaluated yet")
     method = dig(config, "method", "name") or (summary or {}).get("method") or "unknown"
     name = dig(config, "run", "name") or (summary or {}).get("name") or home.resolve().name
-    samples = dig(read_json(home / "partition.json", []), "samples")  # the report names it where it is not there
+    samples = dig(read_json(home / "partition.json", []), "samples")  # the report says if the file is missing
     known = samples if isinstance(samples, int) and not isinstance(samples, bool) and samples > 0 else None
     return Run(home, str(name), label(str(method)), config, rounds, summary, finished, missing, known)
 
 
 def read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:
-    """The table in a file of JSON; None if there is none, and `missing` says why."""
+    """The object in a JSON file; None if it cannot be read: then `missing` says why."""
     try:
         found = json.loads(read_file(path))
         if isinstance(found, dict):
             return found
         missing.append(f"{path.name} is damaged")
     except FileNotFoundError:
-        missing.append(f"{path.name} is not there")
+        missing.append(f"{path.name} does not exist")
     except (OSError, ValueError, RecursionError) as e:
         missing.append(f"{path.name} cannot be read ({e.strerror if isinstance(e, OSError) else 'damaged'})")
     return None
@@ -156,16 +156,16 @@ def _read_config(
 ) -> dict[str, Any]:
     try:
         return tomllib.loads(read_file(home / "config.toml").decode())
-    except FileNotFoundError:  # a run started from Python has none: run.json tells the settings that it knows
+    except FileNotFoundError:  # a run started from Python has none: run.json has some of its settings
         if not isinstance(facts.get("experiment"), dict):
-            missing.append("config.toml is not there")
+            missing.append("config.toml does not exist")
     except (OSError, ValueError, RecursionError) as e:
         missing.append(f"config.toml cannot be read ({e.strerror if isinstance(e, OSError) else 'damaged'})")
     return _from_experiment(facts.get("experiment"), summary)
 
 
 def _from_experiment(experiment: Any, summary: dict[str, Any] | None) -> dict[str, Any]:
-    """What run.json tells about a run without a configuration, under the keys a configuration has."""
+    """The settings in run.json of a run without a configuration, under the keys of a configuration."""
     if not isinstance(experiment, dict):
         return {}
     wanted: dict[str, Any] = {
@@ -183,11 +183,11 @@ def _from_experiment(experiment: Any, summary: dict[str, Any] | None) -> dict[st
 
 
 def respelled(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a configuration with the settings of version 0.1 under the names that they have now."""
+    """The tables of a configuration, with settings of version 0.1 under their present names."""
     tables = {
         OLD_SPELLINGS.get(name, name): respelled(value) if isinstance(value, dict) else value
         for name, value in tree.items()
     }
-    if isinstance(augment := dig(tables, "public", "augment"), str):  # now a list, and whether it is done at each draw
+    if isinstance(augment := dig(tables, "public", "augment"), str):  # now a list, and a separate public.fresh
         tables["public"] |= {"augment": AUGMENTED if augment != "off" else [], "fresh": augment == "draw"}
     return tables

@@ -1,8 +1,8 @@
-"""One round of a run as it is recorded: the typed form of a line of metrics.jsonl, and the only code that writes and
-reads such a line.
+"""The record of one round: the typed form of a line of metrics.jsonl, and the only code that writes and reads such a
+line.
 
-What was measured is a list of rows, (kind, name, metric, value). On the disk these are grouped under a key for each
-kind, as docs/run-directory.md says, because other people's scripts read them there. Nothing here imports torch.
+Measurements are a list of rows, (kind, name, metric, value). On disk they are grouped under one key for each kind, as
+docs/run-directory.md documents it for other programs. This module does not import torch.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from ..files import open_file, read_file
 
 FORMAT = 2  # of a run directory; 1: checkpoints did not say which client state belongs to them
-FORMATS = (1, FORMAT)  # those of version 0.1 are read as well
+FORMATS = (1, FORMAT)  # those of version 0.1 can still be read
 FILE = "metrics.jsonl"
-MAX_BYTES = 1 << 30  # a metrics.jsonl beyond this is not one of ours
+MAX_BYTES = 1 << 30  # no run writes a larger metrics.jsonl
 WAYS = ("down", "up")
-OWN = "own models"  # the name of the clients' own models, taken together
+OWN = "own models"  # the name for all clients' own models together
 KEYS = {
     "model": "models",
     "ensemble": "ensembles",
@@ -28,16 +28,16 @@ KEYS = {
     "validation": "validation",
     "stage": "personal_stages",
 }
-JUDGED = ("model", "ensemble", "average", "validation")  # by the server: they have an accuracy and a loss
+JUDGED = ("model", "ensemble", "average", "validation")  # evaluated by the server: with accuracy and loss
 
 
 class Score(NamedTuple):
     """One measurement. Its kind is
 
     model      of a model that the method reports
-    ensemble   of several models that answer together
-    average    of an average of the clients' models before it was distilled
-    validation of a model on the server's validation set, where the run may end by it
+    ensemble   of an ensemble of several models
+    average    of an average of the clients' models before distillation
+    validation of a model on the server's validation set, if run.stop uses it
     own        of the clients' own models, each on its own test split: both means, the spread, how many were scored
     stage      the same at one stage of the round
     client     of one client's own model
@@ -51,20 +51,20 @@ class Score(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What travelled in a round, "down" to the clients and "up" from them."""
+    """The traffic of a round, "down" to the clients and "up" from them."""
 
     bytes: dict[str, dict[str, int]]  # by way and task
     floats: dict[str, int]  # by way
     integers: dict[str, int]
 
     def sent(self, *ways: str) -> int:
-        """The bytes that went these ways; without any, both."""
+        """The bytes sent in these directions; without arguments, in both."""
         return sum(sum(self.bytes[way].values()) for way in ways or WAYS)
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundRecord:
-    """What is recorded of one round. A round that was not evaluated has no scores."""
+    """The record of one round. A round that was not evaluated has no scores."""
 
     round: int  # counted from 0
     cohort: int  # how many clients gave a valid reply
@@ -73,7 +73,7 @@ class RoundRecord:
     seconds: dict[str, float]  # by phase, and "total"
     failures: list[dict[str, Any]]  # client, task and reason of every lost reply
     events: list[dict[str, Any]]  # kind and facts
-    privacy: dict[str, Any] = dataclasses.field(default_factory=dict)  # what was spent of a budget, if there is one
+    privacy: dict[str, Any] = dataclasses.field(default_factory=dict)  # the privacy budget spent, if there is one
     cpu_s: float | None = None  # processor seconds of the server's process
 
     def of(self, kind: str) -> dict[str, dict[str, float]]:
@@ -86,24 +86,24 @@ class RoundRecord:
 
     @property
     def own(self) -> dict[str, float]:
-        """What was measured of the clients' own models together, by metric."""
+        """The scores of all clients' own models together, by metric."""
         return self.of("own").get(OWN, {})
 
     def accuracies(self) -> dict[str, float]:
-        """Accuracy by the name that people are shown; of the clients' own models their mean."""
+        """Accuracy by display name; of the clients' own models, the mean."""
         found = {name: s["accuracy"] for name, s in self.of("model").items()}
         found |= {f"ensemble {name}": s["accuracy"] for name, s in self.of("ensemble").items()}
         if "mean" in self.own:
             found[OWN] = self.own["mean"]
         return found
 
-    # -- on the disk --
+    # -- on disk --
 
     def to_line(self) -> str:
-        """The round as a line of metrics.jsonl, without its end."""
+        """The round as a line of metrics.jsonl, without the line break."""
         line: dict[str, Any] = {"round": self.round, **dataclasses.asdict(self.traffic), "cohort": self.cohort}
         if self.scores:
-            line |= {KEYS[kind]: self.of(kind) for kind in ("model", "ensemble")}  # there whenever it was evaluated
+            line |= {KEYS[kind]: self.of(kind) for kind in ("model", "ensemble")}  # present in every evaluated round
             line |= {KEYS[kind]: found for kind in ("average", "validation") if (found := self.of(kind))}
             line |= {"personal": self.own} if self.own else {}
             line |= {KEYS["stage"]: found} if (found := self.of("stage")) else {}
@@ -116,9 +116,9 @@ class RoundRecord:
 
     @classmethod
     def from_line(cls, text: str | bytes) -> "RoundRecord":
-        """The round in a line of metrics.jsonl, of this version or of 0.1; a ValueError if it is something else.
+        """The round in a line of metrics.jsonl, of this version or of 0.1. Raises ValueError for anything else.
 
-        What an older version did not write is empty, and keys that are not known are left alone.
+        Fields that an older version did not write are empty, and unknown keys are ignored.
         """
         try:
             return cls._parse(json.loads(text))
@@ -157,16 +157,16 @@ def _scores(line: Mapping[str, Any]) -> Iterator[Score]:
 
 
 def _spread(kind: str, name: str, spread: Mapping[str, Any]) -> Iterator[Score]:
-    if "mean" in spread:  # the accuracy that stands for all of them
+    if "mean" in spread:  # the accuracy that is reported for all of them
         finite(spread["mean"])
     return scores(kind, name, spread)
 
 
 def scores(kind: str, name: str, measured: Mapping[str, float]) -> Iterator[Score]:
-    """The rows of one thing that was measured: value by metric."""
+    """The rows for one model or group of models, from its values by metric."""
     for metric, value in measured.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"{metric} of {name[:40]} is {str(value)[:40]!r}, no number")
+            raise ValueError(f"{metric} of {name[:40]} is {str(value)[:40]!r}, not a number")
         yield Score(kind, name, str(metric), value)
 
 
@@ -174,9 +174,9 @@ def scores(kind: str, name: str, measured: Mapping[str, float]) -> Iterator[Scor
 
 
 def each_line(home: Path, most: int | None = MAX_BYTES) -> Iterator[RoundRecord | None]:
-    """The lines of a run directory's metrics.jsonl one by one; None for one that is no round's. OSError as in `files`.
+    """The lines of metrics.jsonl one by one; None for an invalid line. Raises OSError as `files` does.
 
-    A file that grows meanwhile is read as far as it was when it was opened.
+    If the file grows meanwhile, it is read up to its size at the time of opening.
     """
     with open_file(home / FILE, most) as file:
         left = os.fstat(file.fileno()).st_size
@@ -189,7 +189,7 @@ def each_line(home: Path, most: int | None = MAX_BYTES) -> Iterator[RoundRecord 
 
 
 def read_records(home: Path, missing: list[str]) -> list[RoundRecord]:
-    """The rounds of a run directory in order, each once; `missing` says what cannot be read."""
+    """The rounds of a run directory in order, each once. What cannot be read is added to `missing`."""
     rounds: dict[int, RoundRecord] = {}
     bad = 0
     try:
@@ -197,9 +197,9 @@ def read_records(home: Path, missing: list[str]) -> list[RoundRecord]:
             if record is None:
                 bad += 1
             else:
-                rounds[record.round] = record  # a round that was run again counts once
+                rounds[record.round] = record  # a round that was re-run counts once
     except FileNotFoundError:
-        missing.append(f"{FILE} is not there: no round is done")
+        missing.append(f"{FILE} does not exist: no round is finished")
     except OSError as e:
         missing.append(f"{FILE} cannot be read ({e.strerror})")
     if bad:
@@ -208,7 +208,7 @@ def read_records(home: Path, missing: list[str]) -> list[RoundRecord]:
 
 
 def count_lines(home: Path) -> int:
-    """How many lines there are, for whoever watches many runs and need not know what they say."""
+    """The number of lines, without parsing them: for watching many runs."""
     try:
         return read_file(home / FILE, None).count(b"\n")
     except OSError:
@@ -216,29 +216,29 @@ def count_lines(home: Path) -> int:
 
 
 def write_records(records: Iterable[RoundRecord]) -> bytes:
-    """What a metrics.jsonl of these rounds holds."""
+    """The content of a metrics.jsonl with these rounds."""
     return "".join(record.to_line() + "\n" for record in records).encode()
 
 
-# ---- numbers that a file may hold -------------------------------------------------------------------
+# ---- numbers in a file ------------------------------------------------------------------------------
 
 
 def whole(value: Any) -> int:
-    """A count; a ValueError if it is none."""
+    """Return a count; raise ValueError if it is not one."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{str(value)[:40]!r} is no count")
+        raise ValueError(f"{str(value)[:40]!r} is not a count")
     return value
 
 
 def finite(value: Any) -> int | float:
-    """What a run measures is a number; only a loss may be none (`nan`), when a model has diverged."""
+    """Return a finite number; raise ValueError otherwise. (Only a loss may be `nan`, when a model has diverged.)"""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:40]!r} is no number")
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
     return value
 
 
 def duration(value: Any) -> float:
-    """Seconds; a ValueError if they are none."""
+    """Return seconds; raise ValueError if they are invalid."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not (value >= 0 and math.isfinite(value)):
-        raise ValueError(f"{str(value)[:40]!r} is no time")
+        raise ValueError(f"{str(value)[:40]!r} is not a duration")
     return float(value)

@@ -1,15 +1,15 @@
-"""What may be set side by side: results by their kind, the main result that all cases share, and what to warn of.
+"""What can be compared: results by kind, the main result that all cases share, and warnings.
 
-An accuracy means little without what was measured. The kinds are kept apart everywhere:
+An accuracy says little without knowing what was measured. So the kinds of results are never mixed:
 
-    model      one model for everybody, of one architecture; whole test set
+    model      one model for all clients, of one architecture; whole test set
     mean       the mean over the architectures that all cases have
-    server     the model that only the server has, larger than the clients'; whole test set
+    server     the server's own model, larger than the clients' models; whole test set
     part       one of several models of an architecture (IFCA's clusters, the members of Fed-ensemble: NAME, NAME.1,
-               ...), or a part of one (HeteroFL's: NAME-0.5): no model for everybody; whole test set
-    ensemble   several models that answer together; whole test set
-    own        clients' own models, each on its client's test split: mean over clients, each counts the same
-    weighted   the same, each test sample counts the same
+               ...), or a part of a model (HeteroFL's: NAME-0.5): not a model for all clients; whole test set
+    ensemble   several models that predict together; whole test set
+    own        clients' own models, each on its client's test split: mean over clients, with equal weights
+    weighted   the same, weighted by test samples
 
 A comparison has a main result only if all of its cases have it.
 """
@@ -28,11 +28,11 @@ from .series import Point
 from .words import human_bytes
 
 WEIGHTED = "own models, weighted by samples"
-MAIN = ("server", "own", "mean", "model", "ensemble")  # the first of these that there is stands for a case
-EVERYBODY = ("model", "mean", "server", "part", "ensemble")  # judged on the whole test set
-NEAR = 0.01  # training samples that differ by less differ by rounding
-FAR = 2.0  # traffic that differs by more is told
-LISTED = 3  # cases named before the others are counted
+MAIN = ("server", "own", "mean", "model", "ensemble")  # the first of these that a case has is its main result
+EVERYBODY = ("model", "mean", "server", "part", "ensemble")  # evaluated on the whole test set
+NEAR = 0.01  # smaller differences in training samples are due to rounding
+FAR = 2.0  # a larger ratio of traffic gives a warning
+LISTED = 3  # cases that are named; further ones are only counted
 
 
 class Result(NamedTuple):
@@ -43,12 +43,12 @@ class Result(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The result for people."""
+        """The result for display."""
         return {"server": f"{self.name} (server)", "ensemble": f"ensemble {self.name}"}.get(self.kind, self.name)
 
     @property
     def like(self) -> "Result":
-        """The same for all results that may be ranked together: servers' models whatever their architecture."""
+        """Equal for all results that can be ranked together: server models of any architecture are."""
         return Result("server", "") if self.kind == "server" else self
 
 
@@ -57,13 +57,13 @@ Lines = dict[Result, list[Point]]
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What was measured in the runs of several cases, and what stands for them."""
+    """The results of several cases, and the main one."""
 
     groups: Sequence[Group]
     lines: list[list[Lines]]  # of each group's runs
     shared: Result | None  # the main result, if all cases have it (see `Result.like`)
     main: list[Result | None]  # of each group: the shared one, or else its own
-    common: list[str]  # the architectures of which all cases have a model for everybody, if they have any at all
+    common: list[str]  # architectures of which every case has a model for all clients (cases without any do not count)
 
     def of(self, group: int) -> list[Result]:
         """All results of a group."""
@@ -71,7 +71,7 @@ class Comparison:
 
 
 def lines_of(run: Run) -> Lines:
-    """Every accuracy of a run by what was measured, round by round."""
+    """Every accuracy of a run, by result and round."""
     names = {name for r in run.rounds for name in r.of("model")}
     kind = _kinds(names, run.settings)
     found: Lines = {}
@@ -90,7 +90,7 @@ def lines_of(run: Run) -> Lines:
 
 
 def _kinds(names: set[str], settings: dict[str, Any]) -> Callable[[str], str]:
-    """Which kind each of a run's models is."""
+    """A function that gives the kind of each model of a run."""
     told = settings.get("models.clients")
     given = [c for c in told if isinstance(c, str)] if isinstance(told, list) else []
     own = settings.get("models.server")
@@ -126,7 +126,7 @@ def compared_results(groups: Sequence[Group]) -> Comparison:
             if len(over) > 1 and all(Result("model", n) in found for n in over):
                 found[Result("mean", f"mean of {', '.join(over)}")] = _mean([found[Result("model", n)] for n in over])
     usual = [_candidates(own, common) for own in lines]
-    measured = [own for own in usual if own]  # a case that only begins takes the main result from nobody
+    measured = [own for own in usual if own]  # a case without results yet does not change the main result
     first = measured[0] if measured else []
     shared = next((r.like for r in first if all(r.like in [o.like for o in own] for own in measured)), None)
     main = [next((r for r in own if r.like == shared), None) if shared else next(iter(own), None) for own in usual]
@@ -134,13 +134,13 @@ def compared_results(groups: Sequence[Group]) -> Comparison:
 
 
 def _candidates(lines: Iterable[Lines], common: Sequence[str]) -> list[Result]:
-    """What may stand for a case, the usual first."""
+    """Possible main results of a case, in the order of MAIN."""
     found = list(dict.fromkeys(r for own in lines for r in own))
     return [r for kind in MAIN for r in found if r.kind == kind and (kind != "model" or r.name in common or not common)]
 
 
 def _mean(lines: Sequence[Sequence[Point]]) -> list[Point]:
-    """The mean of several lines in the rounds in which all of them have a point."""
+    """The mean of several lines, in the rounds that all of them have."""
     by_round: dict[int, list[Point]] = {}
     for points in lines:
         for p in points:
@@ -152,11 +152,11 @@ def _mean(lines: Sequence[Sequence[Point]]) -> list[Point]:
     ]
 
 
-# ---- what to warn of --------------------------------------------------------------------------------
+# ---- warnings ---------------------------------------------------------------------------------------
 
 
 def unlike(found: Comparison) -> list[str]:
-    """Where the cases are not alike in what was measured or in what they were given, each in one line."""
+    """Where the cases differ in what was measured or in their data, each in one line."""
     if len(found.groups) < 2:
         return []
     told = [_no_shared(found), _left_out(found), _two_tests(found), *_training_data(found.groups)]
@@ -168,11 +168,11 @@ def _no_shared(found: Comparison) -> str | None:
     if found.shared is not None or len(main) < 2:
         return None
     told = _listed([g for g, _ in main], [r.label for _, r in main])
-    return f"no main result that all cases have: {told}; these accuracies are not comparable, each is ranked by itself"
+    return f"no main result that all cases have: {told}; these accuracies are not comparable"
 
 
 def _left_out(found: Comparison) -> str | None:
-    """Models for everybody that do not count in the main result, because other cases do not have them."""
+    """Models for all clients that do not count in the main result, because other cases do not have them."""
     if found.shared is None or found.shared.kind not in ("mean", "model"):
         return None
     few = []
@@ -182,7 +182,7 @@ def _left_out(found: Comparison) -> str | None:
     if not few:
         return None
     told = _listed([g for g, _ in few], [names for _, names in few])
-    return f"the main result is what all cases have, {found.shared.label}; left out of it: {told}"
+    return f"the main result is {found.shared.label}, which all cases have; it leaves out {told}"
 
 
 def _two_tests(found: Comparison) -> str | None:
@@ -190,29 +190,29 @@ def _two_tests(found: Comparison) -> str | None:
     if "own" not in kinds or not kinds & set(EVERYBODY):
         return None
     return (
-        "clients' own models are judged on their clients' test splits, which hold few classes, everything else on the "
-        "whole test set: do not compare accuracies across"
+        "clients' own models are evaluated on their clients' test splits, which hold few classes; everything else on "
+        "the whole test set: do not compare these accuracies with each other"
     )
 
 
 def _training_data(groups: Sequence[Group]) -> list[str]:
-    """Who had more to train on."""
+    """Which cases had more training data."""
     samples = [statistics.fmean(known) if (known := [r.samples for r in g.runs if r.samples]) else None for g in groups]
     counts = [n for n in samples if n is not None]
     differ = len(counts) == len(groups) and max(counts) > (1 + NEAR) * min(counts)
     number = f" ({max(counts):.0f} samples against {min(counts):.0f})" if differ else ""
     found = []
     for key, kept in (
-        ("data.client_test", "what a client keeps for testing"),
-        ("data.validation", "what the server keeps for validation"),
+        ("data.client_test", "a client's test split"),
+        ("data.validation", "the server's validation set"),
     ):
         values = [g.runs[0].settings.get(key) or 0 for g in groups]
         if len(set(map(show, values))) > 1:
             less = f"{kept} is not trained on, so the cases with less of it had more training data{number}"
-            found.append(f"different {key}: {_listed(groups, map(show, values))}; {less}: give all the same")
+            found.append(f"different {key}: {_listed(groups, map(show, values))}; {less}: use the same in all cases")
     held = [_held_out(g.runs[0].settings) for g in groups]
     if len(set(held)) > 1:
-        less = f"held-out samples are missing in the clients' training data{number}, and more of them teach more"
+        less = f"held-out samples are not in the clients' training data{number}, and more of them distil better"
         found.append(f"different public data: {_listed(groups, held)}; {less}")
     same = all(len({show(g.runs[0].settings.get(k)) for g in groups}) == 1 for k in ("data.name", "data.train_size"))
     if differ and not found and same:
@@ -228,12 +228,12 @@ def _held_out(settings: dict[str, Any]) -> str:
 
 
 def _measuring(found: Comparison) -> list[str]:
-    """Settings that decide what the numbers say."""
-    keys = [("run.eval_every", "the last and the best round are chosen among other rounds")]
+    """Settings that change what the numbers mean."""
+    keys = [("run.eval_every", "the best round is chosen among different rounds")]
     if found.shared is None or found.shared.kind == "own":
-        keys.append(("run.eval_clients", "the own models of other clients are scored"))
+        keys.append(("run.eval_clients", "the own models of different clients are scored"))
     if found.shared is not None and found.shared.kind == "server":
-        keys.append(("models.server", "a larger model may reach more by its size alone"))
+        keys.append(("models.server", "a larger model may be better just because of its size"))
     told = []
     for key, why in keys:
         values = [show(g.runs[0].settings[key]) if key in g.runs[0].settings else None for g in found.groups]
@@ -244,12 +244,12 @@ def _measuring(found: Comparison) -> list[str]:
 
 def _seeds(groups: Sequence[Group]) -> str | None:
     if any("run.seed" in g.settings or any(r.seed is None for r in g.runs) for g in groups):
-        return None  # a comparison of seeds, or nobody knows
+        return None  # a comparison of seeds, or unknown seeds
     seeds = [", ".join(show(s) for s in sorted({r.seed for r in g.runs if r.seed is not None})) for g in groups]
     if len(set(seeds)) < 2:
         return None
     told = _listed(groups, [f"seed{'s' if ',' in s else ''} {s}" for s in seeds])
-    return f"different seeds: {told}; a seed decides the partition and the start, so compare cases with the same ones"
+    return f"different seeds: {told}; a seed determines the partition and the initial weights, so use the same seeds"
 
 
 def _traffic(groups: Sequence[Group]) -> str | None:
@@ -259,8 +259,8 @@ def _traffic(groups: Sequence[Group]) -> str | None:
         return None
     (least, cheap), (most, dear) = there[0], there[-1]
     return (
-        f"different traffic: from {human_bytes(least)} ({cheap}) to {human_bytes(most)} ({dear}); the same rounds are "
-        "not the same budget: compare the bytes to a target, too"
+        f"different traffic: from {human_bytes(least)} ({cheap}) to {human_bytes(most)} ({dear}); equal rounds are not "
+        "equal budgets: also compare the bytes to a target"
     )
 
 
@@ -274,6 +274,6 @@ def _listed(groups: Sequence[Group], values: Iterable[Any]) -> str:
 
 
 def _names(groups: Sequence[Group]) -> list[str]:
-    """The cases by their methods, or by all that is special about them where methods repeat."""
+    """The cases by method, or by their labels if a method occurs twice."""
     alone = len({g.method for g in groups}) == len(groups)
     return [g.method if alone else g.label for g in groups]

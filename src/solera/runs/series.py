@@ -1,4 +1,4 @@
-"""Accuracies of a run over its rounds, and what it took to reach one."""
+"""Accuracies of a run over its rounds, and the rounds and bytes until a target."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,19 +10,19 @@ class Point(NamedTuple):
     """One measurement of one series."""
 
     round: int  # counted from 0, as in metrics.jsonl
-    bytes_so_far: int  # both ways, this round included
+    bytes_so_far: int  # in both directions, including this round
     accuracy: float
 
 
 class Target(NamedTuple):
-    """What it took to reach an accuracy."""
+    """Rounds and bytes until an accuracy was reached."""
 
-    rounds: int  # counted: 1 is the first round
+    rounds: int  # 1: in the first round
     bytes: int
 
 
 def series(run: Run) -> dict[str, list[Point]]:
-    """Accuracy by what was measured: a model's name, "ensemble NAME", or "own models" (mean over clients)."""
+    """Accuracies by name: a model's name, "ensemble NAME", or "own models" (mean over clients)."""
     found: dict[str, list[Point]] = {}
     sent = 0
     for r in run.rounds:
@@ -38,5 +38,5 @@ def reached(points: Iterable[Point], target: float) -> Target | None:
 
 
 def to_target(run: Run, target: float, label: str) -> Target | None:
-    """The same of the series `label` of a run."""
+    """The same for the series `label` of a run."""
     return reached(series(run).get(label, ()), target)

@@ -1,7 +1,7 @@
-"""When a run ends before its last round: at a target, or when nothing has become better for a while.
+"""Early stopping: a run ends at a target, or when nothing has improved for some rounds.
 
-Whether it does follows from the rounds that are recorded, so a resumed run ends where the other one would have.
-Nothing here imports torch.
+The decision depends only on the recorded rounds, so a resumed run stops at the same round. This module does not import
+torch.
 """
 
 import dataclasses
@@ -13,20 +13,20 @@ from typing import Any, Literal
 from ..settings import NonNegative, PositiveInt, Problem, settings
 from .record import RoundRecord, Score
 
-STOPPED = "stopped"  # the event of the round that was the last one because of this
+STOPPED = "stopped"  # the event of the round that ended the run early
 
 
 @settings
 class StopConfig:
-    """When to end a run early. Without a target and a patience it ends after `run.rounds`, which is always the most."""
+    """When to end a run early. `run.rounds` is always the limit; without a target and a patience the run reaches it."""
 
-    target: NonNegative | None = None  # reached: at or above this accuracy; at or below this loss
-    patience: PositiveInt | None = None  # rounds without a new best value
-    metric: Literal["accuracy", "loss"] = "accuracy"  # what is looked at
-    split: Literal["validation", "test"] = "validation"  # what it is measured on
+    target: NonNegative | None = None  # stop at or above this accuracy; at or below this loss
+    patience: PositiveInt | None = None  # stop after so many rounds without a new best value
+    metric: Literal["accuracy", "loss"] = "accuracy"  # which value is used
+    split: Literal["validation", "test"] = "validation"  # on which data it is measured
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         if self.target is not None and self.metric == "accuracy" and self.target > 1:
             yield f"target = {self.target:g}: an accuracy is a share, from 0 to 1"
         if not self.active and (self.metric, self.split) != ("accuracy", "validation"):
@@ -34,12 +34,12 @@ class StopConfig:
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to look for."""
+        """Whether the run may end early."""
         return self.target is not None or self.patience is not None
 
 
 class Stopping:
-    """Looks at one round after the other. `main` names the model that counts; without it, the mean of all."""
+    """Checks one round after another. `main` names the model that counts; without it, the mean over all models."""
 
     def __init__(self, config: StopConfig, main: str | None, before: Iterable[RoundRecord] = ()):
         self.config, self.main = config, main
@@ -47,12 +47,12 @@ class Stopping:
         self.reason: str | None = None
         for record in before:
             self.look(record.round, record.scores)
-            # The method may have had something to do at the end, so that the scores are not those that were looked at.
+            # `Method.finish` may have changed the models, so the recorded scores are not those of the decision.
             said = next((e for e in record.events if e["kind"] == STOPPED), None)
             self.reason = said["reason"] if said and said.get("rule") == dataclasses.asdict(config) else None
 
     def look(self, round: int, scores: Sequence[Score]) -> dict[str, Any] | None:
-        """What to note where a round ends the run; None if it goes on. A round that was not evaluated says nothing."""
+        """The facts for the event if this round ends the run, else None. A round that was not evaluated never does."""
         value = self.value(scores)
         if not self.config.active or value is None:
             return None
@@ -64,13 +64,13 @@ class Stopping:
             self.reason = f"{what} is {value:.4f}: the target of {cfg.target:g} is reached"
         elif cfg.patience is not None and round - self.best_round >= cfg.patience:
             best = f"{sign * self.best:.4f}, in round {self.best_round}"
-            self.reason = f"{what} has not become better for {cfg.patience} rounds (best: {best})"
+            self.reason = f"{what} has not improved for {cfg.patience} rounds (best: {best})"
         else:
             return None
         return {"value": value, "reason": self.reason, "rule": dataclasses.asdict(cfg)}
 
     def value(self, scores: Sequence[Score]) -> float | None:
-        """What counts of a round: the main model's value, or the mean over models, or that over clients' own models."""
+        """The value of a round: of the main model, or the mean over models, or the mean over clients' own models."""
         kind = "validation" if self.config.split == "validation" else "model"
         found = {s.name: s.value for s in scores if (s.kind, s.metric) == (kind, self.config.metric)}
         if found:

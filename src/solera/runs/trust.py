@@ -1,10 +1,10 @@
 """Whether the code that a run directory names may be imported.
 
-A run directory comes from anywhere, and a path in its config.toml is code. A run that names code therefore records in
-run.json which paths, the sha256 of their files, and a proof over both: an HMAC with a key that only this user can read
-(`$XDG_STATE_HOME/solera/key`, by default `~/.local/state/solera/key`). Where the proof is right and names every path
-that config.toml names now, the run is this user's own. Otherwise nothing is imported until the person says so. Other
-settings are not part of the proof: `run.rounds` may be raised to run longer. Nothing here imports torch.
+A run directory may come from another person, and a path in its config.toml is code. So a run that names code records in
+run.json the paths, the sha256 of their files, and a proof over both: an HMAC with a key that only this user can read
+(`$XDG_STATE_HOME/solera/key`, by default `~/.local/state/solera/key`). If the proof is valid and covers every path that
+config.toml names now, the run is this user's own. Otherwise nothing is imported until the user allows it. Other
+settings are not part of the proof: the user may increase `run.rounds` to run longer. This module does not import torch.
 """
 
 import contextlib
@@ -25,28 +25,28 @@ from ..plugins import code_allowed, label, paths_in, sha256_of, sha256_of_file
 from .read import read_json
 
 KEY_BYTES = 32
-ENGINE = "engine.name"  # whose code may change: it changes no bits
+ENGINE = "engine.name"  # an engine's code may change: it does not change the bits
 log = logging.getLogger("solera")
 
 
 def key_file() -> Path:
-    """Where this user's key is."""
+    """The path of this user's key."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state, "solera", "key")
 
 
 def prove(code: Mapping[str, str]) -> str | None:
-    """The proof that this user's run names this code (path -> sha256); None, with a warning, without a key."""
+    """The proof that this user's run names this code (path -> sha256). None, with a warning, if there is no key."""
     try:
         return _hmac(_make_key(), code)
     except OSError as e:
-        log.warning("no key in %s (%s): going on with this run later will need --trust-code", key_file(), e.strerror)
+        log.warning("no key in %s (%s): resuming this run will need --trust-code", key_file(), e.strerror)
         return None
 
 
 @contextlib.contextmanager
 def code_of_run(home: Path, trust_code: bool = False) -> Iterator[None]:
-    """Allow the code that the run in `home` names, if it is this user's own run or the person trusts it."""
+    """Allow the code that the run in `home` names, if the run is this user's own or the user trusts it."""
     named = _named(home)
     if not named:
         yield
@@ -54,46 +54,46 @@ def code_of_run(home: Path, trust_code: bool = False) -> Iterator[None]:
     if not trust_code and (why := _not_ours(home, set(named))):
         told = ", ".join(f"{key} = {path!r}" for path, key in named.items())
         raise RunError(
-            f"{home} names code, which would be imported: {told}. It is not known to be a run of yours: {why}. Look at "
-            "the code; if you trust it, add --trust-code (from Python, trust_code=True)"
+            f"{home} names code to import: {told}. It may not be a run of yours: {why}. Read the code; if you trust "
+            "it, add --trust-code (in Python, trust_code=True)"
         )
     with code_allowed(home):
         yield
 
 
 def refuse_changed_files(home: Path) -> None:
-    """Refuse to continue a run whose files of code have changed, before any of them is imported."""
+    """Refuse to continue a run if its code files have changed, before any of them is imported."""
     named = {path: sha256_of_file(path, home) for path, key in _named(home).items() if key != ENGINE}
     refuse_changes(home, {path: sha256 for path, sha256 in named.items() if sha256 is not None})
 
 
 def refuse_changes(home: Path, now: Mapping[str, str]) -> None:
-    """Refuse to continue a run with code (path -> sha256) that is not what it was begun with."""
+    """Refuse to continue a run with code (path -> sha256) that differs from the code it was started with."""
     if changed := _changed(home, now):
         raise RunError(
-            f"{changed[0]!r} is not the code that {home} was begun with (its sha256 is now {now[changed[0]][:16]}...), "
-            "so the same result cannot be promised: put the code back, or start the run again with another --out"
+            f"{changed[0]!r} is not the code that {home} was started with (its sha256 is now {now[changed[0]][:16]}...)"
+            ", so the result could differ: restore the code, or start a new run with another --out"
         )
 
 
 def warn_if_changed(home: Path, name: str) -> None:
-    """Say so if code that was imported for a run's models or data is not what it was."""
+    """Log a warning if the code of a run's models or data has changed since the run."""
     sha256 = sha256_of(name)
     if sha256 is not None and _changed(home, {name: sha256}):
-        log.warning("%s: %s has changed since the run was begun; what it gives may differ", home, label(name))
+        log.warning("%s: %s has changed since the run was started; results may differ", home, label(name))
 
 
 def _changed(home: Path, now: Mapping[str, str]) -> list[str]:
-    """The paths that lead to other code than when the run was begun.
+    """The paths whose code has changed since the run was started.
 
-    The folder of a file does not count: whoever gets a run from elsewhere has the code in another place.
+    The folder of a file does not count: on another machine the code may be in another place.
     """
     then = {(label(path), sha256) for path, sha256 in _recorded(home)[0].items()}
     return [path for path, sha256 in now.items() if (label(path), sha256) not in then]
 
 
 def _named(home: Path) -> dict[str, str]:
-    """The paths in config.toml; whatever else is wrong with it, its reader says."""
+    """The paths in config.toml. Other problems of the file are reported when it is loaded."""
     try:
         return paths_in(tomllib.loads(read_file(home / "config.toml").decode()))
     except (OSError, ValueError, RecursionError):
@@ -120,7 +120,7 @@ def _not_ours(home: Path, named: set[str]) -> str:
         return f"the key {key_file()} cannot be used ({e.strerror})"
     if not right:
         return "the proof in its run.json was not made with your key"
-    return f"it was begun without {min(named - set(code))!r}" if named - set(code) else ""
+    return f"it was started without {min(named - set(code))!r}" if named - set(code) else ""
 
 
 def _hmac(key: bytes, code: Mapping[str, str]) -> str:
@@ -128,23 +128,23 @@ def _hmac(key: bytes, code: Mapping[str, str]) -> str:
 
 
 def _read_key() -> bytes:
-    """The key; an OSError if there is none, or if others could have read or written it."""
+    """The key. Raises OSError if there is none, or if other users could have read or written it."""
     with open_file(key_file(), KEY_BYTES) as file:
         found = os.fstat(file.fileno())
         key = file.read()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(0, "others have access to it: remove it, and a new one will be made", str(key_file()))
+        raise PermissionError(0, "other users have access to it: remove it, and a new one is created", str(key_file()))
     if len(key) != KEY_BYTES:
-        raise OSError(0, f"it has not {KEY_BYTES} bytes: remove it, and a new one will be made", str(key_file()))
+        raise OSError(0, f"it is not {KEY_BYTES} bytes long: remove it, and a new one is created", str(key_file()))
     return key
 
 
 def _make_key() -> bytes:
-    """The key, made if there is none. Of two processes that make one at once, both use the first."""
+    """The key, created if there is none. If two processes create one at the same time, both use the first."""
     file = key_file()
     if not file.exists():
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=file.parent)  # readable by this user alone
+        handle, draft = tempfile.mkstemp(dir=file.parent)  # readable only by this user
         try:
             with open(handle, "wb") as out:
                 out.write(secrets.token_bytes(KEY_BYTES))

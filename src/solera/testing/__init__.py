@@ -1,9 +1,9 @@
-"""Contracts that every method and every engine must keep, usable by other packages.
+"""Contracts that every method and every engine must satisfy, for use by other packages, too.
 
     from solera.testing import check_method, check_engine
     check_method(MyMethod(), tmp_path)          # raises AssertionError with what is broken
 
-`contracts` has the checks, `toys` the federation they are made on.
+`contracts` has the checks, `toys` the small federation that they run on.
 """
 
 from ..engines.faulty import Faulty

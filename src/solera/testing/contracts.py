@@ -1,4 +1,4 @@
-"""What the library promises of every method and of every engine, as checks that raise AssertionError."""
+"""The contracts of methods and engines, as checks that raise AssertionError."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ ENGINES_TO_COMPARE = ("inprocess", "threads", "processes")
 def check_method(
     method: Method | str, tmp: str | os.PathLike[str], engines: Sequence[str] = ENGINES_TO_COMPARE
 ) -> None:
-    """Everything the library promises of a method. `method` is an object or a registered name."""
+    """Check the contract of a method. `method` is an object or a registered name."""
     given = find_method(method)() if isinstance(method, str) else method
     assert type(given) in METHODS.values(), f"{type(given).__name__} is not registered: decorate it with @register"
     name, tmp, method = name_of(given), pathlib.Path(tmp), small(given)
@@ -44,10 +44,10 @@ def check_method(
     for model, score in {**reference.summary["models"], **reference.summary["ensembles"]}.items():
         assert math.isfinite(score["loss"]), f"{name}: the loss of {model!r} is {score['loss']}"
     back = decode(encode(reference.state), type(method).State)
-    assert digest(back) == digest(reference.state), f"{name}: State does not survive the wire"
+    assert digest(back) == digest(reference.state), f"{name}: State changes when it is encoded and decoded"
     for engine in engines:
         again = run_toy(method, tmp / engine, engine)
-        assert again.digest == reference.digest, f"{name}: other bits on the engine {engine!r}"
+        assert again.digest == reference.digest, f"{name}: the engine {engine!r} gives other bits"
     _check_round_is_pure(method, tmp / "pure")
     _check_resume(method, tmp / "resumed", reference.digest)
     _check_order(method, tmp / "order")
@@ -60,19 +60,19 @@ def _federation(scenario: Any, tmp: pathlib.Path, wrap: Callable[[Engine], Engin
 
 
 class _Twice(Parallel):
-    """Server work as it is where it was disturbed: run again. A job that trains a given model would go on with it."""
+    """Runs all server work twice, as after a disturbance. A job must not continue training the model it was given."""
 
     def __init__(self) -> None:
         super().__init__(1)
 
     def __call__(self, functions: Sequence[Callable[[], Any]], seeds: Sequence[int]) -> list[Any]:
         first, again = super().__call__(functions, seeds), super().__call__(functions, seeds)
-        assert same_bits(first, again), "a job of server.parallel changes what it was given: let it return its result"
+        assert same_bits(first, again), "a job of server.parallel changes its arguments: it must only return a result"
         return again
 
 
 def _check_round_is_pure(method: Method, tmp: pathlib.Path) -> None:
-    """`round` leaves its input as it was, gives the same twice, and uses the verbs its privacy class declares."""
+    """`round` does not change its input, gives the same result twice, and uses map or mean as its traits declare."""
     name, scenario = name_of(method), toy_for(method)
     fed, server = _federation(scenario, tmp), scenario.server
     server.parallel = _Twice()
@@ -82,26 +82,26 @@ def _check_round_is_pure(method: Method, tmp: pathlib.Path) -> None:
     first = digest(method.round(before, fed, server))
     assert digest(before) == bits, f"{name}: round changes the state it was given"
     verbs = set(fed.verbs)
-    fed.void()  # what clients keep is as it was, too
+    fed.void()  # also restores the clients' states
     fed.begin(0)
     assert digest(method.round(before, fed, server)) == first, f"{name}: the same round twice gives other bits"
     declared = method.traits().replies
-    silent = sum(t.floats + t.integers for t in fed.up.values()) == 0  # nothing but acknowledgements came up
+    silent = sum(t.floats + t.integers for t in fed.up.values()) == 0  # clients sent acknowledgements only
     used = "none" if silent else "individual" if "map" in verbs else "means"
-    assert declared == used or (silent and declared == "data"), f"{name}: declares replies {declared!r}, shows {used!r}"
+    assert declared == used or (silent and declared == "data"), f"{name}: declares replies {declared!r}, uses {used!r}"
     scored = method.personal(before, fed) is not None
     assert scored == method.traits().personal, f"{name}: traits().personal is {not scored}, but personal() is not"
 
 
 def _check_resume(method: Method, tmp: pathlib.Path, expected: str) -> None:
-    """Stopping after each round and starting again ends in the same bits."""
+    """A run that is stopped and resumed after each round ends in the same bits."""
     for rounds in (1, 2, 3):
         result = run_toy(method, tmp, rounds=rounds)
     assert result.digest == expected, f"{name_of(method)}: a resumed run ends in other bits"
 
 
 def _check_order(method: Method, tmp: pathlib.Path) -> None:
-    """The order in which replies arrive changes nothing."""
+    """The order in which replies arrive does not change the result."""
     digests = []
     for reverse in (False, True):
         scenario = toy_for(method)
@@ -117,7 +117,7 @@ def _only(client: str, fault: str, call: Call) -> str | None:
 
 
 def _check_bad_client(method: Method, tmp: pathlib.Path) -> None:
-    """A client whose replies are spoiled loses its seat, not the round; and the rest is as if it had not answered."""
+    """An invalid reply is dropped and the round continues. The result is the same as if the client had not answered."""
     digests = set()
     for fault in ("drop", "nan", "shape", "garbage"):
         scenario = toy_for(method)
@@ -131,7 +131,7 @@ def _check_bad_client(method: Method, tmp: pathlib.Path) -> None:
             answered_with_data = sum(t.floats for t in fed.up.values()) > 0
             assert bad in named or (fault in ("nan", "shape") and not answered_with_data), f"{fault}: {bad} not named"
         digests.add(digest(state))
-    assert len(digests) == 1, f"{name_of(method)}: a spoiled reply leaves traces"
+    assert len(digests) == 1, f"{name_of(method)}: an invalid reply changes the result"
 
 
 # ---- the contract of an engine ----------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _check_bad_client(method: Method, tmp: pathlib.Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Echo:
-    """What the test tasks answer."""
+    """The reply of the test task `echo`."""
 
     value: float
     weights: Weights = like("weights")
@@ -147,7 +147,7 @@ class Echo:
 
 @task("testing.echo")
 def echo(client: Client, value: float, weights: Weights) -> Echo:
-    """Answers with the payload, a draw from the client's seed, and a count of its own calls."""
+    """Returns the payload plus a draw from the client's seed and the number of its calls."""
     calls = client.state.get("calls", {"n": torch.zeros(())})["n"] + 1
     client.state["calls"] = {"n": calls}
     return Echo(value, {n: w + calls + torch.rand(w.shape) for n, w in weights.items()})  # as dropout draws
@@ -162,21 +162,21 @@ def explode(client: Client) -> None:
 
 @task("testing.die")
 def die(client: Client) -> None:
-    """Takes its process along on one client."""
+    """Kills its process on one client."""
     if client.id == "c01":
         os.kill(os.getpid(), 9)
 
 
 @task("testing.overwrite")
 def overwrite(client: Client, weights: Weights) -> None:
-    """Breaks the rule that arguments are not written to."""
+    """Breaks the rule that a task must not change its arguments."""
     for w in weights.values():
         w.zero_()
 
 
 @numerics(threads=1)
 def check_engine(open_engine: Callable[[Host, ClientStates], Engine], tmp: str | os.PathLike[str]) -> None:
-    """Everything the library promises of an engine, against the serial one."""
+    """Check the contract of an engine, in comparison with the serial engine."""
     tmp = pathlib.Path(tmp)
     scenario = toy()
     weights = {"w": torch.arange(6.0)}
@@ -188,7 +188,7 @@ def check_engine(open_engine: Callable[[Host, ClientStates], Engine], tmp: str |
             seen = []
             for t, retry in ((0, False), (1, False), (1, True)):
                 if retry:
-                    fed.void()  # client state must be as before it
+                    fed.void()  # restores the clients' states
                 fed.begin(t)
                 for value in (1.0, 2.0):
                     replies = fed.map(echo, list(fed.clients), value=value, weights=weights)
@@ -196,9 +196,9 @@ def check_engine(open_engine: Callable[[Host, ClientStates], Engine], tmp: str |
                     seen.append(digest(dict(replies)))
             fed.begin(2)
             replies = fed.map(explode, list(fed.clients))
-            assert {int(k[1:]) % 2 for k in replies} == {0}, "a failing client has a reply"
+            assert {int(k[1:]) % 2 for k in replies} == {0}, "there is a reply from a client that failed"
             assert all("out of memory" in why for why in replies.failures.values())
-            assert len(replies) + len(replies.failures) == len(fed.clients), "a client got lost"
+            assert len(replies) + len(replies.failures) == len(fed.clients), "a client is neither a reply nor a failure"
             early = fed.submit(echo, ["c00"], value=3.0, weights=weights)
             late = fed.submit(echo, ["c01"], value=4.0, weights=weights)
             assert (late()["c01"].value, early()["c00"].value) == (4.0, 3.0), "two exchanges at once are mixed up"
@@ -208,5 +208,5 @@ def check_engine(open_engine: Callable[[Host, ClientStates], Engine], tmp: str |
 
     expected = answers(InProcess, "reference")
     found = answers(open_engine, "engine")
-    assert found == expected, "other bits than in process"
+    assert found == expected, "other bits than with the engine 'inprocess'"
     assert expected[2:4] == expected[4:6], "a repeated round gives other bits"

@@ -1,4 +1,4 @@
-"""The federation that methods and engines are tried on: eight clients, two architectures, one of them with BatchNorm
+"""The small federation for tests of methods and engines: eight clients, two architectures, one of them with BatchNorm
 and dropout. A round takes milliseconds."""
 
 import dataclasses
@@ -24,7 +24,7 @@ def wide() -> nn.Module:
 
 
 def deep() -> nn.Module:
-    """The other one, with all that makes bits hard to keep: BatchNorm statistics and dropout."""
+    """The other architecture, with what makes reproducible bits hard: BatchNorm statistics and dropout."""
     return nn.Sequential(
         nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)
     )
@@ -38,22 +38,22 @@ def deep_group() -> nn.Module:
 
 
 def stacked() -> nn.Module:
-    """A plain chain, as `wide` is, with one layer more: for methods that match or cut neurons."""
+    """A plain chain like `wide`, with one more layer: for methods that match or cut neurons."""
     return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 def split_wide() -> nn.Module:
-    """`wide` in three pieces, for methods that need them; its head has the shape of every other head here."""
+    """`wide` as a split model, for methods that need it; all split models here have heads of the same shape."""
     return wrap(wide(), classifier="2", head="shared", representation=8, head_hidden=8)
 
 
 def split_deep() -> nn.Module:
-    """`deep` in three pieces."""
+    """`deep` as a split model."""
     return wrap(deep(), classifier="6", head="shared", representation=8, head_hidden=8)
 
 
 def large() -> nn.Module:
-    """A model of the server's own, in three pieces and larger than any client's."""
+    """The server's own model: a split model, larger than any client's."""
     whole = nn.Sequential(
         nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)
     )
@@ -85,13 +85,13 @@ def small(method: Method) -> Method:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             less = {"epochs": 1, "steps": 6, "batch": 16, "every": 2, "patience": 4}
             known = {g.name for g in dataclasses.fields(value)}
-            less.pop("steps" if getattr(value, "steps", None) is None else "epochs")  # local training is by one of them
+            less.pop("steps" if getattr(value, "steps", None) is None else "epochs")  # training uses only one of them
             changes[f.name] = dataclasses.replace(value, **{k: v for k, v in less.items() if k in known})
     return dataclasses.replace(method, **changes)
 
 
 def toy_for(method: Method, **options: Any) -> Scenario:
-    """The toy federation a method accepts: what its traits ask for, with one architecture if it can do no more."""
+    """A toy federation that fits the method's traits, with one architecture if the method needs that."""
     traits = method.traits()
     models: dict[str, Any] = {"wide": wide, "deep": deep}
     if traits.split in ("split", "shared features", "shared head"):

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live display on a terminal, a line a round elsewhere, or nothing."""
+"""The display of a run: live on a terminal, a line for each round elsewhere, or nothing."""
 
 import sys
 import time
@@ -16,9 +16,9 @@ from ..runs.notice import KINDS
 from ..runs.record import RoundRecord
 from ..runs.words import human_bytes, human_time, percent
 
-WARNINGS_A_ROUND = 5  # more are counted, not shown: all of them are in metrics.jsonl
+WARNINGS_A_ROUND = 5  # further ones are only counted; all of them are in metrics.jsonl
 MODELS_SHOWN = 12
-NARROW = 50  # columns; below, the display leaves out its bar and its third column
+NARROW = 50  # columns; a narrower display leaves out its bar and its third column
 PHASES = {
     "clients": "clients train",
     "server": "the server works",
@@ -28,28 +28,28 @@ PHASES = {
 
 
 class Watcher:
-    """Is told what a run does; this one does nothing with it. Use as a context manager: leaving it ends the display."""
+    """Gets the events of a run; the base class ignores them. A context manager: leaving it ends the display."""
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """The run starts: its name, method, rounds, start_round, clients, cohort, engine, workers, out."""
+        """The run starts. Facts: name, method, rounds, start_round, clients, cohort, engine, workers, out."""
 
     def phase(self, round: int, name: str) -> None:
-        """The round enters "clients", "server", "evaluate" or "commit"."""
+        """The round enters the phase "clients", "server", "evaluate" or "commit"."""
 
     def progress(self, what: str, done: int, of: int) -> None:
-        """So many clients have answered in the current exchange."""
+        """`done` of `of` clients have answered in the current exchange."""
 
     def round_done(self, record: RoundRecord) -> None:
-        """A round is over; `record` is what metrics.jsonl says of it."""
+        """A round has ended; `record` is its line in metrics.jsonl."""
 
     def warn(self, text: str) -> None:
         """Something went wrong that does not stop the run."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """The run is finished; `summary` is what summary.json holds."""
+        """The run has finished; `summary` is the content of summary.json."""
 
     def close(self) -> None:
-        """Leave the terminal in order, whatever happened."""
+        """Restore the terminal, also after an error."""
 
     def __enter__(self) -> Self:
         return self
@@ -59,28 +59,28 @@ class Watcher:
 
 
 class _Warnings:
-    """Says each warning of a round once, and only so many of them."""
+    """Shows each warning of a round once, up to a limit."""
 
     def __init__(self) -> None:
         self.said: set[str] = set()
 
     def is_new(self, text: str) -> bool:
         """Whether to show this warning."""
-        key = text[:200]  # the same mishap may be told in full and cut short
+        key = text[:200]  # the same warning may also come in a shortened form
         if key in self.said:
             return False
         self.said.add(key)
         return len(self.said) <= WARNINGS_A_ROUND
 
     def round_done(self) -> int:
-        """How many warnings were not shown; forgets the round."""
+        """The number of warnings that were not shown; resets for the next round."""
         more = max(0, len(self.said) - WARNINGS_A_ROUND)
         self.said.clear()
         return more
 
 
 class QuietWatcher(Watcher):
-    """Warnings only, on stderr: stdout belongs to whoever asked for JSON."""
+    """Only warnings, on stderr: stdout is for JSON."""
 
     def __init__(self, file: TextIO | None = None):
         self.file = file or sys.stderr
@@ -96,7 +96,7 @@ class QuietWatcher(Watcher):
 
 
 class PlainWatcher(QuietWatcher):
-    """One line a round (or, without `every_round`, only the outcome), for files and pipes."""
+    """One line for each round (without `every_round`, only the outcome), for files and pipes."""
 
     def __init__(self, every_round: bool = True, file: TextIO | None = None):
         super().__init__(file or sys.stdout)
@@ -129,7 +129,7 @@ class PlainWatcher(QuietWatcher):
 
 
 class LiveWatcher(Watcher):
-    """Round, phase, clients done, accuracy, traffic and time left, redrawn in place; warnings scroll by above it."""
+    """Round, phase, clients done, accuracy, traffic and time left, redrawn in place; warnings appear above it."""
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console()
@@ -189,10 +189,10 @@ class LiveWatcher(Watcher):
     def _print(self, text: str, style: str) -> None:
         self.console.print(text, style=style, markup=False, highlight=False)
 
-    # -- the picture --
+    # -- rendering --
 
     def render(self) -> RenderableType:
-        """The display as it is at this moment; drawn again several times a second."""
+        """The current display; redrawn several times a second."""
         return Group(self._bar(), self._state(), *([self._table()] if self.last else []))
 
     @property
@@ -236,7 +236,7 @@ class LiveWatcher(Watcher):
         return table
 
     def time_left(self) -> float | None:
-        """Seconds to the end, if the coming rounds take as long as the last few."""
+        """Seconds until the end, if the next rounds take as long as the last few."""
         if not self.seconds:
             return None
         recent = self.seconds[-5:]
@@ -245,7 +245,7 @@ class LiveWatcher(Watcher):
 
 
 def choose_watcher(json: bool = False, quiet: bool = False) -> Watcher:
-    """What suits the caller: nothing beside JSON, the outcome only, a live display, or plain lines."""
+    """A suitable display: only warnings with JSON, only the outcome, a live display, or plain lines."""
     if json:
         return QuietWatcher()
     if quiet:
@@ -254,7 +254,7 @@ def choose_watcher(json: bool = False, quiet: bool = False) -> Watcher:
     return LiveWatcher(console) if console.is_terminal and not console.is_dumb_terminal else PlainWatcher()
 
 
-# ---- words and numbers ------------------------------------------------------------------------------
+# ---- text -------------------------------------------------------------------------------------------
 
 
 def headline(facts: Mapping[str, Any]) -> str:
@@ -268,7 +268,7 @@ def headline(facts: Mapping[str, Any]) -> str:
 
 
 def outcome(summary: Mapping[str, Any]) -> list[str]:
-    """What a finished run reached and where it is."""
+    """The results of a finished run and its directory."""
     rounds = summary["rounds"]
     lines = [f"{rounds} rounds in {human_time(summary['seconds'])}, digest {summary['digest'][:16]}"]
     if "stopped" in summary:
@@ -288,7 +288,7 @@ def outcome(summary: Mapping[str, Any]) -> list[str]:
 
 
 def scores(record: RoundRecord) -> list[str]:
-    """One round's accuracies as short texts."""
+    """The accuracies of a round as short text."""
     found = record.accuracies()
     shown = [f"{name} {percent(a)}" for name, a in list(found.items())[:MODELS_SHOWN]]
     return shown + ([f"... {len(found) - MODELS_SHOWN} more"] if len(found) > MODELS_SHOWN else [])

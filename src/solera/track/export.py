@@ -1,7 +1,7 @@
-"""A run's measurements for TensorBoard and MLflow: as it goes on, or after the fact.
+"""A run's measurements for TensorBoard and MLflow: during the run, or afterwards.
 
-Both are behind extras and are told to the watcher's side of a run: whatever goes wrong there is a warning, never the
-end of a run. What was written before a stop is not written twice when the run is resumed.
+Both are optional extras. During a run an error in one of them is a warning and never ends the run. A resumed run does
+not write anything twice.
 """
 
 import dataclasses
@@ -26,35 +26,35 @@ from ..settings import Problem, settings
 from ..version import __version__
 from .display import Watcher
 
-OURS = ".solera"  # how our event files end: no others are ever removed
-BATCH = 100  # parameters that MLflow takes at once
-LONGEST = 500  # characters of a parameter
+OURS = ".solera"  # the end of our event files' names: no others are ever removed
+BATCH = 100  # values in one request to MLflow
+LONGEST = 500  # characters of a parameter's value
 
 
 @settings
 class TrackConfig:
-    """Where a run's measurements go besides its own directory."""
+    """Where a run's measurements are written, besides its own directory."""
 
-    tensorboard: bool = False  # write event files into the run directory's folder tensorboard/
+    tensorboard: bool = False  # write event files into the folder tensorboard/ of the run directory
     mlflow: str | None = None  # the tracking URI, such as "sqlite:///mlflow.db" or "http://localhost:5000"
     mlflow_experiment: str = "solera"  # the experiment's name there
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with the address or the name."""
+        """Problems of the address or the name."""
         if self.mlflow is not None:
             yield from _uri_problems(self.mlflow)
         if not self.mlflow_experiment.strip():
             yield "mlflow_experiment = '': a name is needed"
 
     def require(self) -> None:
-        """Refuse, before any work, what is not installed."""
+        """Raise ConfigError if a needed package is not installed. Called before any work."""
         if self.tensorboard:
             _need("tensorboard", "tensorboard", "track.tensorboard = true")
         if self.mlflow is not None:
             _need("mlflow", "mlflow", f"track.mlflow = {self.mlflow!r}")
 
     def absolute(self) -> "TrackConfig":
-        """The same wherever the run is resumed: a data base file has its full path."""
+        """With the absolute path of a database file, so that the run can be resumed from any folder."""
         if self.mlflow is None or not re.match(r"sqlite:///[^/]", self.mlflow):
             return self
         file = os.path.abspath(os.path.expanduser(self.mlflow.removeprefix("sqlite:///")))
@@ -65,12 +65,12 @@ def _uri_problems(uri: str) -> Iterator[Problem]:
     parts = urlsplit(uri)
     if uri != "databricks" and (not re.match(r"[a-z][a-z0-9+.-]*://", uri) or parts.scheme == "file"):
         yield (
-            f"mlflow = {uri!r}: MLflow no longer writes into plain folders; give a data base, such as "
+            f"mlflow = {uri!r}: MLflow no longer writes into plain folders; give a database, such as "
             "'sqlite:///mlflow.db', or a server, such as 'http://localhost:5000'"
         )
     if parts.password:
         yield (
-            "mlflow holds a password, which would be stored in config.toml; leave it out and set "
+            "mlflow contains a password, which would be stored in config.toml; leave it out and set "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
         )
 
@@ -84,7 +84,7 @@ def _need(package: str, extra: str, what: str) -> None:
 
 
 def scalars(record: RoundRecord) -> dict[str, float]:
-    """One round's numbers under the names they have in TensorBoard and MLflow."""
+    """The numbers of a round, with their names in TensorBoard and MLflow."""
     words = {"model": "", "ensemble": "ensemble ", "average": "average "}
     found = {f"{s.metric}/{words[s.kind]}{s.name}": s.value for s in record.scores if s.kind in words}
     found |= {f"{OWN}/{metric}": value for metric, value in record.own.items() if metric != "clients"}
@@ -96,22 +96,22 @@ def scalars(record: RoundRecord) -> dict[str, float]:
 
 
 class Tracker(Protocol):
-    """Somebody who keeps a run's measurements."""
+    """A program that stores a run's measurements."""
 
     title: str
 
     def begin(self, run: Run) -> None:
-        """The run begins or goes on; `run` is what its directory holds so far."""
+        """The run starts or is resumed; `run` is the content of its directory so far."""
 
     def round(self, record: RoundRecord, when: float) -> None:
-        """A round was over at the time `when`."""
+        """A round ended at the time `when`."""
 
     def end(self, finished: bool) -> None:
-        """Nothing more comes; the run is finished, or was stopped."""
+        """The run has finished, or was stopped."""
 
 
 class TensorBoard:
-    """Event files. The file is begun anew when a run is resumed, so that no step is there twice."""
+    """Event files. A resumed run writes a new file and removes the old one, so that no step occurs twice."""
 
     title = "TensorBoard"
 
@@ -123,7 +123,7 @@ class TensorBoard:
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob(f"*tfevents*{OURS}"):
             old.unlink()
-        # Written record by record: TensorBoard's own writer has a thread, which a forking run must not have.
+        # Written here, because TensorBoard's own writer starts a thread, and a run that forks must not have one.
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}{OURS}"
         self._file = open(self.folder / name, "wb")  # noqa: SIM115 (closed by end)
         self._write(time.time(), file_version="brain.Event:2")
@@ -147,7 +147,7 @@ class TensorBoard:
 
 
 class Mlflow:
-    """A run of an MLflow experiment. `mlflow.json` in the run directory says which, so that it can be continued."""
+    """A run in an MLflow experiment. `mlflow.json` in the run directory has its id, so that it can be continued."""
 
     title = "MLflow"
 
@@ -155,7 +155,7 @@ class Mlflow:
         self.uri, self.experiment = uri, experiment
         self._client: Any = None
         self._id = ""
-        self._known: set[int] = set()  # rounds that are there already
+        self._known: set[int] = set()  # rounds that are already stored
 
     def begin(self, run: Run) -> None:
         self._client = _mlflow_client(self.uri)
@@ -170,7 +170,7 @@ class Mlflow:
 
         stamp = int(1000 * when)
         values = [Metric(name, value, stamp, record.round) for name, value in scalars(record).items()]
-        for i in range(0, len(values), BATCH):  # "seconds/total", by which a round is known, comes with the others
+        for i in range(0, len(values), BATCH):  # includes "seconds/total", which marks a round as stored
             self._client.log_batch(self._id, metrics=values[i : i + BATCH])
         self._known.add(record.round)
 
@@ -187,7 +187,7 @@ class Mlflow:
                 return None
             return self._client.get_run(noted["run_id"]).info.run_id
         except (OSError, ValueError, KeyError, TypeError, MlflowException):
-            return None  # never tracked, or not there any more
+            return None  # never tracked, or deleted
 
     def _new(self, run: Run) -> str:
         from mlflow.entities import Param
@@ -206,8 +206,8 @@ class Mlflow:
 
 
 def _mlflow_client(uri: str) -> Any:
-    # Before the import: nothing is sent to anybody but the server that was named, and a server that does not answer
-    # is given up soon, because the run waits for it.
+    # Set before the import: send data only to the given server, and give up soon if it does not answer, because the
+    # run waits for it.
     for key, value in (
         ("MLFLOW_DISABLE_TELEMETRY", "true"),
         ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"),
@@ -221,11 +221,11 @@ def _mlflow_client(uri: str) -> Any:
     return MlflowClient(tracking_uri=uri)
 
 
-# ---- as a run goes on -------------------------------------------------------------------------------
+# ---- during a run -----------------------------------------------------------------------------------
 
 
 class Tracking(Watcher):
-    """Passes on what a run tells its watcher, and tells the trackers too. Closing it closes these only."""
+    """Passes all events on to another watcher and to the trackers. `close` closes only the trackers."""
 
     def __init__(self, config: TrackConfig, watcher: Watcher):
         self.config, self.watcher = config, watcher
@@ -279,17 +279,17 @@ class Tracking(Watcher):
         for tracker in list(self._trackers):
             try:
                 getattr(tracker, what)(*args)
-            except Exception as e:  # whatever it is: the run is worth more than its copy elsewhere
+            except Exception as e:  # any error of a tracker: the run must continue
                 self._trackers.remove(tracker)
                 text = " ".join(str(e).split())[:200]
-                self.watcher.warn(f"{tracker.title} gets no more of this run: {type(e).__name__}: {text}")
+                self.watcher.warn(f"{tracker.title} is off for the rest of this run: {type(e).__name__}: {text}")
 
 
-# ---- after the fact ---------------------------------------------------------------------------------
+# ---- after a run ------------------------------------------------------------------------------------
 
 
 def export_to(tracker: Tracker, run: Run) -> None:
-    """Tell a tracker all rounds of a run; here what goes wrong is an error."""
+    """Send all rounds of a run to a tracker. Here a tracker's error is raised."""
     clock = _ended(run) - run.seconds
     tracker.begin(run)
     for record in run.rounds:

@@ -198,9 +198,9 @@ def _raising(error: BaseException) -> Any:
         (
             ZeroDivisionError("oops"),
             1,
-            "solera: unexpected ZeroDivisionError: oops (--debug shows where it comes from)\n",
+            "solera: unexpected ZeroDivisionError: oops (--debug shows the traceback)\n",
         ),
-        (ValueError(), 1, "solera: unexpected ValueError: no message (--debug shows where it comes from)\n"),
+        (ValueError(), 1, "solera: unexpected ValueError: no message (--debug shows the traceback)\n"),
     ],
 )
 def test_whatever_happens_in_a_run(here, monkeypatch, error, code, text):
@@ -225,7 +225,7 @@ def test_a_stopped_run_tells_how_to_go_on(tmp_path, capsys, error):
 
     with pytest.raises(errors.typer.Exit):
         stopped()
-    assert f"go on with: solera resume {tmp_path}" in capsys.readouterr().err
+    assert f"continue with: solera resume {tmp_path}" in capsys.readouterr().err
 
 
 # ---- resume and show --------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_run_that_is_stopped_can_be_resumed_to_the_same_end(here, uninterrupte
     _, complaint = running.communicate(timeout=30)
     assert running.returncode == code
     assert complaint.count("\n") == 1
-    assert "go on with: solera resume 'stopped dir'" in complaint
+    assert "continue with: solera resume 'stopped dir'" in complaint
 
     seen = solera("show", "stopped dir")
     assert seen.exit_code == 0
@@ -413,7 +413,7 @@ def test_a_dry_run_says_what_the_run_will_send_and_leaves_nothing(here, finished
     assert (found["dry_run"], found["exact"], len(found["rounds"])) == (True, True, 2)
     assert sorted(p.name for p in here.iterdir()) == before
     shown = solera("run", here / "tiny.toml", "--rounds", 2, "--dry-run").stdout
-    for text in ("exactly those of the run", "1-2, each", "local_update", "the run would write runs/"):
+    for text in ("exact, if every client answers", "1-2, each", "local_update", "the run would write runs/"):
         assert text in shown
     assert sorted(p.name for p in here.iterdir()) == before
 
@@ -422,8 +422,8 @@ def test_a_dry_run_says_how_exact_it_is():
     def said(**facts):
         return _how_exact(Rehearsal("m", 2, 1, [], {}, facts.get("bounded", []), facts.get("varies", "")))
 
-    assert said(bounded=["choose"]).startswith("at most so many: clients decide how large their replies to choose are")
-    assert said(varies="it asks by what it knows").startswith("about those of the run: it asks by what it knows")
+    assert said(bounded=["choose"]).startswith("an upper limit: clients decide how large their replies to choose are")
+    assert said(varies="it asks by what it knows").startswith("approximate: it asks by what it knows")
 
 
 def test_there_is_nothing_to_watch_in_a_dry_run(here):

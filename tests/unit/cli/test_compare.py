@@ -45,7 +45,7 @@ def test_the_table(runs):
     assert head[5:] == ["rounds to 60%", "bytes to 60%", "down", "up", "time"]
     assert first == ["fedavg", "2", "mlp", "55.0 ± 7.1", "55.0 ± 7.1", "3 (1 of 2)", "450 B", "300 B", "150 B", "6.0 s"]
     assert second[:4] == ["feddf", "2", "mlp", "75.0 ± 7.1"]
-    assert rest == [[""], ["main result, which all cases have: mlp"]]
+    assert rest == [[""], ["main result (all cases have it): mlp"]]
 
 
 def test_the_example_of_the_help(runs, monkeypatch):
@@ -146,11 +146,11 @@ def test_grouping_by_a_key(runs):
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["nowhere"], 4, "is no folder"),
+        (["nowhere"], 4, "is not a folder"),
         (["."], 4, "holds no run"),
         ([], 2, "Missing argument"),
         (["feddf-0", "--by", "partition.alfa"], 2, "did you mean 'partition.alpha'?"),
-        (["feddf-0", "--json", "--csv"], 2, "exclude each other"),
+        (["feddf-0", "--json", "--csv"], 2, "cannot be used together"),
         (["feddf-0", "--target", "70"], 2, "--target"),
     ],
 )
@@ -212,7 +212,7 @@ def test_personal_and_global_accuracies_are_in_tables_of_their_own(mixed):
     assert "fedavg" not in own.split("\n\n")[0].split("warning")[0]
     assert "74.4" in own
     assert "79.3" in own
-    assert "main result, which" not in result.stdout
+    assert "main result (" not in result.stdout
     assert "warning: no main result that all cases have: mlp (fedavg); own models (mnfl)" in result.stdout
     assert "warning: different data.client_test: 0 (fedavg); 0.2 (mnfl)" in result.stdout
 

@@ -176,7 +176,7 @@ def test_the_example_of_the_help(tmp_path, monkeypatch):
     [
         (["--model", "lenet5"], 2, "has no such model"),
         (["--ensemble"], 4, "has no saved ensemble"),
-        (["--ensemble", "--model", "mlp"], 2, "exclude each other"),
+        (["--ensemble", "--model", "mlp"], 2, "cannot be used together"),
         (["--format", "gguf"], 2, "gguf"),
         (["--uri", "x"], 2, "--uri is for --format mlflow"),
         (["--format", "mlflow"], 2, "needs --uri"),

@@ -236,7 +236,7 @@ def test_the_members_of_an_ensemble_are_no_models_of_their_own(joint):
         ([], 2, "has several models: choose one with --model: mlp, tiny-cnn"),
         (["--model", "lenet5"], 2, "has no such model; it has mlp, tiny-cnn"),
         (["--ensemble"], 4, "has no saved ensemble"),
-        (["--ensemble", "--model", "mlp"], 2, "exclude each other"),
+        (["--ensemble", "--model", "mlp"], 2, "cannot be used together"),
         (["nothing.npy", "--model", "mlp"], 3, "there is no such file or folder"),
     ],
 )
@@ -271,15 +271,15 @@ BAD = {
     "objects.npy": (objects(), "array of numbers"),  # a pickle inside: never loaded
     "objects.npz": (archive(x=objects()), "array of numbers"),
     "damaged.npy": (b"\x93NUMPY junk", "cannot be read"),
-    "damaged.npz": (b"junk", "is no .npz file"),
+    "damaged.npz": (b"junk", "is not a .npz file"),
     "empty.npz": (archive(), "holds no array"),
-    "two.npz": (archive(a=array(np.zeros(3)), b=array(np.zeros(3))), "holds a, b; name the samples"),
-    "text.npy": (array(np.array(["a"])), "array of numbers is wanted"),
+    "two.npz": (archive(a=array(np.zeros(3)), b=array(np.zeros(3))), "holds a, b; name the array"),
+    "text.npy": (array(np.array(["a"])), "expected an array of numbers"),
     "shape.npy": (array(np.zeros((2, 3, 8, 8))), "samples have shape (3, 8, 8); the models take (1, 28, 28)"),
     "none.npy": (array(np.zeros((0, 1, 28, 28))), "there are no samples"),
     "nan.npy": (array(np.full((2, 1, 28, 28), np.nan)), "not finite"),
     "scale.npy": (array(np.full((2, 1, 28, 28), 200.0)), "give bytes 0..255, or floats from 0 to 1"),
-    "broken.png": (b"junk", "cannot be decoded: it is no image of a known format"),
+    "broken.png": (b"junk", "cannot be decoded: its format is unknown"),
     "broken.parquet": (b"junk", "cannot be read as parquet"),
     "words.txt": (b"hello", "holds text"),
     "table.xlsx": (b"junk", ".xlsx cannot be read"),
@@ -304,7 +304,7 @@ def test_a_folder_without_images(run, tmp_path):
 
 def test_a_run_that_is_not_finished(tmp_path):
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(RunError, match="not finished; go on with `solera resume"):
+    with pytest.raises(RunError, match="not finished; continue it with `solera resume"):
         open_run(tmp_path)
 
 

@@ -66,16 +66,16 @@ def test_what_is_missing_is_said_on_stderr_too(here):
     (here / "run" / "partition.json").unlink()
     result = solera("report", "run")
     assert result.exit_code == 0
-    assert result.stderr.startswith("note: partition.json is not there")
+    assert result.stderr.startswith("note: partition.json does not exist")
 
 
 @pytest.mark.parametrize(
     ("args", "code", "text"),
     [
-        (["report", "nowhere"], 4, "nowhere is no folder"),
+        (["report", "nowhere"], 4, "nowhere is not a folder"),
         (["report", "empty"], 4, "empty holds no run"),
         (["report", "run", "-o", "run/run.json/x.html"], 4, "cannot be written"),
-        (["watch", "nowhere"], 4, "nowhere is no folder"),
+        (["watch", "nowhere"], 4, "nowhere is not a folder"),
     ],
 )
 def test_errors_are_one_line(here, args, code, text):
@@ -143,7 +143,7 @@ def test_a_run_can_be_watched_while_it_goes_on(here):
     try:
         url = process.stderr.readline().split()[-1]
         assert json.loads(fetch(f"{url}data.json"))["targets"]  # whether or not the run has begun
-        assert "the run is over" in process.stderr.readline()
+        assert "the run has ended" in process.stderr.readline()
         data = json.loads(fetch(f"{url}data.json"))
         assert (data["runs"][0]["status"], data["runs"][0]["done"]) == ("finished", 2)
         assert data["runs"][0]["command"] == "solera run tiny.toml --rounds 2 --out run"

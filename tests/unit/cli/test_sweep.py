@@ -111,19 +111,19 @@ def test_the_file_in_the_documentation_is_a_sweep(tmp_path):
 MISTAKES = [
     ({}, "[sweep] is missing"),
     ({"sweep": {"seed": [1]}}, "sweep.seed"),
-    ({"sweep": {"seeds": 3}}, "a list of different whole numbers"),
-    ({"sweep": {"seeds": [1, 1]}}, "a list of different whole numbers"),
-    ({"sweep": {"seeds": [True]}}, "a list of different whole numbers"),
+    ({"sweep": {"seeds": 3}}, "a list of different integers"),
+    ({"sweep": {"seeds": [1, 1]}}, "a list of different integers"),
+    ({"sweep": {"seeds": [True]}}, "a list of different integers"),
     ({"sweep": {"grid": {"partition.alpha": 0.1}}}, "a list of the values to try"),
     ({"sweep": {"grid": {"partition.alpha": []}}}, "a list of the values to try"),
-    ({"sweep": {"grid": {"partition.alpha": [1.0, 1.0]}}}, "a value stands there twice"),
+    ({"sweep": {"grid": {"partition.alpha": [1.0, 1.0]}}}, "a value occurs twice"),
     ({"sweep": {"grid": {"run.seed": [1]}}}, "sweep.seeds"),
     ({"sweep": {"grid": {"partition.alfa": [1.0]}}}, "did you mean 'partition.alpha'?"),
     ({"sweep": {"grid": {"partition.alpha": [1.0, -1.0]}}}, "alpha=-1: partition.alpha = -1.0"),
     ({"sweep": {"cases": {"../x": {}}}}, "letters, digits"),
     ({"sweep": {"cases": {"x": 3}}}, "a table of settings"),
     ({"sweep": {"cases": {"x": {"run": {"rounds": 0}}}}}, "x: run.rounds = 0"),
-    ({"sweep": {"cases": {"x": {"run": {"rounds": 2}}}, "grid": {"run.rounds": [1]}}}, "the grid sets it, too"),
+    ({"sweep": {"cases": {"x": {"run": {"rounds": 2}}}, "grid": {"run.rounds": [1]}}}, "the grid also sets it"),
     ({"sweep": {}, "bass": "toy"}, "[bass]"),
     ({"sweep": {}, "base": 3}, "the name of a recipe"),
     ({"sweep": {}, "base": "toyy"}, "did you mean 'toy'?"),
@@ -193,7 +193,7 @@ def test_a_changed_sweep_is_not_mixed_with_the_old_one(swept):
     folder, _ = swept
     result = solera("sweep", folder / "s.toml", "--out", folder / "out", "--set", "partition.clients=3")
     assert result.exit_code == 4
-    assert "was begun with partition.clients = 2, not 3" in result.stderr
+    assert "was started with partition.clients = 2, not 3" in result.stderr
 
 
 def test_a_dry_run_lists_and_does_nothing(swept, tmp_path):
@@ -284,7 +284,7 @@ def test_a_stopped_sweep_goes_on_to_the_same_result(tmp_path, number, code, neve
     _, said = child.communicate(timeout=60)
     assert child.returncode == code, said
     why = "interrupted" if number == signal.SIGINT else "stopped by SIGTERM"
-    assert f"solera: {why}; the same command goes on" in said
+    assert f"solera: {why}; the same command continues" in said
     assert not (tmp_path / "out/feddf/s0/summary.json").exists()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert json.loads((tmp_path / "out/feddf/s0/summary.json").read_text())["digest"] == never_stopped

@@ -111,9 +111,9 @@ def test_defaults_pass_the_checks_and_the_signature_is_kept(cls):
 )
 def test_old_spellings_are_refused_with_the_new_one(cls, old, new):
     assert new in hints(cls)
-    assert said(cls, **{old: 1}) == f"{cls.__name__}.{old} = 1: this setting is called {new!r} now"
+    assert said(cls, **{old: 1}) == f"{cls.__name__}.{old} = 1: this setting is now called {new!r}"
 
 
 def test_an_old_spelling_in_toml_is_refused_with_the_full_key():
     tables = {"method": {"name": "fedavg", "local": {"optimiser": "sgd"}}}
-    assert said(load_config, tables) == "method.local.optimiser = \"sgd\": this setting is called 'optimizer' now"
+    assert said(load_config, tables) == "method.local.optimiser = \"sgd\": this setting is now called 'optimizer'"

@@ -119,7 +119,7 @@ def test_only_training_samples_of_clients_are_augmented():
     [
         (torch.randint(0, 9, (30, 6)), ["crop"], r"data\.augment = \['crop'\]: only images .* of mine are tokens"),
         (torch.randn(30, 6), ["flip"], r"data\.augment = \['flip'\]: only images .* of mine are vectors of shape"),
-        (torch.randn(30, 3, 8, 8), ["crop"], r"data\.augment = \['crop'\]: float images must lie in \[0, 1\]"),
+        (torch.randn(30, 3, 8, 8), ["crop"], r"data\.augment = \['crop'\]: these steps need float images in \[0, 1\]"),
         (pictures(channels=2), ["crop", "gray"], r"jitter and gray need .* 1 or 3 channels, and those of mine have 2"),
         (pictures(), ["crp"], r"data\.augment: there is no 'crp'; there are crop, flip, jitter, gray"),
         (pictures(), [lambda batch: batch], r"data\.augment: .* cannot be called with \(samples, generator\)"),
@@ -165,7 +165,7 @@ def test_the_setting():
 def test_the_old_spelling_of_the_public_setting_is_refused_with_the_new_one(old, new):
     with pytest.raises(ConfigError) as caught:
         load_config({"method": {"name": "feddf"}, "public": {"augment": old}})
-    assert f'public.augment = "{old}": this is written ' in str(caught.value)
+    assert f'public.augment = "{old}": this is now written ' in str(caught.value)
     assert new in str(caught.value)
 
 

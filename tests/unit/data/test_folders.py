@@ -84,7 +84,7 @@ def test_hidden_folders_and_other_files_are_passed_over(photos):
 
 def test_what_is_refused_is_named(photos, tmp_path):
     (photos / "bird").mkdir()
-    with pytest.raises(DataError, match="bird: a class without an image"):
+    with pytest.raises(DataError, match="bird: a class without images"):
         from_folder(photos)
     (photos / "bird" / "1.png").write_bytes(b"\x89PNG but no more")
     with pytest.raises(DataError, match=r"bird/1\.png"):

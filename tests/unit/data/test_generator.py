@@ -94,7 +94,7 @@ def test_the_path_in_a_configuration_becomes_absolute(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"size": 5}, "needs public.path"),
-        ({"path": "g.safetensors"}, "public.size = None: say how many"),
+        ({"path": "g.safetensors"}, "public.size = None: set public.size"),
         ({"path": "g.safetensors", "size": 5, "labels": True}, "has no classes"),
     ],
 )
@@ -121,8 +121,8 @@ def test_files_that_are_no_generator_are_refused(file, tmp_path):
         (b"", "cannot read"),
         (b"not a file of tensors", "cannot read"),
         (good[:-10], "cannot read"),
-        (safetensors.torch.save({"w": torch.ones(1)}), "holds no generator"),
-        (header(good, format="other"), "holds no generator: its header says 'other'"),
+        (safetensors.torch.save({"w": torch.ones(1)}), "is not a generator"),
+        (header(good, format="other"), "is not a generator: its format is 'other'"),
         (header(good, latent="-5"), "latent = '-5' is not a whole number"),
         (header(good, features="9" * 30), "not a whole number"),
         (header(good, features="9999999"), "features = 9999999: 1 to 1024"),
@@ -134,7 +134,7 @@ def test_files_that_are_no_generator_are_refused(file, tmp_path):
         bad.write_bytes(blob)
         with pytest.raises(DataError, match=message):
             load_generator(bad)
-    with pytest.raises(DataError, match=r"cannot read the generator .*scripts/train_generator.py makes one"):
+    with pytest.raises(DataError, match=r"cannot read the generator .*scripts/train_generator.py writes one"):
         load_generator(tmp_path / "absent.safetensors")
 
 
@@ -166,7 +166,7 @@ def test_the_script_writes_a_file_that_can_be_used(script, tmp_path, capsys):
     made = load_generator(out)(torch.randn(4, 8))
     assert made.shape == (4, 1, 28, 28)
     assert bool(torch.isfinite(made).all())
-    with pytest.raises(SystemExit, match="some must be left over"):
+    with pytest.raises(SystemExit, match="must be at least 0 and below"):
         script.main(["--federated", "10000"])
 
 

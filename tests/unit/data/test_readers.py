@@ -251,7 +251,7 @@ def test_a_set_without_test_split_gives_up_a_tenth_always_the_same(tmp_path, cap
     data = load("ag-news", tmp_path, seed=1)
     assert (len(data.train), len(data.test)) == (36, 4)
     assert data.test.labels.bincount().tolist() == [2, 2]
-    assert "has no test split; 4 of its 40 training rows serve as one" in caplog.text
+    assert "has no test split; 4 of its 40 training rows are used as one" in caplog.text
     assert torch.equal(data.test.inputs, load("ag-news", tmp_path, seed=2).test.inputs)
     seen = {tuple(row) for row in torch.cat([data.train.inputs, data.test.inputs]).tolist()}
     assert len(seen) == 40
@@ -272,7 +272,7 @@ def test_sentiment140_maps_its_labels_drops_neutral_rows_and_numbers_its_users(t
     assert torch.equal(data.test.inputs, tokenize(["great"], 5))
     assert (data.vocabulary, data.shape) == (20_000, (5,))
     write_parquet(tmp_path / "test.parquet", text=["meh"], sentiment=[3], user=["x"])
-    with pytest.raises(DataError, match=r"labels \[3\] are none of \[0, 2, 4\]"):
+    with pytest.raises(DataError, match=r"labels \[3\] are not among \[0, 2, 4\]"):
         load("sentiment140", tmp_path)
 
 

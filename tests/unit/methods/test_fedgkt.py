@@ -254,9 +254,9 @@ def test_feature_maps_are_a_layer_s_output(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda r: dataclasses.replace(r, features=r.features[:-1]), r"features: \(11, 8\) .*asked for was \(12, 8\)"),
+        (lambda r: dataclasses.replace(r, features=r.features[:-1]), r"features: \(11, 8\) .*expected \(12, 8\)"),
         (lambda r: dataclasses.replace(r, features=r.features[:, :5]), r"features: \(12, 5\)"),
-        (lambda r: dataclasses.replace(r, logits=r.logits[:, :3]), r"logits: \(12, 3\) .*asked for was \(12, 4\)"),
+        (lambda r: dataclasses.replace(r, logits=r.logits[:, :3]), r"logits: \(12, 3\) .*expected \(12, 4\)"),
         (lambda r: dataclasses.replace(r, labels=r.labels + 2), "labels that are not of the classes 0 to 3"),
         (lambda r: dataclasses.replace(r, labels=r.labels - 1), "labels"),
         (lambda r: dataclasses.replace(r, labels=r.labels[:3]), "labels"),

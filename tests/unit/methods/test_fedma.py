@@ -226,7 +226,7 @@ def test_a_layer_of_another_shape_is_refused(tmp_path, monkeypatch):
     w.run(FedMA(ONE))
     (event,) = w.fed.failures
     assert event["client"] == "c2"
-    assert "0.weight: (2, 1, 3, 3) torch.float32, asked for was (4, 1, 3, 3)" in event["reason"]
+    assert "0.weight: (2, 1, 3, 3) torch.float32, expected (4, 1, 3, 3)" in event["reason"]
 
 
 @pytest.mark.parametrize("layer", [{"w": torch.zeros(3, 2), "b": torch.zeros(2)}, {"w": torch.zeros(())}, {}])

@@ -788,7 +788,7 @@ def test_settings_that_cannot_be_are_refused_in_one_line(make, words):
 
 
 def test_temperatures_below_zero_are_refused():
-    with pytest.raises(ConfigError, match=r"method.fusion.temperature = 0.0: a number above 0 is wanted"):
+    with pytest.raises(ConfigError, match=r"method.fusion.temperature = 0.0: expected a number above 0"):
         load_config({"method": {"name": "fedeed", "fusion": {"temperature": 0.0}}})
 
 
@@ -869,7 +869,7 @@ def test_mistakes_in_a_configuration_name_their_key(table, words):
 def test_the_papers_letters_can_be_set():
     config = load_config("feddf/table1", ["method.name=fedeed", "method.R=2", "method.K=3"])
     assert (config.method.K, config.method.R) == (3, 2)
-    with pytest.raises(ConfigError, match=r"^method.R = 0: an integer of at least 1 is wanted"):
+    with pytest.raises(ConfigError, match=r"^method.R = 0: expected an integer of at least 1"):
         load_config({"method": {"name": "fedeed", "R": 0}})
 
 

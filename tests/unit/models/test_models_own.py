@@ -274,7 +274,7 @@ class Fails(nn.Module):
         (Fails(), r"'mine' fails on a batch .* KeyError: 'mask'"),
         (nn.Sequential(nn.Flatten(), nn.RNN(64, 4)), "'mine' returns a tuple; its forward must return one tensor"),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(4)), r"'mine' has lazy layers \(1\.weight has no size yet\)"),
-        (lambda: "no model", "model 'mine' is built as a str"),
+        (lambda: "no model", "model 'mine' is a str"),
     ],
 )
 def test_check_output_names_model_and_way_out(model, message):

@@ -131,7 +131,7 @@ def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match="empty holds no run"):
         read_all([tmp_path / "empty"])
-    with pytest.raises(RunError, match="nowhere is no folder"):
+    with pytest.raises(RunError, match="nowhere is not a folder"):
         read_all([tmp_path / "nowhere"])
 
 
@@ -140,8 +140,8 @@ def test_a_run_that_has_only_begun_gives_a_report_that_says_so(tmp_path):
     for name in ("metrics.jsonl", "partition.json"):
         (tmp_path / "run" / name).unlink()
     data = data_of(tmp_path / "run")
-    assert any("no round is done" in note for note in data["notes"])
-    assert any("partition.json is not there" in note for note in data["notes"])
+    assert any("no round is finished" in note for note in data["notes"])
+    assert any("partition.json does not exist" in note for note in data["notes"])
     assert data["groups"][0]["lines"] == []
 
 
@@ -248,7 +248,7 @@ def test_of_damaged_settings_only_the_damage_is_told(tmp_path):
     data = data_of(tmp_path)
     assert not any(note.startswith("different") for note in data["notes"])
     assert any(note.startswith("config.toml cannot be read") for note in data["notes"])
-    assert any("partition.json is damaged (not what a run writes)" in note for note in data["notes"])
+    assert any("partition.json is damaged (unexpected content)" in note for note in data["notes"])
     assert [r["again"] is None for r in data["runs"]] == [False, True]
 
 

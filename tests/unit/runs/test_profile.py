@@ -67,7 +67,7 @@ def test_a_profile_that_is_no_good_is_named(tmp_path):
     assert read_profile(newer, missing) is None
     assert missing == [
         "profile.json cannot be read (damaged)",
-        "profile/profile.json is damaged (it has no 'seconds' where there should be one)",
+        "profile/profile.json is damaged ('seconds' is missing)",
         "profile/profile.json cannot be read (larger than 10 MB)",
         "profile/profile.json was written in format 3 by solera 9.9; this version reads format 2 and older",
     ]

@@ -33,7 +33,7 @@ def test_reading_needs_no_torch():
 def test_a_folder_without_a_run(tmp_path):
     with pytest.raises(RunError, match="holds no run"):
         read_run(tmp_path)
-    with pytest.raises(RunError, match="is no folder"):
+    with pytest.raises(RunError, match="is not a folder"):
         read_run(tmp_path / "nowhere")
 
 
@@ -42,7 +42,7 @@ def test_a_run_that_has_only_begun(tmp_path):
     (home / "metrics.jsonl").unlink()
     run = read_run(home)
     assert (run.finished, run.rounds) == (False, [])
-    assert any("metrics.jsonl is not there" in m for m in run.missing)
+    assert any("metrics.jsonl does not exist" in m for m in run.missing)
     assert any("0 of 3 rounds" in m for m in run.missing)
 
 
@@ -126,7 +126,7 @@ def test_a_run_started_from_python_tells_what_run_json_knows(tmp_path):
     assert run.settings["models.clients"] == ["wide", "deep"]
     assert not any("config.toml" in m for m in run.missing)  # it lacks nothing that it should have
     (home / "run.json").write_text(json.dumps({"format": 1, "experiment": None}))
-    assert "config.toml is not there" in read_run(home).missing
+    assert "config.toml does not exist" in read_run(home).missing
 
 
 def test_runs_are_found_below_a_folder(tmp_path):

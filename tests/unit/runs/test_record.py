@@ -109,4 +109,4 @@ def test_the_lines_of_a_file_and_a_file_of_its_lines(tmp_path):
     assert missing == ["metrics.jsonl has 1 line that cannot be read"]
     missing.clear()
     assert read_records(tmp_path / "nowhere", missing) == []
-    assert missing == ["metrics.jsonl is not there: no round is done"]
+    assert missing == ["metrics.jsonl does not exist: no round is finished"]

@@ -99,7 +99,7 @@ def test_a_mean_is_over_the_architectures_that_all_cases_have(tmp_path):
     assert found.shared == Result("mean", "mean of mlp, tiny-cnn")
     means = [r.last.mean for r in rows_of(found.groups) if r.kind == "mean"]
     assert means == pytest.approx([0.55, 0.8])
-    assert "mean of mlp, tiny-cnn; left out of it: lenet5 (a); vgg9 (b)" in warnings(tmp_path)
+    assert "mean of mlp, tiny-cnn, which all cases have; it leaves out lenet5 (a); vgg9 (b)" in warnings(tmp_path)
 
 
 def test_one_architecture_in_common_is_compared_by_itself(tmp_path):
@@ -130,7 +130,7 @@ def test_fed_ensemble_is_its_ensemble_and_ifca_what_its_clients_choose(tmp_path)
     }
     said = warnings(tmp_path)
     assert "mlp (fedavg); ensemble ensemble (fedensemble); own models (ifca); these accuracies are not comp" in said
-    assert "do not compare accuracies across" in said
+    assert "do not compare these accuracies" in said
 
 
 def test_personal_methods_share_their_personal_result(tmp_path):
@@ -169,8 +169,8 @@ def test_equal_cases_are_warned_of_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"data__client_test": 0.2}, "different data.client_test: 0 (a); 0.2 (b); what a client keeps for testing is"),
-        ({"data__validation": 0.1}, "different data.validation: 0 (a); 0.1 (b); what the server keeps for validation"),
+        ({"data__client_test": 0.2}, "different data.client_test: 0 (a); 0.2 (b); a client's test split is"),
+        ({"data__validation": 0.1}, "different data.validation: 0 (a); 0.1 (b); the server's validation set"),
         ({"public__source": "held-out", "public__size": 50}, "public data: nothing held out (a); 50 held out (b)"),
         ({"run__seed": 7}, "different seeds: seed 0 (a); seed 7 (b)"),
     ],
@@ -185,7 +185,7 @@ def test_who_had_more_to_train_on_is_told_in_samples(tmp_path):
     homes = [case(tmp_path, "fedavg", THREE), case(tmp_path, "mnfl", {}, data__client_test=0.2, **own(0.9))]
     for home, samples in zip(homes, (1000, 800), strict=True):
         (home / "partition.json").write_text(f'{{"samples": {samples}}}')
-    assert "had more training data (1000 samples against 800): give all the same" in warnings(tmp_path)
+    assert "had more training data (1000 samples against 800): use the same in all cases" in warnings(tmp_path)
 
 
 def test_samples_that_no_setting_explains_are_told_unless_they_differ_by_rounding(tmp_path):

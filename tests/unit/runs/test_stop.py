@@ -66,7 +66,7 @@ def test_the_reason_says_what_was_looked_at():
     stopping = Stopping(StopConfig(patience=1, metric="loss", split="test"), None)
     stopping.look(0, scores("model", "loss", m=0.5))
     event = stopping.look(1, scores("model", "loss", m=0.6))
-    assert event["reason"] == "the loss on the test set has not become better for 1 rounds (best: 0.5000, in round 0)"
+    assert event["reason"] == "the loss on the test set has not improved for 1 rounds (best: 0.5000, in round 0)"
 
 
 def test_a_run_that_was_ended_stays_ended_under_the_same_rule_only():
@@ -87,7 +87,7 @@ def test_a_run_that_was_ended_stays_ended_under_the_same_rule_only():
         ({"target": -0.1}, "target = -0.1"),
         ({"patience": 0}, "patience = 0"),
         ({"split": "test"}, "have no effect"),
-        ({"metric": "f1", "target": 0.1}, "metric = \"f1\": one of 'accuracy', 'loss' is wanted"),
+        ({"metric": "f1", "target": 0.1}, "metric = \"f1\": expected one of 'accuracy', 'loss'"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(settings, says):

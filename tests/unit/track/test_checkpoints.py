@@ -324,15 +324,15 @@ def test_a_name_in_a_file_cannot_lead_out_of_the_folder(home, name):
     blob = encode({"w": torch.ones(2)})
     (home.path.parent / "outside.safetensors").write_bytes(blob)
     forge(home, {}, {"w": {"$": 0}}, {name: {"0": 0}})
-    with pytest.raises(RunError, match="is no name of a checkpoint"):
+    with pytest.raises(RunError, match="is not the name of a checkpoint"):
         again(home, dict[str, torch.Tensor])
 
 
 @pytest.mark.parametrize(
     ("tensors", "elsewhere", "says"),
     [
-        ({}, "OTHER:7", "has no tensor 7"),
-        ({"0": torch.ones(2)}, "OTHER:0", "tensor 0 is here and elsewhere"),
+        ({}, "OTHER:7", "refers to tensor 7 of"),
+        ({"0": torch.ones(2)}, "OTHER:0", "tensor 0 is both in the message and in another file"),
         ({}, [1, 2], "list"),
         ({}, {"x": 3}, "int"),
         ({}, {}, "expected a tensor"),
@@ -350,7 +350,7 @@ def test_references_that_make_no_sense_are_refused(home, tensors, elsewhere, say
 def test_tensors_elsewhere_that_the_tree_does_not_name_are_refused(home):
     home.commit(0, {"w": torch.ones(2)}, {})
     forge(home, {"1": torch.ones(1)}, {"w": {"$": 1}}, {newest(home).name: {"0": 0}})
-    with pytest.raises(RunError, match="1 tensors that nothing declares"):
+    with pytest.raises(RunError, match="1 tensors that the type does not declare"):
         again(home, dict[str, torch.Tensor])
 
 

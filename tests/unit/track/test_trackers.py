@@ -169,7 +169,7 @@ def test_a_failing_tracker_is_a_warning_and_no_more(tmp_path, monkeypatch, what)
     listening = Listening()
     summary = execute(load_config(TINY, ["track.tensorboard=true"]), tmp_path / "r", watcher=listening)
     assert summary["finished"]
-    assert listening.warnings == ["Broken gets no more of this run: OSError: no space left"]
+    assert listening.warnings == ["Broken is off for the rest of this run: OSError: no space left"]
 
 
 def test_a_server_that_is_not_there_does_not_stop_a_run(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_server_that_is_not_there_does_not_stop_a_run(tmp_path, monkeypatch):
     config = load_config(TINY, ["track.mlflow=http://127.0.0.1:9", "run.rounds=1"])
     assert execute(config, tmp_path / "r", watcher=listening)["finished"]
     (warning,) = listening.warnings
-    assert warning.startswith("MLflow gets no more of this run")
+    assert warning.startswith("MLflow is off for the rest of this run")
 
 
 def test_the_watcher_is_told_everything_and_not_closed():
@@ -238,7 +238,7 @@ def test_a_run_without_rounds(tmp_path):
     [
         ("track.mlflow=mlruns", "no longer writes into plain folders"),
         ("track.mlflow=file:///tmp/x", "no longer writes into plain folders"),
-        ("track.mlflow=http://me:secret@host", "holds a password"),
+        ("track.mlflow=http://me:secret@host", "contains a password"),
         ("track.mlflow_experiment=' '", "a name is needed"),
         ("track.tensorboard=1", "true or false"),
         ("track.wandb=true", "there is no such setting"),
