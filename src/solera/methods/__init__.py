@@ -1,4 +1,4 @@
-"""Methods: one paper, one file. Importing this package puts them into the table of methods."""
+"""Methods: one paper, one file. Importing this package registers them."""
 
 from .centralised import Centralised
 from .codistillation import Codistillation

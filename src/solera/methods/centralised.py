@@ -1,4 +1,4 @@
-"""Centralised training: one model of each architecture on all data in one place, the upper bound."""
+"""Centralised training: one model of each architecture, trained on the data of all clients. An upper bound."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +16,9 @@ from .common.fusion import outcome_of
 @register("centralised")
 @dataclass(frozen=True)
 class Centralised(Method):
-    """All clients' data in one place: the upper bound that a federation gives up for privacy."""
+    """Training on the data of all clients together: an upper bound for federated methods."""
 
-    local: Local = field(default_factory=Local)  # a round is that much training on all data
+    local: Local = field(default_factory=Local)  # training in one round, on all data
 
     about: ClassVar[About] = About(
         title="Centralised training",

@@ -1,8 +1,8 @@
 """Codistillation (Anil et al., ICLR 2018) between global models, as FedEED uses it in its section 4.2.
 
-K global models learn from each other on public samples, but only after W rounds alone, in which they grow different. A
-setting of the framework: FedAvg, aggregated, codistillation. FedEED's teacher is the mean of all models; the original's
-leaves out the student itself (exclude_self = true).
+K global models learn from each other on public samples. They first train alone for W rounds, to become different. A
+setting of the framework: FedAvg, aggregated, codistillation. FedEED's teacher is the mean of all models; the original
+teacher excludes the student itself (exclude_self = true).
 """
 
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
-"""Cronus (Chang, Shejwalkar, Shokri, Houmansadr, 2019): knowledge transfer that a few liars cannot bend.
+"""Cronus (Chang, Shejwalkar, Shokri, Houmansadr, 2019): knowledge transfer that tolerates a few malicious clients.
 
-A client first trains alone. Then, each round, all clients send soft labels of the public samples, and the server
-combines them sample by sample with a mean that leaves out what stands out. Clients go on training on their own samples
-and the public ones, with these labels, mixed. Models stay on the clients and may be of any architecture.
+A client first trains alone. Then, each round, all clients send soft labels of the public samples. The server combines
+them sample by sample with a robust mean, which excludes outliers. Clients continue to train on one mixed set: their own
+samples, and the public samples with the combined labels. Models stay on the clients and may be of any architecture.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from .common.predictions import Done, ask, asked_inputs, draw, public_problems, 
 
 @task("train_mixed")
 def train_mixed(client: Client, targets: Tensor, local: Local) -> Done:
-    """Train on private samples with their labels and on the public ones just predicted with `targets`, as one set."""
+    """Train on one set: private samples with their labels, and the public samples just predicted with `targets`."""
     own = one_hot(client.train.labels, client.classes).to(targets.dtype)
     inputs, labels = joined(client.train.inputs, asked_inputs(client)), torch.cat([own, targets])
     model = client.model(client.state["model"])
@@ -38,7 +38,7 @@ def train_mixed(client: Client, targets: Tensor, local: Local) -> Done:
     return Done()
 
 
-Liars = Annotated[float, Ge(0), Lt(0.5), Hint("no mean survives a majority")]
+Malicious = Annotated[float, Ge(0), Lt(0.5), Hint("no mean is robust against a majority")]
 
 
 @register("cronus")
@@ -46,10 +46,10 @@ Liars = Annotated[float, Ge(0), Lt(0.5), Hint("no mean survives a majority")]
 class Cronus(Method):
     """Personal models that learn from a robust mean of all clients' soft labels."""
 
-    first: Local = field(default_factory=lambda: Local(epochs=20, batch=64, lr=0.05))  # a new client's, alone
-    local: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # each round, on the mixture
-    aggregate: Literal["robust", "mean"] = "robust"  # of the clients' soft labels, sample by sample
-    epsilon: Liars = 0.2  # share of the clients that may lie: so many answers to each sample are left out
+    first: Local = field(default_factory=lambda: Local(epochs=20, batch=64, lr=0.05))  # first training, alone
+    local: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # each round, on the mixed set
+    aggregate: Literal["robust", "mean"] = "robust"  # how soft labels are combined for each sample
+    epsilon: Malicious = 0.2  # share of clients that may be malicious: this share of predictions is excluded per sample
 
     about: ClassVar[About] = About(
         title="Cronus",
@@ -60,7 +60,7 @@ class Cronus(Method):
 
     @dataclass(frozen=True)
     class State:
-        rounds: int  # everything else is on the clients
+        rounds: int  # all other state is on the clients
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="everywhere", personal=True)

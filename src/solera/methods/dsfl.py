@@ -1,8 +1,8 @@
 """DS-FL (Itahara, Nishio, Koda, Morikura, Yamamoto, IEEE TMC 2021): distillation-based semi-supervised learning.
 
-Each round clients train on their own labelled samples and predict some unlabelled open ones. The server sharpens the
-mean of the predictions (entropy reduction aggregation, ERA); on these labels all clients train further, and so does a
-model of the server's own, which never travels. Clients keep their models, of any architecture.
+Each round clients train on their own labelled samples and predict some unlabelled public ("open") samples. The server
+sharpens the mean of the predictions (entropy reduction aggregation, ERA). All clients then train on these labels, and
+so does a separate server model, which is never sent. Clients keep their models, which may be of any architecture.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class DSFL(Method):
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on private samples
     distill: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on open samples, server too
-    aggregation: Literal["era", "sa"] = "era"  # of the clients' predictions: sharpened, or the simple mean
+    aggregation: Literal["era", "sa"] = "era"  # of predictions: sharpened mean, or simple mean
     temperature: Sharpening = 0.1  # T of ERA: the lower, the sharper
     era_input: Literal["probabilities", "logits"] = "probabilities"  # what clients send, and what is averaged
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
@@ -60,7 +60,7 @@ class DSFL(Method):
 
     @dataclass(frozen=True)
     class State:
-        server: Model  # the server's own; the others are on the clients
+        server: Model  # the server model; clients keep their own models
 
     def traits(self) -> Traits:
         return Traits(
@@ -78,7 +78,7 @@ class DSFL(Method):
         y = self.aggregate(mean)
         how: dict[str, Any] = {"distil": self.distill, "temperature": 1.0, "student_norm": self.student_norm}
         clients = fed.submit_mean(distil_locally, answered(S, fed), uniform=True, targets=y, **how)  # broadcast
-        taught = self.taught(state.server, x, y, fed, server)  # while the clients do the same
+        taught = self.taught(state.server, x, y, fed, server)  # while the clients train
         clients()
         return self.State(taught)
 
@@ -89,10 +89,10 @@ class DSFL(Method):
         return mean.probs if self.era_input == "probabilities" else mean.logits.softmax(-1)
 
     def taught(self, own: Model, x: Tensor, y: Tensor, fed: Federation, server: Server) -> Model:
-        """The server's model, trained on the open samples x with labels y; as it was, if that blows up."""
+        """The server model after training on the open samples x with labels y; unchanged if the training diverged."""
         objective = towards_targets(student_norm=self.student_norm)
 
-        def train() -> tuple[Fitted | Diverged, Weights]:  # all in the job: it may be repeated
+        def train() -> tuple[Fitted | Diverged, Weights]:  # everything inside the job: it may run twice
             model = server.model(own.architecture, own.weights)
             job = partial(fit, model, server.public[x], y, self.distill, fed.seed("distil"), objective)
             return outcome_of(job), weights_of(model)

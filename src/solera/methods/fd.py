@@ -1,8 +1,8 @@
-"""FD, federated distillation (Jeong, Oh, Kim, Park, Bennis, Kim, 2018): devices exchange what they say about labels.
+"""FD, federated distillation (Jeong, Oh, Kim, Park, Bennis, Kim, 2018): devices exchange mean outputs per label.
 
-Each device keeps its model, of any architecture, and needs no public data. During its local steps it averages its
-softmax outputs by the label of the sample; the mean of the *other* devices' averages then regularises its training.
-The paper's companion FAug, which lets devices generate missing samples, is not part of this.
+Each device keeps its model, which may be of any architecture, and needs no public data. During its local steps it
+averages its softmax outputs by the label of the sample. The mean of the *other* devices' averages regularises its
+training. FAug, the paper's method to generate missing samples on devices, is not implemented.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from .common.predictions import SUMS_TO_ONE, Done, answered, scores_of
 
 @dataclass(frozen=True)
 class LabelTable:
-    """Mean class probabilities of each label, zeros for those the device does not hold; or a mean of such tables."""
+    """Mean class probabilities for each label, zeros for labels the device does not hold; or a mean of such tables."""
 
     rows: Tensor = sized("classes", "classes")
 
@@ -44,7 +44,7 @@ def train_and_report(client: Client, local: Local, gamma: float, final_pass: boo
 
     def objective(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         logits = model(inputs)
-        outputs.add(logits.detach().softmax(-1), labels)  # F_l: the outputs of the steps themselves, weights moving
+        outputs.add(logits.detach().softmax(-1), labels)  # F_l: outputs during training, while the weights change
         return label_loss(logits, labels, teacher, gamma)
 
     model = client.model(client.state.get("model"))
@@ -60,7 +60,7 @@ def train_and_report(client: Client, local: Local, gamma: float, final_pass: boo
 
 @task("take_others")
 def take_others(client: Client, total: Tensor, copies: int) -> Done:
-    """Keep the mean of the others' tables: that of all, less what the client itself has put in."""
+    """Keep the mean of the other clients' tables: the mean of all tables without the client's own."""
     own = client.state.pop("reported")["rows"]
     client.state["teacher"] = {"rows": others(total, own * copies)}
     return Done()
@@ -73,7 +73,7 @@ class FD(Method):
 
     local: Local = field(default_factory=lambda: Local(steps=250, batch=64))
     gamma: NonNegative = 0.01  # weight of the others' averages in the loss; 0: local training
-    final_pass: bool = False  # average the outputs of the trained model, instead of those of the steps it took
+    final_pass: bool = False  # average the outputs of the trained model, not the outputs during training
 
     about: ClassVar[About] = About(
         title="FD",
@@ -84,7 +84,7 @@ class FD(Method):
 
     @dataclass(frozen=True)
     class State:
-        table: Tensor  # what the last cohort said of each label on average, zeros where nobody held it
+        table: Tensor  # the last cohort's mean output for each label, zeros if no client held it
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", replies="means", personal=True)
@@ -99,7 +99,7 @@ class FD(Method):
         S = answered(S, fed)
         copies = {k: fed.copies.get(k, 1) for k in S}
         total = mean.rows * sum(copies.values())
-        # Device i takes the mean over j != i itself, knowing its own share of the sum: the server sees no single one.
+        # Device i computes the mean over j != i from the sum and its own table: the server sees no single table.
         fed.mean(take_others, S, uniform=True, total=total, copies=per_client(copies.__getitem__))
         return self.State(others(total, torch.zeros_like(total)))
 

@@ -31,9 +31,9 @@ class FedAMP(Method):
 
     local: Local = field(default_factory=Local)
     lam: NonNegative = 0.01  # lambda: client i minimises its loss + lambda/(2 alpha) ||w - u_i||^2
-    alpha: Positive = 1.0  # alpha_k, the step of the message passing; halved while some xi_ii would be negative
-    sigma: Positive | None = None  # how fast attention fades with distance; none: the median squared distance
-    heuristic: bool = False  # HeurFedAMP: attention by the cosine of the models, sigma being its factor
+    alpha: Positive = 1.0  # alpha_k, step size of message passing; halved as long as some xi_ii is negative
+    sigma: Positive | None = None  # how fast attention falls with distance; none: the median squared distance
+    heuristic: bool = False  # HeurFedAMP: attention by sigma times the cosine of the models
     self_weight: BelowOne = 0.2  # heuristic only: xi_ii, a client's attention to itself
 
     about: ClassVar[About] = About(
@@ -45,13 +45,13 @@ class FedAMP(Method):
 
     @dataclass(frozen=True)
     class State:
-        models: dict[str, Weights]  # w: client -> its model; those never asked have none
+        models: dict[str, Weights]  # w: client -> its model; none for clients that were never sampled
 
     def traits(self) -> Traits:
         return Traits(personal=True)
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         step = self.local.lr * self.lam / self.alpha
         if self.local.optimizer == "sgd" and step >= 2:
             yield f"lam = {self.lam}: overshoots; lower it until local.lr * lam / alpha is below 2, not {step:.3g}"
@@ -67,7 +67,7 @@ class FedAMP(Method):
         alpha: dict[str, float] = {}
         for A in server.architectures:
             start = server.init(A)
-            u |= {k: start for k in S if fed.architecture(k) == A}  # who was never asked begins here
+            u |= {k: start for k in S if fed.architecture(k) == A}  # clients that were not sampled before
             mixed, alpha[A] = self.pass_messages(A, S, w, fed, server)
             u |= mixed
         replies = fed.map(
@@ -84,7 +84,7 @@ class FedAMP(Method):
     ) -> tuple[dict[str, Weights], float]:
         """u_i = sum_j xi_ij w_j for those of S that have a model of architecture A, and the alpha used.
 
-        Clients that are absent in this round take part in the sums with the last model they sent.
+        Clients that are absent in this round count with the last model they sent.
         """
         known = [k for k in fed.clients if k in w and fed.architecture(k) == A]
         asked = [known.index(k) for k in S if k in known]
@@ -100,7 +100,7 @@ class FedAMP(Method):
         return {known[i]: u_i for i, u_i in zip(asked, mixed, strict=True)}, alpha
 
     def weights(self, gram: Tensor) -> tuple[Tensor, float, float]:
-        """xi of models with these inner products, and the sigma and alpha used."""
+        """xi for models with these inner products, and the sigma and alpha used."""
         if self.heuristic and self.sigma is not None:
             return cosine_attention(cosines_of(gram), self.sigma, self.self_weight), self.sigma, self.alpha
         distances = squared_distances(gram)
@@ -109,7 +109,7 @@ class FedAMP(Method):
         return xi, sigma, alpha
 
     def pull(self, alpha: float) -> float:
-        """lambda/alpha; halving alpha does not raise it above 1/lr, where a step of SGD lands on u_i, not beyond."""
+        """lambda/alpha, at most 1/lr when alpha was halved: with 1/lr one SGD step ends exactly at u_i."""
         if self.local.optimizer != "sgd" or self.local.lr == 0:
             return self.lam / alpha
         return min(self.lam / alpha, max(self.lam / self.alpha, 1 / self.local.lr))

@@ -3,8 +3,8 @@
 FedAvg: McMahan et al., AISTATS 2017, Algorithm 1. FedProx: Li et al., MLSys 2020, Algorithm 2. FedAvgM: Hsu et al.,
 2019, as FedDF states it in its appendix C.2.
 
-Where clients run different architectures, each is averaged over its own clients; with one
-architecture that is the usual average. BatchNorm statistics are averaged with the same weights as parameters.
+Each architecture is averaged over its own clients; with one architecture this is the usual average. BatchNorm
+statistics are averaged with the same weights as parameters.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ from .common.averaging import Average, average_round, models_of
 
 
 def about(title: str, paper: str) -> About:
-    """The three methods differ in name only, as far as a user who has to choose is concerned."""
+    """What the three methods have in common: wire and state."""
     return About(
         title=title,
         paper=paper,
@@ -39,7 +39,7 @@ class FedAvg(Method):
     """Federated averaging."""
 
     local: Local = field(default_factory=Local)
-    average: Average = "weighted"  # by number of examples, or every client the same
+    average: Average = "weighted"  # by number of examples, or equal weights
 
     about: ClassVar[About] = about("FedAvg", "McMahan et al., AISTATS 2017")
 
@@ -66,12 +66,12 @@ class FedAvg(Method):
 @register("fedprox")
 @dataclass(frozen=True)
 class FedProx(Method):
-    """FedAvg with a proximal term in the clients' objective, and clients that may do less than their full share."""
+    """FedAvg with a proximal term in the clients' objective. Clients may train for fewer epochs than asked."""
 
     local: Local = field(default_factory=Local)
     average: Average = "weighted"
     mu: NonNegative = 0.01  # mu/2 ||w - w_t||^2
-    straggler_fraction: Share = 0.0  # of the cohort; these do between one epoch and one less than all
+    straggler_fraction: Share = 0.0  # of the cohort; stragglers train one epoch or more, but not all epochs
 
     about: ClassVar[About] = about("FedProx", "Li et al., MLSys 2020")
 
@@ -93,7 +93,7 @@ class FedProx(Method):
         return self.State(x | {A: mean[A].weights for A in mean})
 
     def work(self, S: list[str], fed: Federation) -> dict[str, Local]:
-        """What each client can do this round: stragglers get a random part of the epochs (or steps)."""
+        """The local training of each client in this round: stragglers get a random part of the epochs (or steps)."""
         count = int(self.straggler_fraction * len(S) + 0.5)
         slow = {S[i] for i in torch.randperm(len(S), generator=fed.rng)[:count].tolist()}
         unit = "epochs" if self.local.steps is None else "steps"
@@ -123,7 +123,7 @@ class FedAvgM(Method):
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]
-        velocity: dict[str, Weights]  # v, of parameters only
+        velocity: dict[str, Weights]  # v, for parameters only
 
     def traits(self) -> Traits:
         return Traits(replies="means")

@@ -1,7 +1,7 @@
 """FedAvg with local fine-tuning (Yu, Bagdasaryan and Shmatikov, 2020): at the end every client adapts the common model.
 
-Beside plain fine-tuning there are two of the paper's variants: training the head alone ("freeze-base"), and a penalty
-for answering unlike the common model (knowledge distillation from it). The common model itself stays as it is.
+Two of the paper's variants are supported as well: training the head alone ("freeze-base"), and knowledge distillation
+from the common model. Fine-tuning does not change the common model.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,13 +20,13 @@ from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
 @register("fedavgft")
 @dataclass(frozen=True)
 class FedAvgFT(Method):
-    """Averaging, and models that are made personal at the end."""
+    """Averaging with personal fine-tuning at the end."""
 
     local: Local = field(default_factory=Local)
     average: Average = "weighted"
-    tune_epochs: NonNegativeInt = 5  # of fine-tuning, otherwise as local training; 0: the common model as it is
+    tune_epochs: NonNegativeInt = 5  # epochs of fine-tuning, otherwise as local training; 0: keep the common model
     freeze_base: bool = False  # fine-tune the head alone
-    kd: NonNegative = 0.0  # in fine-tuning, weight of KL(common model || own), a distance of answers
+    kd: NonNegative = 0.0  # in fine-tuning, weight of KL(common model || own) between predictions
 
     about: ClassVar[About] = About(
         title="FedAvg with local fine-tuning",
@@ -39,7 +39,7 @@ class FedAvgFT(Method):
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # architecture -> weights
-        tuned: bool  # the clients hold fine-tuned copies of these
+        tuned: bool  # whether the clients hold fine-tuned copies of these
 
     def traits(self) -> Traits:
         return Traits(split="split" if self.freeze_base else "none", replies="means", personal=True)
@@ -53,7 +53,7 @@ class FedAvgFT(Method):
         return self.State(x | {A: mean[A].weights for A in mean}, False)
 
     def finish(self, state: State, fed: Federation, server: Server) -> State:
-        """Every client gets its architecture's model, whether it was in the last cohort or not."""
+        """Send every client the model of its architecture, also clients outside the last cohort."""
         fed.map(fine_tune, list(fed.clients), **self.sent(state, fed))
         return self.State(state.weights, True)
 

@@ -1,8 +1,8 @@
 """FedBE (Chen & Chao, ICLR 2021) and FedDistill, its first version (arXiv): Bayesian model ensembles.
 
-A distribution is fitted to the round's client models; models drawn from it teach, together with the clients and their
-average. The student starts at the average and ends as the mean of the weights on its way (SWA), so that it does not
-follow noisy teachers too closely. Settings of the framework: K = 1, FedAvg, bayesian, basic.
+A distribution is fitted to the round's client models. The teachers are models sampled from it, the client models and
+their average. The student starts from the average and ends with stochastic weight averaging (SWA), so that it does not
+overfit noisy teachers. Settings of the framework: K = 1, FedAvg, bayesian, basic.
 """
 
 from dataclasses import dataclass, field
@@ -55,9 +55,9 @@ class FedBE(Setting):
     posterior: Kind = "gaussian"
     samples: PositiveInt = 10  # M
     alpha: Positive = 1.0  # of the Dirichlet distribution
-    update_normalised: bool = False  # gaussian: of directions of updates, as the authors' code has it
+    update_normalised: bool = False  # gaussian: over directions of updates, as in the authors' code
     rule: Rule = "avg_probs"  # pseudo-labels are means of probabilities
-    sharpen: Positive | None = None  # temperature on the pseudo-labels; the authors' code has 0.5
+    sharpen: Positive | None = None  # temperature of the pseudo-labels; 0.5 in the authors' code
     average: Literal["weighted", "uniform"] = "weighted"
     save_ensemble: bool = False
     report_ensemble: bool = True

@@ -1,15 +1,15 @@
 """FedDF (Lin, Kong, Stich, Jaggi, NeurIPS 2020): ensemble distillation for robust model fusion, Algorithm 3.
 
-Clients run different architectures ("prototypes" in the paper). Each round every architecture is averaged over its own
+Clients run different architectures (`prototypes` in the paper). Each round every architecture is averaged over its own
 clients and then distilled, on unlabelled public samples, from the mean logits of *all* clients. With one architecture
 this is Algorithm 1, and with no distillation steps it is FedAvg.
 
-BatchNorm: teachers answer with their own running statistics and keep them. Running statistics are averaged like
-parameters (line 11); the student's then follow the public samples, unless fusion.student_norm = "frozen".
+BatchNorm: teachers predict with their own running statistics and never update them. Running statistics are averaged
+like parameters (line 11). The student updates its own on public samples, unless fusion.student_norm = "frozen".
 
-Beside the algorithm: clients whose weights have a few bits (`quantise`, Table 4; with fusion.steps = 0, FedAvg with
-such clients), teachers drawn around the clients' models (`swag`, Table 7), only the public samples the teachers are
-sure of (`low_entropy_top`), and defences against single clients (`ensemble`, `average`, `update_clip`, `drop_worst`).
+Optional extensions: low-bit client weights (`quantise`, Table 4; with fusion.steps = 0, low-bit FedAvg), teachers
+sampled around the clients' models (`swag`, Table 7), distillation on the public samples with the lowest entropy only
+(`low_entropy_top`), and defences against malicious clients (`ensemble`, `average`, `update_clip`, `drop_worst`).
 """
 
 from collections.abc import Iterator
@@ -53,18 +53,18 @@ class FedDF(Method):
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=Distill)
     mu: NonNegative = 0.0  # proximal term in the clients' objective, as in FedProx
-    average: Literal["weighted", "uniform", "median"] = "weighted"  # line 11; teachers always count the same
+    average: Literal["weighted", "uniform", "median"] = "weighted"  # line 11; teachers always have equal weights
     student_init: Literal["from_average", "from_previous"] = "from_average"
     ensemble: Rule = "avg_logits"
-    drop_worst: bool = False  # clients that guess on the validation set are neither averaged nor teachers
+    drop_worst: bool = False  # clients near chance on the validation set are neither averaged nor teachers
     drop_threshold: NonNegative = 1.2  # in multiples of chance
-    drop_outliers: bool = False  # and if there are none, those far below the others
+    drop_outliers: bool = False  # if no client is near chance, drop those far below the others
     distill_absent: bool = False  # also distil architectures that had no client this round
-    report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
+    report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
     quantise: LowBit = field(default_factory=LowBit)
     swag: Swag = field(default_factory=Swag)
-    low_entropy_top: PositiveInt | None = None  # distil on the public samples that the teachers are surest of
-    update_clip: Positive | None = None  # longest update of a client, in multiples of its architecture's median
+    low_entropy_top: PositiveInt | None = None  # distil only on this many public samples: those with the lowest entropy
+    update_clip: Positive | None = None  # largest norm of a client's update, in multiples of its architecture's median
 
     about: ClassVar[About] = About(
         title="FedDF",
@@ -81,7 +81,7 @@ class FedDF(Method):
         return Traits(across="knowledge", public="server" if self.fusion.steps else "none")
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between the settings."""
+        """Settings that contradict each other."""
         if self.drop_outliers and not self.drop_worst:
             yield "drop_outliers = true has no effect without drop_worst = true"
         if self.fusion.steps == 0 and (self.swag.samples or self.low_entropy_top is not None):
@@ -108,7 +108,7 @@ class FedDF(Method):
             x = map_lowbit(S, M, self.local, self.mu, self.quantise, fed, server)  # lines 7-8, Table 4
         x = clipped(x, M, self.update_clip, fed, server)
 
-        d = public_indices(self.fusion, fed.seed, server)  # where the minibatches of line 13 come from
+        d = public_indices(self.fusion, fed.seed, server)  # the source of the minibatches of line 13
         teachers = finite_models(x, first_batch(d, self.fusion, server), fed, server)
         teachers = without_worst(teachers, x, self, fed, server)
         if self.report_ensemble:
@@ -130,8 +130,8 @@ class FedDF(Method):
         return self.State(M | fuse(x_0, asked, d, self.fusion, fed.seed, server))  # lines 12-15
 
     def teacher(self, models: list[nn.Module], copies: list[float]) -> Teacher:
-        """What the clients' models say together, and how often each counts: a function of a batch of inputs that gives
-        targets [samples, classes] at the fusion's temperature and their entropy [samples]."""
+        """The ensemble of the clients' models, each with its weight: a function from a batch of inputs to targets
+        [samples, classes] at the fusion's temperature and their entropy [samples]."""
         return Ensemble(models, self.ensemble, copies, self.fusion.temperature)
 
     def models(self, state: State) -> dict[str, Model]:

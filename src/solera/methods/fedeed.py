@@ -1,8 +1,8 @@
 """FedEED (anonymous ICLR submission): federated efficient ensemble distillation, section 5.
 
-K global models are trained on groups of clients that change each round. The K aggregates of the last R rounds, never a
-client's model, are the ensemble that teaches one designated model; the others stay diverse, and their clients can train
-while the server distils. A setting of the framework: FedAvg, aggregated, designated.
+K global models are trained on groups of clients that change each round. The ensemble consists of the K aggregates of
+the last R rounds, never of client models. It teaches one designated model. The other models stay diverse, and their
+clients can train while the server distils. A setting of the framework: FedAvg, aggregated, designated.
 """
 
 from dataclasses import dataclass, field
@@ -30,8 +30,8 @@ class FedEED(Setting):
     K: PositiveInt = 4  # global models
     R: PositiveInt = 1  # rounds whose checkpoints are in the ensemble
     local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
-    rule: Rule = "avg_logits"  # F, how the ensemble answers
-    group_sizes: tuple[PositiveInt, ...] | None = None  # how the clients are shared out; left out: evenly
+    rule: Rule = "avg_logits"  # F, how predictions are combined
+    group_sizes: tuple[PositiveInt, ...] | None = None  # relative sizes of the groups; default: equal
     pipeline: Literal["off", "strict", "eager"] = "off"  # appendix A.7
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
     report_ensemble: bool = True

@@ -1,8 +1,8 @@
 """Fed-ensemble (Shi, Lai, Al Kontar, Mosharaf Chowdhury, 2021): K global models, used together for prediction.
 
-Nothing is distilled, so nothing public is needed. Only one of the K models is sent to a client in a round. A setting of
-the framework: FedAvg, aggregated, none. The prediction is the mean of logits here (the paper: of predictions; set
-rule = "avg_probs" for that).
+There is no distillation, so no public data is needed. A client receives only one of the K models in a round. A setting
+of the framework: FedAvg, aggregated, none. By default the prediction is the mean of the logits. The paper takes the
+mean of the probabilities: set rule = "avg_probs".
 """
 
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ from .framework.setting import Setting
 @register("fedensemble")
 @dataclass(frozen=True)
 class FedEnsemble(Setting):
-    """Several global models that see different clients, and predict together."""
+    """Several global models, trained on different clients, that predict as an ensemble."""
 
     local: Local = field(default_factory=Local)
     K: PositiveInt = 4  # global models
-    schedule: Schedule = "random"  # groups drawn anew each round, or the paper's strata: each model meets all in turn
+    schedule: Schedule = "random"  # new random groups each round, or the paper's strata: each model sees all in turn
     local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide

@@ -1,13 +1,13 @@
 """Fed-ET (Cho, Manoel, Joshi, Sim, Dimitriadis, IJCAI 2022): ensemble knowledge transfer to a large server model.
 
-Small models of different architectures are trained on the clients; on unlabelled public samples their consensus,
-weighted by how sure each is, trains a model of the server's own that never travels. Bodies differ, the "representation
-layer" at the end (here: the head) has one shape in all models and is passed both ways. Line numbers are those of
-Algorithm 1, equation numbers the paper's.
+Small models of different architectures are trained on the clients. Their consensus on unlabelled public samples,
+weighted by confidence, trains a larger server model that is never sent. Bodies differ. The "representation layer" at
+the end (here: the head) has the same shape in all models and is transferred in both directions. Line numbers are those
+of Algorithm 1, equation numbers those of the paper.
 
-Outside of this file: clients are drawn in proportion to their data (line 12) with federation.sampling = "size" and have
-their designated model M(k) (line 1) by models.assign = "random". The public samples are one transformed copy with
-public.augment, or transformed at each step with public.fresh. Before the first round all models get one head.
+Settings outside of this file: federation.sampling = "size" samples clients in proportion to their data (line 12), and
+models.assign = "random" gives clients their designated model M(k) (line 1). public.augment transforms the public
+samples once, public.fresh at each step. All models start with the same head.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,9 +46,9 @@ class FedET(Method):
     local: Local = field(default_factory=lambda: Local(steps=30))  # tau, b = 64, eta = 0.1
     fusion: Distill = field(default_factory=tau_s_steps)
     diversity: NonNegative = 0.05  # lambda; 0 switches the term off
-    div_target: Literal["raw", "normalised"] = "raw"  # s_div as it is, or divided by its sum
-    average: Literal["uniform", "median"] = "uniform"  # lines 9, 10; median: number by number, against liars
-    report_ensemble: bool = True  # measure the teachers' consensus each round (costs a pass of each)
+    div_target: Literal["raw", "normalised"] = "raw"  # s_div unchanged, or divided by its sum
+    average: Literal["uniform", "median"] = "uniform"  # lines 9, 10; median: per parameter, against malicious clients
+    report_ensemble: bool = True  # evaluate the teachers' consensus each round (one pass per teacher)
 
     about: ClassVar[About] = About(
         title="Fed-ET",
@@ -60,13 +60,13 @@ class FedET(Method):
     @dataclass(frozen=True)
     class State:
         small: dict[str, Weights]  # the hashmap M: model id -> weights
-        large: Model  # w, the server's own
+        large: Model  # w, the server model
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="server", split="shared head", server_model="larger")
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between the settings."""
+        """Settings that contradict each other."""
         if self.local.steps is not None and self.local.epochs != Local.epochs:
             yield (
                 f"local.epochs = {self.local.epochs} has no effect beside local.steps = {self.local.steps}: "
@@ -81,7 +81,7 @@ class FedET(Method):
                 )
 
     def init(self, fed: Federation, server: Server) -> State:
-        assert server.large is not None  # the traits say that it is needed
+        assert server.large is not None  # required by the traits
         w = server.init(server.large)
         M = {i: server.init(i) | head_of(w) for i in server.architectures}  # line 1
         return self.State(M, Model(server.large, w))
@@ -109,21 +109,21 @@ class FedET(Method):
             if S_i:
                 M = M | {i: average_of(self.average, x, S_i, fed)}  # line 10, eq. (12)
         h = head_of(w)
-        return self.State({i: w_i | h for i, w_i in M.items()}, Model(large, w))  # line 11: also those without a client
+        return self.State({i: w_i | h for i, w_i in M.items()}, Model(large, w))  # line 11: for all models
 
     def weights(self, probs: Tensor, copies: Tensor | None) -> Tensor:
-        """alpha_k(x) of eq. (3): how much each teacher counts, from the teachers' probabilities [teachers, samples,
-        classes] and how often each was drawn. [teachers, samples], with sum 1 over the teachers."""
+        """alpha_k(x) of eq. (3): the weight of each teacher, from the teachers' probabilities [teachers, samples,
+        classes] and how often each was sampled. [teachers, samples], with sum 1 over the teachers."""
         return confidence_weights(probs, copies)
 
     def loss(self, logits: Tensor, labels: Tensor, dissent: Tensor) -> Tensor:
-        """Eq. (10), which the server's steps of eq. (11) go down: cross-entropy, and the diversity term of eq. (9). Of
-        the server's logits [samples, classes], consensus labels [samples] and s_div [samples, classes]: a number."""
+        """Eq. (10), the loss of the server's steps in eq. (11): cross-entropy plus the diversity term of eq. (9). A
+        scalar, from logits [samples, classes], consensus labels [samples] and s_div [samples, classes]."""
         target = normalised(dissent) if self.div_target == "normalised" else dissent
         return ensemble_loss(logits, labels, target, self.diversity)
 
     def dissent(self, labels: Asked, d: Tensor, fed: Federation) -> dict[str, Any]:
-        """How much weight the dissenters A(x) have, on average; known where labels are kept."""
+        """The mean weight of the dissenting teachers A(x); known if the labels are cached."""
         if not isinstance(labels, Cache):
             return {}
         seen = visited(d, self.fusion, fed.seed)
@@ -131,7 +131,7 @@ class FedET(Method):
         return {"dissent": weight.nan_to_num().mean().item()}
 
     def report(self, x: Replies, teachers: Mapping[str, Any], d: Tensor, fed: Federation, server: Server) -> None:
-        """Have the consensus measured; who was drawn twice is in it twice."""
+        """Evaluate the consensus. A client that was sampled twice counts twice."""
         members = [(fed.architecture(k), x[k].weights) for k in teachers for _ in range(fed.copies.get(k, 1))]
         server.report_ensemble("teachers", members, "confidence")
         note_teachers(teachers, d, fed, server)

@@ -1,7 +1,7 @@
-"""FedFomo (Zhang et al., ICLR 2021): every client mixes those models of others that lower its own loss.
+"""FedFomo (Zhang et al., ICLR 2021): every client mixes other clients' models that lower its own loss.
 
-The server passes on single models, as they were uploaded, to the clients they have helped before. A client weighs
-them by how much they save on samples it keeps aside, relative to how far away they are, and trains the mixture.
+The server forwards individual uploads to the clients that gained from them before. A client weighs each model by how
+much it lowers the loss on held-out samples, relative to its distance, and trains the mixture.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ from .common.personal import score_own
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The client's model, and the gain it saw in each of the models it was sent."""
+    """The client's model, and the gain from each of the models it received."""
 
     weights: Weights = like("weights")
     gains: Tensor = sized("offered")
@@ -43,9 +43,9 @@ def mix_and_train(
     validation: float,
     split_seed: int,
 ) -> Trained:
-    """Step from the model before the last training towards the better ones of those received and one's own; train.
+    """Move from the model before the last training towards the better of the received models and the own one; train.
 
-    The first `offered` of [weights, *others] are other clients' models; with 0, `weights` is only there for its shape.
+    The first `offered` of [weights, *others] are other clients' models; with 0, `weights` only defines the shape.
     """
     train, kept = split(client, validation, split_seed)
     first = client.model()
@@ -64,7 +64,7 @@ def mix_and_train(
 
 
 def split(client: Client, validation: float, seed: int) -> tuple[Data, Data]:
-    """The client's training samples in two: to train on, and to judge models by. The same in every round."""
+    """Split the client's training samples in two: for training, and for validation. The same in every round."""
     data, n = client.train, len(client.train)
     if n < 2:
         return data, data
@@ -81,14 +81,14 @@ Part = Annotated[float, Gt(0), Lt(1)]
 @register("fedfomo")
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """Personal models, mixed by the clients themselves from the models that help them."""
+    """Personal models. Each client mixes the models that lower its own loss."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=50, lr=0.1))  # E
     lr_decay: Share = 0.99  # factor on local.lr, each round
-    M: PositiveInt = 5  # how many other clients' models a client is sent
-    epsilon: Share = 0.3  # how often one of them is any client's instead of one of the best
-    epsilon_decay: Share = 0.05  # by how much that falls each round, down to 0
-    validation: Part = 0.2  # share of a client's training samples it judges models by, and never trains on
+    M: PositiveInt = 5  # how many other clients' models a client receives
+    epsilon: Share = 0.3  # probability that one of them is chosen at random, not by affinity
+    epsilon_decay: Share = 0.05  # subtracted from epsilon each round, down to 0
+    validation: Part = 0.2  # share of a client's training samples held out to compare models
 
     about: ClassVar[About] = About(
         title="FedFomo",
@@ -131,7 +131,7 @@ class FedFomo(Method):
         return self.State(state.models | {k: reply.weights for k, reply in replies.items()}, affinity)
 
     def choose(self, k: str, state: State, fed: Federation) -> list[str]:
-        """Whose models client k is sent: those with the highest affinity, and some by chance."""
+        """The clients whose models client k receives: those with the highest affinity, and some at random."""
         known = [m for m in fed.clients if m in state.models and m != k and fed.architecture(m) == fed.architecture(k)]
         scores = [state.affinity.get(k, {}).get(m, 0.0) for m in known]
         generator = torch.Generator().manual_seed(fed.seed("givers", k))

@@ -1,12 +1,12 @@
 """FedFTG (Zhang, Shen, Ding, Tao, Duan, CVPR 2022): fine-tuning the global model by data-free knowledge distillation.
 
-After FedAvg, the server turns noise and labels into inputs with a generator. It is trained to make inputs in which a
-client's model sees the label, but about which that model and the global model disagree ("hard samples"); the global
-model is then distilled from the clients' models on them. A client counts for a label as much as its share of the
-label's samples, both in the generator's loss and in the ensemble.
+After FedAvg, the server generates inputs from noise and labels. The generator is trained for inputs that a client's
+model classifies as the label, but on which that model and the global model disagree ("hard samples"). The global model
+is then distilled from the clients' models on them. A client's weight for a label is its share of the label's samples,
+both in the generator's loss and in the ensemble.
 
-With several architectures the average of each is fine-tuned, by all clients' models and on the same generated inputs,
-which are then to be hard for the mean of them. With no fine-tuning steps this is FedAvg.
+With several architectures, the average of each is distilled from all clients' models on the same generated inputs. The
+disagreement is then the mean over the architectures. With no fine-tuning steps this is FedAvg.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from .common.fusion import finite_models, side_by_side
 @register("fedftg")
 @dataclass(frozen=True)
 class FedFTG(Method):
-    """FedAvg, and after it a global model that learns from the clients' models on generated hard samples."""
+    """FedAvg; then the global model is distilled from the clients' models on generated hard samples."""
 
     local: Local = field(default_factory=Local)
     average: Literal["weighted", "uniform"] = "weighted"
@@ -50,7 +50,7 @@ class FedFTG(Method):
     class State:
         weights: dict[str, Weights]  # architecture -> weights
         generator: Weights
-        counts: dict[str, Tensor]  # client -> its samples of each label, as told when it first took part
+        counts: dict[str, Tensor]  # client -> its samples of each label, as reported in its first round
 
     def traits(self) -> Traits:
         return Traits(across="knowledge")
@@ -74,7 +74,7 @@ class FedFTG(Method):
         w_0 = self.averages(x, list(teachers), fed)
         n = torch.stack([counts[k] * fed.copies.get(k, 1) for k in teachers])
         tune = partial(self.fine_tune, w_0, list(teachers.values()), n, state.generator, fed, server)
-        ((tuned, generator, losses),) = side_by_side(fed.seed, server, [tune])  # one job: it may draw (dropout)
+        ((tuned, generator, losses),) = side_by_side(fed.seed, server, [tune])  # one job: dropout draws random numbers
         if losses is None:
             server.event("distill_diverged", steps=self.tune.steps)
         for A, loss in (losses or {}).items():
@@ -90,8 +90,8 @@ class FedFTG(Method):
         fed: Federation,
         server: Server,
     ) -> tuple[dict[str, Weights], Weights, dict[str, float | None] | None]:
-        """Generator and global models in turn, adversaries of each other, and the models' last losses; all as they
-        were, and no losses, should that blow up."""
+        """Train generator and global models in turn, against each other; also returns the models' last losses. If the
+        training diverged, everything is unchanged and there are no losses."""
         rng = torch.Generator().manual_seed(fed.seed("inputs"))
         G = restored(partial(self.generator, server), generator)
         students = {A: server.model(A, w) for A, w in w_0.items()}
@@ -104,12 +104,12 @@ class FedFTG(Method):
         return tuned, weights, dict(zip(students, losses, strict=True))
 
     def averages(self, x: Replies, S: list[str], fed: Federation) -> dict[str, Weights]:
-        """FedAvg's step for each architecture that somebody sent."""
+        """FedAvg's step for each architecture with an upload."""
         groups = {A: [k for k in S if fed.architecture(k) == A] for A in sorted({fed.architecture(k) for k in S})}
         return {A: average_of(self.average, x, S_A, fed) for A, S_A in groups.items()}
 
     def probe(self, state: State, fed: Federation, server: Server) -> Tensor:
-        """Some generated inputs, to see whether an uploaded model answers with numbers."""
+        """Some generated inputs, to check that the logits of an uploaded model are finite."""
         C, rng = server.num_classes, torch.Generator().manual_seed(fed.seed("probe"))
         G = restored(partial(self.generator, server), state.generator)
         with torch.no_grad():
@@ -117,14 +117,14 @@ class FedFTG(Method):
 
     def generator(self, server: Server) -> Conditional:
         """A new generator of inputs."""
-        assert server.shape is not None  # see fits
+        assert server.shape is not None  # checked by `fits`
         return input_generator(server.shape, self.tune.noise, server.num_classes, self.tune.features)
 
     def fits(self, server: Server) -> Iterator[str]:
         if self.tune.steps == 0:
             return
         if server.tokens:
-            yield "fedftg generates images or vectors, but the inputs here are tokens: fedgen can do those"
+            yield "fedftg generates images or vectors, but the inputs here are tokens: use fedgen"
         elif server.shape is None or len(server.shape) not in (1, 3):
             yield f"fedftg generates images [C, H, W] or vectors [F], but an input here is {server.shape}"
 

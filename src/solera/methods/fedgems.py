@@ -1,9 +1,9 @@
 """FedGEMS (Cheng, Wu, Xiao, Liu, Liu, 2021): a larger server model by selective knowledge fusion.
 
-Server and clients hold the same labelled public samples. The server's large model looks at each of them. What it gets
-right it learns from the label, and its logits go into a pool. What it gets wrong it also learns from its own pooled
-logits, if it was right before, and otherwise from the clients that are right about the sample: only these samples are
-asked for. Its logits then teach the clients, whose models stay with them. With selective = false it is FedGEM, which
+Server and clients hold the same labelled public samples. The server's large model predicts each of them. If it is
+correct, it learns from the label, and its logits go into a pool. If it is wrong, it also learns from its own pooled
+logits, if it was correct before, and otherwise from the clients that are correct; clients predict only these samples.
+The server's logits then teach the clients, whose models are never sent. With selective = false this is FedGEM, which
 learns from the plain mean of all clients' logits on all samples.
 """
 
@@ -32,7 +32,7 @@ from .common.predictions import Drawn, ask, draw, label_problems, public_inputs,
 
 
 def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:
-    """`selective_loss` as a function of (model, inputs, their positions): row i of the rest belongs to sample i."""
+    """`selective_loss` as a function of (model, inputs, their positions). Row i of each tensor belongs to sample i."""
     targets, surprise = soft_targets(teacher)
 
     def objective(model: nn.Module, inputs: Tensor, i: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def learn_from_server(
 ) -> None:
     """Train on public samples, towards their labels and the server's logits, then on private data."""
     inputs, labels = public_inputs(client, drawn), client.public.labels[drawn.indices.long()]
-    client.state.pop("drawn", None)  # the samples it was asked for: it will not be asked about them again
+    client.state.pop("drawn", None)  # the samples it predicted: they are not needed any more
     model = client.model(client.state.get("model"))
     share = torch.full((len(labels),), epsilon)
     fit(model, inputs, torch.arange(len(labels)), distil, client.seed, towards(labels, logits, share))
@@ -58,12 +58,12 @@ def learn_from_server(
 @register("fedgems")
 @dataclass(frozen=True)
 class FedGEMS(Method):
-    """A large server model that learns from those clients that are right where it is wrong."""
+    """A large server model that learns from the clients that are correct where it is wrong."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=0.05))  # clients, on private data
     distill: Local = field(default_factory=lambda: Local(epochs=1, batch=64, lr=0.05))  # clients, on public samples
     server: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=1e-3, optimizer="adam"))  # the server
-    epsilon: Share = 0.75  # weight of the labels; the rest is for logits
+    epsilon: Share = 0.75  # weight of the labels; the rest is the weight of the logits
     selective: bool = True  # false: FedGEM, all samples and the plain mean of all clients
 
     RENAMED: ClassVar = {"distil": "distill"}
@@ -77,8 +77,8 @@ class FedGEMS(Method):
     @dataclass(frozen=True)
     class State:
         large: Model
-        pool: Tensor  # [public samples, classes]: logits of the large model when it was last right about the sample
-        pooled: Tensor  # [public samples]: whether it ever was
+        pool: Tensor  # [public samples, classes]: logits of the large model when it last predicted the sample correctly
+        pooled: Tensor  # [public samples]: whether it ever did
 
     def traits(self) -> Traits:
         return Traits(
@@ -87,7 +87,7 @@ class FedGEMS(Method):
             public_labels="needed",
             server_model="larger",
             personal=True,
-            bytes_vary="clients are asked about what the server's model gets wrong" if self.selective else "",
+            bytes_vary="clients predict the samples that the server's model gets wrong" if self.selective else "",
         )
 
     def fits(self, server: Server) -> Iterator[str]:
@@ -108,11 +108,11 @@ class FedGEMS(Method):
         pool, pooled = state.pool.clone(), state.pooled.clone()
         if self.selective:
             pool[d[right]], pooled[d[right]] = z[right], True
-        ask_for = ~pooled[d]  # wrong now, and never right before; FedGEM pools nothing and asks for all
+        ask_for = ~pooled[d]  # wrong now, and never correct before; FedGEM has no pool and asks for all
 
         teacher, taught = pool[d], pooled[d] & ~right
         S, teacher[ask_for], taught[ask_for] = self.ensemble(S, d[ask_for], y[ask_for], fed, server)
-        share = torch.where(taught, self.epsilon, 1.0)  # nobody to learn from: the label alone
+        share = torch.where(taught, self.epsilon, 1.0)  # no teacher: the label alone
         large = self.trained(state.large, x, towards(y, teacher, share), fed, server)
         counts = {"right": int(right.sum()), "asked": int(ask_for.sum()), "taught": int(taught.sum())}
         server.event("selected", samples=len(d), **counts)
@@ -126,23 +126,23 @@ class FedGEMS(Method):
     def ensemble(
         self, S: list[str], indices: Tensor, labels: Tensor, fed: Federation, server: Server
     ) -> tuple[list[str], Tensor, Tensor]:
-        """Who answered, their fused logits of these samples, and for which of them anybody could be believed."""
+        """The clients that replied, their fused logits for these samples, and which samples any client got right."""
         if len(indices) == 0:
             return S, torch.empty(0, server.num_classes), torch.empty(0, dtype=torch.bool)
         S, p = ask(S, indices, 1.0, self.local, fed, server, only_new=True)
-        p = p.repeat_interleave(torch.tensor([fed.copies.get(k, 1) for k in S]), 0)  # with replacement, a multiset
+        p = p.repeat_interleave(torch.tensor([fed.copies.get(k, 1) for k in S]), 0)  # S is a multiset
         weights = reliable_weights(p, labels) if self.selective else torch.full(p.shape[:2], 1 / len(p))
         return S, fused_logits(p, weights), weights.sum(0) > 0
 
     def trained(self, before: Model, inputs: Tensor, objective: Objective, fed: Federation, server: Server) -> Model:
-        """The large model after the server's epochs; as it was, if they went wrong."""
+        """The large model after the server's epochs; unchanged if they diverged."""
 
-        def job() -> tuple[Fitted | Diverged, Weights]:  # all in the job: it may be repeated
+        def job() -> tuple[Fitted | Diverged, Weights]:  # everything inside the job: it may run twice
             model = server.model(before.architecture, before.weights)
             train = partial(fit, model, inputs, torch.arange(len(inputs)), self.server, fed.seed("server"), objective)
             return outcome_of(train), weights_of(model)
 
-        ((done, weights),) = side_by_side(fed.seed, server, [job])  # a single job, for its own random numbers
+        ((done, weights),) = side_by_side(fed.seed, server, [job])  # one job, for its own random numbers
         if isinstance(done, Diverged):
             server.event("server_diverged", steps=done.steps, reason=str(done))
             return before

@@ -1,11 +1,11 @@
 """FedGen (Zhu, Hong, Zhou, ICML 2021): data-free knowledge distillation for heterogeneous federated learning.
 
-From the last layers of the clients' models (here: their heads) and from how many samples of each label they hold, the
-server trains a small generator of latents, which are what a head takes. The generator travels to the clients, whose
-models also learn to classify what it generates: knowledge of labels that a client does not hold, without any data.
+The server trains a small generator of latents, the inputs of a head. It uses the last layers of the clients' models
+(here: their heads) and the clients' label counts. The generator is sent to the clients, whose models also learn to
+classify generated latents. So a client learns about labels that it does not hold, without any data.
 
-Clients of one architecture are averaged as in FedAvg. With several architectures the heads, which have one shape, are
-averaged over all clients ("share only the predictor"): one latent space, in which one generator makes sense for all.
+Clients of one architecture are averaged as in FedAvg. With several architectures the heads, which all have the same
+shape, are averaged over all clients ("share only the predictor"): all share one latent space and one generator.
 """
 
 from dataclasses import dataclass, field, replace
@@ -64,7 +64,7 @@ def with_latents(
     G: Conditional, prior: Tensor, batch: int, generated_weight: float, agreement_weight: float, rng: torch.Generator
 ) -> Objective:
     """Cross-entropy, plus alpha times that of generated latents of labels y ~ p(y), plus beta times the divergence
-    from what the head says about latents of the samples' own labels (the authors' code)."""
+    from the head's predictions for latents of the samples' own labels (as in the authors' code)."""
 
     def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         logits, head = model(inputs), model.get_submodule("head")
@@ -82,7 +82,7 @@ def with_latents(
 
 
 def phases(local: Local, epochs: int, n: int) -> tuple[Local, Local]:
-    """Local training on n samples in two parts: the first `epochs` epochs, and what comes after them."""
+    """Local training on n samples in two parts: the first `epochs` epochs, and the rest."""
     if local.steps is None:
         first = min(local.epochs, epochs)
         return replace(local, epochs=first), replace(local, epochs=local.epochs - first)
@@ -93,16 +93,16 @@ def phases(local: Local, epochs: int, n: int) -> tuple[Local, Local]:
 @register("fedgen")
 @dataclass(frozen=True)
 class FedGen(Method):
-    """FedAvg with a generator of latents that carries what all clients know to each of them."""
+    """FedAvg with a generator of latents that transfers knowledge between clients."""
 
     local: Local = field(default_factory=lambda: Local(batch=32, lr=0.01))
     average: Literal["weighted", "uniform"] = "weighted"
     generator: LatentGenerator = field(default_factory=LatentGenerator)
     generated_weight: NonNegative | None = None  # alpha: weight of generated latents; none: 0.1 / local.lr, at most 10
-    agreement_weight: NonNegative = 0.0  # beta: pull of a sample's prediction towards that of its label's latents
-    decay: Share = 0.98  # both weights are multiplied by it every round
-    early_stop: NonNegativeInt = 20  # local epochs with generated latents; the later ones are without
-    labels: Literal["counts", "uniform"] = "counts"  # p(y): as often as clients hold them, or each the same
+    agreement_weight: NonNegative = 0.0  # beta: weight of the divergence from predictions for latents of the same label
+    decay: Share = 0.98  # both weights are multiplied by this every round
+    early_stop: NonNegativeInt = 20  # number of local epochs with generated latents; later epochs use none
+    labels: Literal["counts", "uniform"] = "counts"  # p(y): in proportion to the clients' label counts, or uniform
     share_head: bool = True  # several architectures: one head for all, not one for each
 
     about: ClassVar[About] = About(
@@ -116,17 +116,17 @@ class FedGen(Method):
     class State:
         weights: dict[str, Weights]  # theta: architecture -> weights
         generator: Weights  # w
-        prior: Tensor  # p(y); all 0 as long as the generator has not learned anything
+        prior: Tensor  # p(y); all 0 until the generator was trained
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", split="shared head")
 
     @property
     def alpha(self) -> float:
-        """The weight of generated latents: as set, or the authors' 10 at their rate of 0.01 and less at larger ones.
+        """The weight of generated latents: as set, or 10 at the authors' learning rate of 0.01, less at larger ones.
 
-        The head learns from generated latents with steps of alpha times local.lr. Where these are far larger than the
-        authors' 0.1, the units of a head that several architectures share die for what the weaker of them represent.
+        The head learns from generated latents with steps of alpha times local.lr. If these are far larger than the
+        authors' 0.1, units of a shared head die (always output 0) for the weaker architectures.
         """
         if self.generated_weight is not None:
             return self.generated_weight
@@ -164,7 +164,7 @@ class FedGen(Method):
         if self.share_head:
             sent = Replies((k, Update(head_of(x[k].weights))) for k in heads)
             h = average_of(self.average, sent, list(heads), fed)
-            theta = {A: w | h for A, w in theta.items()}  # also those without a client
+            theta = {A: w | h for A, w in theta.items()}  # also architectures without a client
         c = torch.stack([counts[k] * fed.copies.get(k, 1) for k in heads])
         generator, prior = self.teach(state, list(heads.values()), c, fed, server)
         return self.State(theta, generator, prior)
@@ -172,7 +172,7 @@ class FedGen(Method):
     def teach(
         self, state: State, heads: list[nn.Module], counts: Tensor, fed: Federation, server: Server
     ) -> tuple[Weights, Tensor]:
-        """Train the generator until the heads, each weighted by its share of a label, see that label in a latent."""
+        """Train the generator of latents so that the heads, weighted by their share of a label, predict that label."""
         rng = torch.Generator().manual_seed(fed.seed("latents"))
         G, prior = latent_generator_of(state.generator, server.num_classes), label_prior(counts, self.labels).float()
         loss = teach_latents(G, heads, label_weights(counts).float(), prior, self.generator, rng)
@@ -186,7 +186,7 @@ class FedGen(Method):
     def heads(
         self, x: Replies, counts: dict[str, Tensor], state: State, fed: Federation, server: Server
     ) -> dict[str, nn.Module]:
-        """The heads of those with usable counts that answer generated latents with finite numbers."""
+        """The heads of clients with valid counts whose logits on generated latents are finite."""
         rng = torch.Generator().manual_seed(fed.seed("probe"))
         everything = torch.full((server.num_classes,), 1 / server.num_classes)
         with torch.no_grad():
@@ -206,9 +206,9 @@ class FedGen(Method):
 
 
 def latent_size(server: Server) -> int:
-    """How many numbers the heads take: asked of a model, with blank inputs."""
+    """The size of a head's input, from a forward pass on blank inputs."""
     if server.shape is None:
-        raise ConfigError("fedgen: the server does not know what an input looks like: give Server its shape")
+        raise ConfigError("fedgen: the server does not know the shape of an input: pass shape=... to Server")
     model: Any = server.template(server.architectures[0])
     with evaluating(model):
         z = model.represent(torch.zeros(2, *server.shape, dtype=torch.int64 if server.tokens else torch.float32))

@@ -1,11 +1,11 @@
 """FedGKT (He, Annavaram, Avestimehr, NeurIPS 2020): group knowledge transfer between small clients and a large server.
 
-A client trains a small model and sends what its extractor makes of each of its training samples, with its logits and
-the label. The server trains a large model, here called its tower, on the features of all clients. The tower's logits
-teach the clients as theirs teach the tower. No weights travel.
+A client trains a small model and sends the extracted features of each training sample, with its logits and the label.
+The server trains a large model, here called its tower, on the features of all clients. The tower's logits teach the
+clients, and the clients' logits teach the tower. No weights are sent.
 
-Where only some clients take part in a round, the server's logits come by the adaptation of Cho et al. (Fed-ET, IJCAI
-2022, appendix B).
+If only some clients take part in a round, the server's logits follow the adaptation of Cho et al. (Fed-ET, IJCAI 2022,
+appendix B).
 """
 
 import math
@@ -37,7 +37,7 @@ from .common.predictions import finite
 
 @dataclass(frozen=True)
 class Features:
-    """What a layer of the client's model makes of its training samples."""
+    """The output of a layer of the client's model for its training samples."""
 
     features: Tensor = sized("examples", "shape")
 
@@ -56,7 +56,7 @@ class Extracted:
 
 @task("extract_features")
 def extract_features(client: Client, layer: str, examples: int, shape: list[int]) -> Features:
-    """The features of the model as the client kept it."""
+    """The features from the model that the client kept."""
     return Features(_extracted(client, client.model(client.state.get("model")), layer)[0])
 
 
@@ -93,7 +93,7 @@ def _extracted(client: Client, model: nn.Module, layer: str) -> tuple[Tensor, Te
 def score_with_tower(client: Client, weights: Weights, hidden: int, layers: int, layer: str, alone: bool) -> Score:
     """The client's extractor and the server's tower on the client's test samples; `alone`: its own small model.
 
-    A client that was never asked has no extractor: no sample of its counts.
+    A client that was never sampled has no extractor: none of its samples count.
     """
     inputs, labels = client.test.inputs, client.test.labels
     if alone or len(labels) == 0 or "model" not in client.state:
@@ -108,7 +108,7 @@ def score_with_tower(client: Client, weights: Weights, hidden: int, layers: int,
 
 
 def feature_shape(name: str, layer: str, server: Server) -> tuple[int, ...]:
-    """The shape of the features that `layer` gives in every client architecture; a ConfigError if there are several."""
+    """The shape of the output of `layer`, the same in every client architecture; otherwise a ConfigError."""
     if server.shape is None:
         raise ConfigError(f"{name}: the server must know the shape of an input: give it (Server(shape=...))")
     blank = torch.zeros(1, *server.shape, dtype=torch.int64 if server.tokens else torch.float32)
@@ -134,10 +134,10 @@ def feature_shape(name: str, layer: str, server: Server) -> tuple[int, ...]:
 
 
 def usable(replies: Replies, top: nn.Module, temperature: float, fed: Federation, server: Server) -> dict[str, Any]:
-    """The replies that can be computed with; the others are rejected.
+    """The valid replies; the others are rejected.
 
-    Labels must be of the task's classes. Numbers may be finite and still too large: then the loss of `top`, the
-    server's tower, would not be.
+    Labels must be of the task's classes. Finite numbers may still be so large that the loss of `top`, the server's
+    tower, is not finite.
     """
     fine = {}
     for k, reply in list(replies.items()):
@@ -157,9 +157,9 @@ def _wrong(reply: Features | Extracted, classes: int) -> str | None:
 
 def _too_large(reply: Features | Extracted, top: nn.Module, temperature: float) -> str | None:
     if not bool(torch.isfinite(logits_of(top, reply.features)).all()):
-        return "features to which the tower's answer is not finite"
+        return "features for which the tower's logits are not finite"
     if isinstance(reply, Extracted):
-        # Of C classes no entropy is above log C; where rounding makes it so, the softmax is not one either.
+        # The entropy over C classes is at most log C. If rounding makes it larger, the softmax is wrong too.
         most = math.log(reply.logits.shape[1]) + 1
         if not bool((soft_targets(reply.logits, temperature)[1].abs() <= most).all()):
             return "logits too large for a softmax"
@@ -179,14 +179,14 @@ class FedGKT(Method):
     server_rounds: list[NonNegativeInt] = field(default_factory=lambda: [20, 30, 40, 100, 150])  # from these rounds on
     server_epochs: list[NonNegativeInt] = field(
         default_factory=lambda: [15, 10, 5, 3, 1]
-    )  # so many epochs, not server.epochs
+    )  # this many epochs, not server.epochs
     server_hidden: PositiveInt = 256  # width of the tower: of dense layers, or channels of convolutions
     server_layers: NonNegativeInt = 4  # residual blocks of the tower
-    features: str = "representation"  # what is sent of a sample: "representation", "body", or a layer's output by name
-    alpha: NonNegative = 1.0  # weight of the other side's logits, beside the labels
+    features: str = "representation"  # what is sent for a sample: "representation", "body", or the name of a layer
+    alpha: NonNegative = 1.0  # weight of the other side's logits, in addition to the labels
     temperature: Positive = 3.0  # T
-    partial: Literal["on_the_fly", "cached"] = "on_the_fly"  # where not all take part: whose features the tower judges
-    judged: Literal["together", "alone"] = "together"  # personal accuracy: of extractor and tower, or the small model
+    partial: Literal["on_the_fly", "cached"] = "on_the_fly"  # partial participation: whose features the tower predicts
+    judged: Literal["together", "alone"] = "together"  # personal accuracy: extractor and tower, or the small model
 
     about: ClassVar[About] = About(
         title="FedGKT",
@@ -198,14 +198,14 @@ class FedGKT(Method):
     @dataclass(frozen=True)
     class State:
         weights: Weights  # of the tower
-        trained: bool  # has it been? before, it has nothing to teach
+        trained: bool  # whether the tower was trained: an untrained tower teaches nothing
         kept: dict[str, Tensor]  # by client, of its last upload: the tower's logits, or ("cached") the features
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", split="shared features", server_model="own", personal=True)
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         rounds, epochs = self.server_rounds, self.server_epochs
         if len(rounds) != len(epochs) or sorted(set(rounds)) != rounds:
             yield f"server_rounds = {rounds}: they must rise, and server_epochs = {epochs} have one for each"
@@ -214,7 +214,7 @@ class FedGKT(Method):
 
     @property
     def layer(self) -> str:
-        """Where in a client's model the features are."""
+        """The layer of a client's model that gives the features."""
         return LAYERS.get(self.features, self.features)
 
     def fits(self, server: Server) -> Iterator[str]:
@@ -255,18 +255,18 @@ class FedGKT(Method):
         return self.State(weights_of(top), True, kept)
 
     def rows(self, shape: tuple[int, ...], fed: Federation) -> dict[str, Any]:
-        """How large the answer of a client is: features of this shape for each of its samples."""
+        """The size of a client's reply: features of this shape for each of its samples."""
         return {"examples": per_client(fed.num_examples), "shape": list(shape)}
 
     def mode(self, fed: Federation) -> Literal["all", "on_the_fly", "cached"]:
-        """Whether everybody takes part in every round, and otherwise where the server's logits come from."""
+        """Whether all clients take part in every round, and if not, where the server's logits come from."""
         everybody = fed.config.cohort(len(fed.clients)) == len(fed.clients) and not fed.config.replacement
         return "all" if everybody else self.partial
 
     def teachers(
         self, S: list[str], state: State, top: nn.Module, shape: tuple[int, ...], fed: Federation, server: Server
     ) -> tuple[list[str], dict[str, Tensor]]:
-        """The clients that go on with the round, and the server's logits for those that have any."""
+        """The clients that continue the round, and the server's logits for those that have any."""
         if not state.trained:
             return S, {}
         if self.mode(fed) == "on_the_fly":
@@ -277,8 +277,8 @@ class FedGKT(Method):
         return S, {k: logits_of(top, H) for k, H in known.items()} if self.mode(fed) == "cached" else known
 
     def trained(self, top: nn.Module, x: dict[str, Any], fed: Federation, server: Server) -> bool:
-        """Train the tower on all that was received, in the order of the clients; False if that went wrong."""
-        received = [x[k] for k in x for _ in range(fed.copies.get(k, 1))]  # with replacement, S is a multiset
+        """Train the tower on all received features, in the order of the clients; False if it diverged."""
+        received = [x[k] for k in x for _ in range(fed.copies.get(k, 1))]  # sampled with replacement, S is a multiset
         H, z, y = (torch.cat([getattr(r, part) for r in received]) for part in ("features", "logits", "labels"))
         epochs = epochs_at(fed.round, self.server.epochs, self.server_rounds, self.server_epochs)
         how = replace(self.server, epochs=epochs)

@@ -1,9 +1,9 @@
 """FedMA (Wang et al., ICLR 2020), Algorithm 1: neurons are matched before they are averaged, layer by layer.
 
-A round is one cycle over the layers. The clients train and send layer n; the server matches their neurons, averages
-those that match and sends the layer back; the clients put the inputs of layer n + 1 in its order, freeze what has been
-matched and train the rest. The last layer, whose rows are classes, is averaged class by class. Different architectures
-are separate federations that share nothing.
+A round is one cycle over the layers. The clients train and send layer n. The server matches their neurons, averages
+those that match and sends the layer back. The clients permute the inputs of layer n + 1 accordingly, freeze the matched
+layers and train the rest. The last layer, whose rows are classes, is averaged class by class. Each architecture is
+matched over its own clients; architectures share nothing.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ from .common.counts import all_of_one, label_counts, usable_counts
 
 @dataclass(frozen=True)
 class Sent:
-    """A layer of a client's model; with the last one, where asked for, the client's samples of each label."""
+    """A layer of a client's model. With the last layer, the client's samples of each label if requested."""
 
     layer: Weights = sized("shapes")
     counts: Tensor | None = sized("classes", dtype=torch.int64, fill=all_of_one)
@@ -46,7 +46,7 @@ def first_layer(
     own_start: bool,
     classes: int | None,
 ) -> Sent:
-    """Begin a cycle: train all layers of the received model (with `own_start`, redrawn), send the first."""
+    """Begin a cycle: train all layers of the received model (with `own_start`, re-initialised), send the first."""
     model = resized(client.template, weights)
     if own_start:
         redraw(model, client.rng("own start"))
@@ -64,7 +64,7 @@ def next_layer(
     local: Local,
     classes: int | None,
 ) -> Sent:
-    """Take over the matched layer before number `at` and freeze it; train the layers after it, send the first."""
+    """Load the matched layer before layer `at` and freeze it; train the layers after it, send the first of them."""
     own, following = client.state["cycle"], layers[at]
     width = len(matched[layers[at - 1].weight])
     columns = move_columns(own[following.weight], places.long(), width, following.block)  # W_j,n+1 <- Pi_j W_j,n+1
@@ -93,11 +93,11 @@ def _train_and_send(
 class FedMA(Method):
     """Matched averaging, one layer after the other."""
 
-    local: Local = field(default_factory=Local)  # before every layer that is sent: as many trainings as layers
-    matching: Literal["fixed_width", "bbp", "none"] = "fixed_width"  # bbp: the paper's, whose layers may grow
-    average: Literal["uniform", "weighted"] = "uniform"  # of matched neurons: every client the same, or by examples
-    class_weighted: bool = True  # the last layer by the clients' samples of each label, which they tell the server
-    own_start: bool = False  # in the first round every client begins with random weights of its own
+    local: Local = field(default_factory=Local)  # once before each layer is sent
+    matching: Literal["fixed_width", "bbp", "none"] = "fixed_width"  # bbp: the paper's; layers may become wider
+    average: Literal["uniform", "weighted"] = "uniform"  # of matched neurons: equal weights, or by number of examples
+    class_weighted: bool = True  # weigh the last layer by label counts, which the clients report
+    own_start: bool = False  # in the first round every client starts from its own random weights
     bbp: m.BBP = field(default_factory=m.BBP)
 
     about: ClassVar[About] = About(
@@ -131,15 +131,15 @@ class FedMA(Method):
             x[A], there = self.cycle(x[A], state.chains[A], members, fed, server)
             finished += len(there)
         if finished < fed.config.min_replies:
-            raise QuorumNotMet(f"round {fed.round}: {finished} of {len(S)} clients saw the cycle through")
+            raise QuorumNotMet(f"round {fed.round}: {finished} of {len(S)} clients finished the cycle")
         return self.State(x, state.chains)
 
     def cycle(
         self, x: Weights, layers: list[Layer], S: list[str], fed: Federation, server: Server
     ) -> tuple[Weights, list[str]]:
-        """Algorithm 1 with clients S: the new model, and who was there to the end (nobody: the model as it was)."""
+        """Algorithm 1 with clients S: the new model, and the clients that finished. If none, the model is unchanged."""
         how: dict[str, Any] = {"layers": layers, "local": self.local}
-        how["min_replies"] = 0  # who sees the cycle through is counted at its end
+        how["min_replies"] = 0  # the quorum is checked at the end of the cycle
         start: dict[str, Any] = {"weights": x, "own_start": self.own_start and fed.round == 0}
         replies = fed.map(first_layer, S, **start, **self.asked(0, layers, x, server), **how)
         new = dict(x)
@@ -164,17 +164,17 @@ class FedMA(Method):
         return x, []
 
     def asked(self, n: int, layers: list[Layer], x: Weights, server: Server) -> dict[str, Any]:
-        """How large the tensors of layer n are, and of how many classes the samples are counted, if they are."""
+        """The shapes of the tensors of layer n, and the number of classes if clients report label counts."""
         last = self.class_weighted and n == len(layers) - 1
         shapes = {name: list(x[name].shape) for name in layers[n].own(x)}
         return {"shapes": shapes, "classes": server.num_classes if last else None}
 
     def share(self, k: str, fed: Federation) -> float:
-        """How much client k counts in a mean of neurons."""
+        """The weight of client k in a mean of neurons."""
         return fed.copies.get(k, 1) * (fed.num_examples(k) if self.average == "weighted" else 1.0)
 
     def match(self, W: list[Weights], a: list[float], before: Weights, seed: int) -> list[Tensor]:
-        """Where each client's neurons go. The layer they began with, `before`, says in which order they are kept."""
+        """The global position of each client's neurons. `before`, the layer that was sent, fixes the order."""
         neurons, reference = [m.neurons_of(layer) for layer in W], m.neurons_of(before)
         if self.matching == "none":
             return [torch.arange(len(w)) for w in neurons]
@@ -184,12 +184,12 @@ class FedMA(Method):
 
     @staticmethod
     def widened(x: Weights, layer: Layer, inputs: int) -> Weights:
-        """The weight that a layer begins with, after the one before it has got so many neurons."""
+        """The initial weight of a layer after the layer before it has grown to this many neurons."""
         old = x[layer.weight]
         return {layer.weight: m.move_columns(old, torch.arange(old.shape[1] // layer.block), inputs, layer.block)}
 
     def shares(self, W: dict[str, Weights], replies: Replies, fed: Federation, server: Server) -> dict[str, Tensor]:
-        """How much each client counts for each class; a class that nobody has is averaged as neurons are."""
+        """The weight of each client for each class. A class that no client has is averaged like neurons."""
         plain = {k: torch.full((server.num_classes,), self.share(k, fed), dtype=torch.float64) for k in W}
         if not self.class_weighted:
             return plain

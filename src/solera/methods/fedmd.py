@@ -1,8 +1,8 @@
-"""FedMD (Li and Wang, 2019): models of any architecture that agree, round by round, on scores of public samples.
+"""FedMD (Li and Wang, 2019): models of any architecture learn from the mean of their scores on public samples.
 
 Transfer learning first: a client trains a model on the labelled public set, then on its own samples. Each round all
-clients score some public samples; the mean of the scores is the consensus. Every client digests it, fitting its model
-to the consensus, and revisits its own data. Scores are logits, before any softmax.
+clients score some public samples; the mean of the scores is the consensus. Every client fits its model to the consensus
+("digest") and then trains on its own data ("revisit"). Scores are logits, before any softmax.
 """
 
 from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def prepare_and_score(
 ) -> Scores:
     """Score public samples; a client without a model first trains one, on labelled public samples and on its own."""
     drawn = Drawn(indices, digest)
-    inputs = public_inputs(client, drawn)  # before any work
+    inputs = public_inputs(client, drawn)  # first: it may be refused
     own, labels = client.state.get("model"), client.public.labels
     model = client.model(own)
     if own is None and labels is not None:
@@ -75,7 +75,7 @@ def digest_and_revisit(
 
 
 def adam(epochs: int, batch: int) -> Local:
-    """The authors train everything with Adam at 0.001."""
+    """The authors use Adam with learning rate 0.001 everywhere."""
     return Local(epochs=epochs, batch=batch, lr=1e-3, optimizer="adam")
 
 
@@ -84,8 +84,8 @@ def adam(epochs: int, batch: int) -> Local:
 class FedMD(Method):
     """Personal models that learn from the mean of all clients' scores on public samples."""
 
-    pretrain: Local = field(default_factory=lambda: adam(20, 128))  # a new client's, on labelled public samples
-    private: Local = field(default_factory=lambda: adam(25, 32))  # a new client's, on its own samples
+    pretrain: Local = field(default_factory=lambda: adam(20, 128))  # of a new client, on labelled public samples
+    private: Local = field(default_factory=lambda: adam(25, 32))  # of a new client, on its own samples
     digest: Local = field(default_factory=lambda: adam(1, 256))  # on a round's public samples, towards the consensus
     revisit: Local = field(default_factory=lambda: adam(4, 5))  # on its own samples, each round
     loss: Distance = "l1"  # of digest: mean absolute difference of the logits, or KL of their softmax
@@ -100,7 +100,7 @@ class FedMD(Method):
 
     @dataclass(frozen=True)
     class State:
-        rounds: int  # everything else is on the clients
+        rounds: int  # all other state is on the clients
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="everywhere", public_labels="used", replies="means", personal=True)
@@ -118,7 +118,7 @@ class FedMD(Method):
         return self.State(state.rounds + 1)
 
     def transfer(self, fed: Federation, server: Server) -> Local:
-        """How a new client trains on public samples: not at all if they have no labels, which is noted once."""
+        """How a new client trains on public samples. Without public labels it does not; an event reports this once."""
         if server.public.labels is not None:
             return self.pretrain
         if fed.round == 0 and self.pretrain != replace(self.pretrain, epochs=0, steps=None):

@@ -1,12 +1,12 @@
-"""One large server model from small, different clients: Fed-ET's aim, reached by FedDF's means.
+"""One large server model from small, different client models: the goal of Fed-ET, with the distillation of FedDF.
 
-Each round the clients' models teach together, as in FedDF (Lin et al., NeurIPS 2020, Algorithm 3); their students are
-the average of each client architecture and, beside them, a model of the server's own that never travels and goes on
-from where it was. On the wire this is FedAvg: each client receives and sends its own small model.
+Each round the ensemble of the clients' models is the teacher, as in FedDF (Lin et al., NeurIPS 2020, Algorithm 3). The
+students are the average of each client architecture and a larger server model. The server model is never sent and
+continues from its last weights. The traffic is that of FedAvg: each client receives and sends its own small model.
 
-The defaults are what the ablation in benchmarks/fedet_ablation.py is about. The other settings lead back, one by one,
-to Fed-ET (Cho et al., IJCAI 2022): targets = "hard" with ensemble = "confidence" (its consensus labels),
-head = "shared" (one head, passed both ways), client_models = "averaged" (not distilled), fusion by few steps of SGD.
+benchmarks/fedet_ablation.py compares the defaults with Fed-ET (Cho et al., IJCAI 2022), one setting at a time:
+targets = "hard" with ensemble = "confidence" (Fed-ET's consensus labels), head = "shared" (one head, transferred in
+both directions), client_models = "averaged" (not distilled), fusion by few steps of SGD.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from .common.training import Update, local_update
 
 
 def hard(teacher: Teacher, inputs: Tensor) -> Targets:
-    """The most likely class of each sample as if it were certain: the student's KL loss is then cross-entropy."""
+    """The most likely class of each sample with probability 1: the student's KL loss is then cross-entropy."""
     probs, entropy = teacher(inputs)
     return one_hot(probs.argmax(-1), probs.shape[-1]).to(probs.dtype), torch.zeros_like(entropy)
 
@@ -41,16 +41,16 @@ def hard(teacher: Teacher, inputs: Tensor) -> Targets:
 @register("fusionlarge")
 @dataclass(frozen=True)
 class FusionLarge(Method):
-    """A large server model and better small ones, from what all clients know together."""
+    """A large server model and better small models, distilled from the ensemble of all clients."""
 
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=Distill)  # of every student
     ensemble: Rule = "avg_logits"
-    targets: Literal["soft", "hard"] = "soft"  # what the ensemble thinks of every class, or only its first choice
-    client_models: Literal["distilled", "averaged"] = "distilled"  # what the next clients start from
-    head: Literal["own", "shared"] = "own"  # shared: the clients' mean head to the server, the server's to all models
-    average: Literal["weighted", "uniform", "median"] = "weighted"  # of the small models; heads: each client the same
-    report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
+    targets: Literal["soft", "hard"] = "soft"  # probabilities of all classes, or the most likely class
+    client_models: Literal["distilled", "averaged"] = "distilled"  # where the next clients start from
+    head: Literal["own", "shared"] = "own"  # shared: the server gets the clients' mean head, all models the server's
+    average: Literal["weighted", "uniform", "median"] = "weighted"  # of the small models; heads: equal weights
+    report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
 
     about: ClassVar[About] = About(
         title="Fusion into a large server model",
@@ -62,14 +62,14 @@ class FusionLarge(Method):
     @dataclass(frozen=True)
     class State:
         small: dict[str, Weights]  # client architecture -> weights
-        large: Model  # the server's own
+        large: Model  # the server model
 
     def traits(self) -> Traits:
         split: Literal["shared head", "none"] = "shared head" if self.head == "shared" else "none"
         return Traits(across="knowledge", public="server", split=split, server_model="larger")
 
     def init(self, fed: Federation, server: Server) -> State:
-        assert server.large is not None  # see traits
+        assert server.large is not None  # required by the traits
         w = server.init(server.large)
         shared = head_of(w) if self.head == "shared" else {}
         return self.State({A: server.init(A) | shared for A in server.architectures}, Model(server.large, w))
@@ -99,7 +99,7 @@ class FusionLarge(Method):
         distilled = partial(fuse, teacher=answers, d=d, cfg=self.fusion, seeds=fed.seed, server=server)
         if self.head == "own":
             M = M | x_0 | distilled({large: state.large.weights} | students)
-        else:  # the small models get the head before they are distilled, so that their bodies learn to use it
+        else:  # the small models get the head before distillation, so that their bodies learn to use it
             heads = Replies((k, Update(head_of(x[k].weights))) for k in models)
             h = average_of("median" if self.average == "median" else "uniform", heads, list(models), fed)
             w = distilled({large: state.large.weights | h})

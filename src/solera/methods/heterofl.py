@@ -1,4 +1,4 @@
-"""HeteroFL (Diao, Ding, Tarokh; ICLR 2021): clients of different strength train parts of one model.
+"""HeteroFL (Diao, Ding, Tarokh; ICLR 2021): clients with different resources train sub-networks of one model.
 
 A client of rate r receives the first ceil(r * width) channels of every hidden layer, trains them and sends them back.
 The server averages every weight over the clients that hold it. Different architectures share nothing; each has its own
@@ -38,19 +38,19 @@ from .common.counts import label_counts
 
 @dataclass(frozen=True)
 class PartUpdate:
-    """A part of the model after local training; with masking, also which classes the client has (as 0 and 1)."""
+    """A sub-network after local training; with masking, also which classes the client has (as 0 and 1)."""
 
     weights: Weights = like("weights")
     held: Tensor = like("classes")
 
     def __post_init__(self) -> None:
         if bool(((self.held < 0) | (self.held > 1)).any()):
-            raise ValueError("which classes a client has is said by numbers from 0 to 1")
+            raise ValueError("the classes a client has must be numbers from 0 to 1")
 
 
 @dataclass(frozen=True)
 class PartStatistics:
-    """The running statistics of a part of the model on a client's data."""
+    """The running statistics of a sub-network on a client's data."""
 
     statistics: Weights = like("statistics")
 
@@ -59,13 +59,13 @@ class PartStatistics:
 def train_part(
     client: Client,
     weights: Weights,
-    classes: Tensor,  # a place for each class; none: no masking
+    classes: Tensor,  # one entry per class; empty: no masking
     rows: list[str],  # the tensors with a row for each class
     local: Local,
-    rate: float,  # that activations are divided by
+    rate: float,  # activations are divided by it
     static: bool,
 ) -> PartUpdate:
-    """Train the received part; rows of classes that the client lacks go back as zeros, if masking is asked for."""
+    """Train the received sub-network. With masking, rows of classes that the client lacks are sent back as zeros."""
     data = client.train
     model = resized(client.template, weights, buffers=not static)
     for layer in batchnorms(model):
@@ -82,13 +82,13 @@ def train_part(
 
 @task("part_statistics")
 def part_statistics(client: Client, weights: Weights, statistics: Weights) -> PartStatistics:
-    """The statistics of BatchNorm after one pass of the client's data through the received part."""
+    """The statistics of BatchNorm after one pass of the client's data through the received sub-network."""
     model = resized(client.template, weights | statistics)
     reestimate(model, client.train.inputs)
     return PartStatistics({name: t for name, t in weights_of(model).items() if name in statistics})
 
 
-Part = tuple[str, str]  # an architecture, and a rate as it is written: ("resnet8", "0.5")
+Part = tuple[str, str]  # architecture and rate as text: ("resnet8", "0.5")
 
 Rates = list[Annotated[float, Gt(0), Le(1)]]
 
@@ -96,15 +96,15 @@ Rates = list[Annotated[float, Gt(0), Le(1)]]
 @register("heterofl")
 @dataclass(frozen=True)
 class HeteroFL(Method):
-    """Parts of one model, as large as each client can bear."""
+    """Sub-networks of one model, sized for each client's resources."""
 
     local: Local = field(default_factory=lambda: Local(clip=1.0))  # clipped: the scaler makes gradients large
     rates: Rates = field(default_factory=lambda: [1.0, 0.5, 0.25, 0.125, 0.0625])  # repeat one: more clients
-    assignment: Literal["fixed", "dynamic"] = "fixed"  # rates in turn by client, or drawn anew for client and round
-    average: Literal["uniform", "weighted"] = "uniform"  # every client the same, or by examples
+    assignment: Literal["fixed", "dynamic"] = "fixed"  # assigned to clients in turn, or sampled each round
+    average: Literal["uniform", "weighted"] = "uniform"  # equal weights, or by number of examples
     scaler: bool = True  # divide activations by the rate in training
-    static_norm: bool = True  # BatchNorm keeps no statistics in training; clients give them for the averaged model
-    masked: bool = True  # classes a client lacks: logits 0 in its loss, and its rows of the last layer do not count
+    static_norm: bool = True  # BatchNorm tracks no statistics in training; clients compute them for the averaged model
+    masked: bool = True  # classes a client lacks have logit 0 in its loss, and its rows of the last layer are ignored
 
     about: ClassVar[About] = About(
         title="HeteroFL",
@@ -115,16 +115,16 @@ class HeteroFL(Method):
 
     @dataclass(frozen=True)
     class State:
-        weights: dict[str, Weights]  # of the whole model; with static_norm without running statistics
-        statistics: dict[str, dict[str, Weights]]  # architecture -> rate -> running statistics of that part
-        shapes: dict[str, dict[str, Shapes]]  # architecture -> rate -> shapes of that part, as read at the start
+        weights: dict[str, Weights]  # of the full model; with static_norm without running statistics
+        statistics: dict[str, dict[str, Weights]]  # architecture -> rate -> its running statistics
+        shapes: dict[str, dict[str, Shapes]]  # architecture -> rate -> shapes of its tensors
         rows: dict[str, list[str]]  # the tensors with a row for each class
 
     def traits(self) -> Traits:
         return Traits(split="cut", replies="means")
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         if not self.rates or self.rates[0] != 1:
             yield f"rates = {self.rates}: the first must be 1 (the whole model)"
 
@@ -174,7 +174,7 @@ class HeteroFL(Method):
     def post_hoc(
         self, x: dict[str, Weights], state: State, part: dict[str, Part], fed: Federation
     ) -> dict[str, dict[str, Weights]]:
-        """Static BatchNorm: the clients that have just trained a part give its statistics, after the averaging."""
+        """Static BatchNorm: after averaging, the clients that trained a sub-network compute its statistics."""
         new = {A: dict(by_rate) for A, by_rate in state.statistics.items()}
         asked = [k for k, (A, r) in part.items() if new[A][r] and k in fed.answered and fed.num_examples(k) > 1]
         if not asked:
@@ -183,12 +183,12 @@ class HeteroFL(Method):
         now = per_client(lambda k: state.statistics[part[k][0]][part[k][1]])
         weights = per_client(lambda k: W[part[k]])
         means = fed.mean(part_statistics, asked, by=part.__getitem__, min_replies=0, weights=weights, statistics=now)
-        for (A, r), mean in means.items():  # a part about which nobody answers keeps its statistics
+        for (A, r), mean in means.items():  # a sub-network without a reply keeps its statistics
             new[A][r] = mean.statistics
         return new
 
     def total(self, p: Part, part: dict[str, Part], fed: Federation) -> float:
-        """How much the clients that answered about a part count together."""
+        """The total weight of the clients that replied for a sub-network."""
         who = [k for k in part if part[k] == p and k in fed.answered]
         return sum(fed.copies.get(k, 1) * (fed.num_examples(k) if self.average == "weighted" else 1) for k in who)
 
@@ -200,7 +200,7 @@ class HeteroFL(Method):
             drawn = {k: torch.Generator().manual_seed(fed.seed("rate", k)) for k in S}
             return {k: self.rates[int(torch.randint(len(self.rates), (), generator=g))] for k, g in drawn.items()}
         of = fed.clients.architecture_of
-        place = torch.zeros_like(of)  # of each client among those of its architecture that can be drawn
+        place = torch.zeros_like(of)  # of each client among the clients of its architecture that can be sampled
         for p in of.unique():
             mine = (of == p) & (fed.clients.sizes > 0)
             place[mine] = torch.arange(int(mine.sum()))
@@ -213,7 +213,7 @@ class HeteroFL(Method):
         return sorted(set(given), reverse=True)
 
     def models(self, state: State) -> dict[str, Model]:
-        """The whole model under the name of its architecture, and its parts with their rate behind the name."""
+        """The full model under the name of its architecture; sub-networks as the name followed by their rate."""
         return {
             A if r == "1" else f"{A}-{r}": Model(A, cut(state.weights[A], shapes) | state.statistics[A][r])
             for A, by_rate in state.shapes.items()

@@ -1,7 +1,7 @@
 """IFCA (Ghosh et al., NeurIPS 2020), with model averaging: clients find the cluster they belong to.
 
-There are k models. Every client is sent all of them, takes the one with the lowest loss on its own data, and trains
-it; each model becomes the mean of what those who took it send back. Different architectures share nothing.
+There are k models. Every client receives all of them, chooses the one with the lowest loss on its own data, and trains
+it. Each model becomes the mean of the uploads of the clients that chose it. Different architectures share nothing.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from .common.averaging import Average, average_of
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The model a client has trained, and of which cluster it is."""
+    """The model a client has trained, and the cluster it belongs to."""
 
     weights: Weights = like("weights")
     cluster: Tensor = sized(dtype=torch.int64)
@@ -32,7 +32,7 @@ class Trained:
 
 @task("choose_and_train")
 def choose_and_train(client: Client, weights: Weights, others: list[Weights], local: Local) -> Trained:
-    """Take the model with the lowest loss on the client's training samples, and train it on them."""
+    """Choose the model with the lowest loss on the client's training samples, and train it on them."""
     models = [weights, *others]
     j = choice(client, models)
     model = client.model(models[j])
@@ -42,20 +42,20 @@ def choose_and_train(client: Client, weights: Weights, others: list[Weights], lo
 
 @task("score_chosen")
 def score_chosen(client: Client, weights: Weights, others: list[Weights]) -> Score:
-    """The model a client takes, by its training samples, on its own test samples."""
+    """The score of the model a client chooses by its training samples, on its test samples."""
     models = [weights, *others]
     return evaluate(client.model(models[choice(client, models)]), client.test.inputs, client.test.labels)
 
 
 def choice(client: Client, models: list[Weights]) -> int:
-    """argmin_j F_i(theta_j); of several the first."""
+    """argmin_j F_i(theta_j); with ties the first."""
     return lowest([evaluate(client.model(w), client.train.inputs, client.train.labels).loss for w in models])
 
 
 @register("ifca")
 @dataclass(frozen=True)
 class IFCA(Method):
-    """One model for each cluster of clients; clients choose by themselves."""
+    """One model for each cluster of clients; each client chooses its cluster."""
 
     local: Local = field(default_factory=lambda: Local(steps=10, batch=64, lr=0.1))  # tau, gamma
     k: PositiveInt = 2  # clusters of each architecture
@@ -66,7 +66,7 @@ class IFCA(Method):
         paper="Ghosh et al., NeurIPS 2020",
         wire="k models down, one model and which it is up",
         state="nothing",
-        privacy="which cluster a client takes decides where its model counts",
+        privacy="a client's model is averaged within the cluster it chooses",
     )
 
     @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class IFCA(Method):
         chosen = {k: int(r.cluster) for k, r in replies.items()}
         server.event("clusters", chosen=chosen)
         theta = {A: list(models) for A, models in state.clusters.items()}
-        for A, j in sorted({(fed.architecture(k), j) for k, j in chosen.items()}):  # the others stay as they are
+        for A, j in sorted({(fed.architecture(k), j) for k, j in chosen.items()}):  # the others do not change
             members = [k for k in chosen if (fed.architecture(k), chosen[k]) == (A, j)]
             theta[A][j] = average_of(self.average, replies, members, fed)
         return self.State(theta)
@@ -96,7 +96,7 @@ class IFCA(Method):
         return Exchange(score_chosen, self.clusters(state, fed))
 
     def clusters(self, state: State, fed: Federation) -> dict[str, Any]:
-        """What is sent to a client that is to choose: all models of its architecture."""
+        """What a client receives to choose from: all models of its architecture."""
         first = {A: own[0] for A, own in state.clusters.items()}
         others = {A: own[1:] for A, own in state.clusters.items()}
         return {

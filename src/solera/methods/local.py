@@ -1,4 +1,4 @@
-"""The two ends of the scale: every client alone, and all data in one place."""
+"""Local training: every client trains alone. A baseline."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -13,7 +13,7 @@ from .common.personal import score_own, train_alone
 @register("local")
 @dataclass(frozen=True)
 class LocalOnly(Method):
-    """No collaboration: what each client reaches by itself. A method should beat this to be worth its messages."""
+    """No collaboration: each client trains by itself. A useful method is better than this."""
 
     local: Local = field(default_factory=Local)
 
@@ -26,7 +26,7 @@ class LocalOnly(Method):
 
     @dataclass(frozen=True)
     class State:
-        rounds: int  # everything else is on the clients
+        rounds: int  # all other state is on the clients
 
     def traits(self) -> Traits:
         return Traits(replies="none", personal=True)

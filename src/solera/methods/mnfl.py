@@ -1,8 +1,8 @@
 """MNFL (Beikmohammadi et al.; the method is KT-pFL, Zhang et al., NeurIPS 2021), Algorithm 1.
 
-Every client has a model of its own, of any architecture, and is taught by its own mixture of all clients' soft
-predictions on public samples. The mixtures are the columns of the knowledge coefficient matrix c, which the server
-learns along with the models. The equations are numbered as in the paper; docs/methods/mnfl.md has what it leaves open.
+Every client has its own model, of any architecture. Its teacher is a personal mixture of all clients' soft predictions
+on public samples. The mixtures are the columns of the knowledge coefficient matrix c, which the server learns. The
+equations are numbered as in the paper; docs/methods/mnfl.md describes what the paper does not specify.
 """
 
 from collections.abc import Iterator
@@ -36,18 +36,18 @@ from .common.predictions import (
 @register("mnfl")
 @dataclass(frozen=True)
 class MNFL(Method):
-    """Personal models that learn from each other, and learn from whom."""
+    """Personal models that learn from each other, with learned coefficients."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
     distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
     coefficients: Coefficients = field(default_factory=Coefficients)  # eta_3, lambda, rho
     temperature: Positive = 10.0  # T, of predictions and of distillation
     public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
-    rule: Literal["learned", "uniform"] = "learned"  # uniform: c stays 1/N, the plain average of FedMD
-    c_loss: Literal["kl", "mse"] = "kl"  # collaborative loss of eq. (7): the paper's, or the authors' code's
-    c_reduction: Reduction = "sum"  # of that loss over samples; with the mean, c hardly moves at the paper's rate
-    c_batch: PositiveInt = 256  # public samples it is taken over, at most
-    c_pred: Literal["reuse", "post_distill"] = "reuse"  # what eq. (7) sees: this round's predictions, or new ones
+    rule: Literal["learned", "uniform"] = "learned"  # uniform: c stays 1/N, the plain mean as in FedMD
+    c_loss: Literal["kl", "mse"] = "kl"  # collaborative loss of eq. (7): as in the paper, or in the authors' code
+    c_reduction: Reduction = "sum"  # of that loss over samples; with mean, c hardly changes at the paper's rate
+    c_batch: PositiveInt = 256  # at most this many public samples for that loss
+    c_pred: Literal["reuse", "post_distill"] = "reuse"  # predictions used in eq. (7): those of this round, or new ones
     order: Literal["paper", "code"] = "paper"  # code: predict, learn c, distil, train; paper: train, predict, ...
     grow_epochs: bool = False  # local epochs 1, 2, 3, ... up to local.epochs, as in the authors' code
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
@@ -68,7 +68,7 @@ class MNFL(Method):
         return Traits(across="knowledge", public="everywhere", personal=True)
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between the settings."""
+        """Settings that contradict each other."""
         if self.order == "code" and self.c_pred == "post_distill":
             yield "c_pred = 'post_distill' is too late for order = 'code', which learns c first"
 
@@ -95,7 +95,7 @@ class MNFL(Method):
         return self.State(c)
 
     def lesson(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> dict[str, Any]:
-        """Eq. (2): the teacher of client n is sum_m c_mn s_m; and how it is to be followed."""
+        """Eq. (2): the teacher of client n is sum_m c_mn s_m; with the settings of distillation."""
         teachers = mixtures(block(c, S, fed), [{"probs": s_m} for s_m in s])
         targets = {k: teacher["probs"] for k, teacher in zip(S, teachers, strict=True)}
         return {
@@ -106,22 +106,22 @@ class MNFL(Method):
         }
 
     def learned(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> Tensor:
-        """Eq. (7), for the coefficients between clients S, which have predicted s."""
+        """Eq. (7), for the coefficients between clients S with predictions s."""
         if self.rule == "uniform":
             return c
         loss, share, cfg = self.collaborative(S, s, fed)
         return with_block(c, S, learn(block(c, S, fed), loss.slope, share, len(c), cfg), fed)
 
     def collaborative(self, S: list[str], s: Tensor, fed: Federation) -> tuple[Loss, Tensor, Coefficients]:
-        """The loss of the coefficients between clients S over a batch of what they predicted, how much each client's
-        counts, and the settings it is meant for."""
+        """The loss of the coefficients between clients S on a batch of their predictions, the weight of each client's
+        loss, and the settings to learn with."""
         s = s[:, self.batch(s.shape[1], fed)]  # xi_r
         if self.c_loss == "mse":
             return loss_of_the_code(self, S, s, fed)
         return kl_loss(s, self.c_reduction), shares(S, fed), self.coefficients
 
     def note(self, c: Tensor, S: list[str], s: Tensor, said: Replies, fed: Federation, server: Server) -> None:
-        """Write the coefficients and objective (4) into the round's metrics; this changes nothing."""
+        """Write the coefficients and objective (4) into the round's metrics."""
         note(c, fed, server)
         loss, share, cfg = self.collaborative(S, s, fed)
         private = sum(float(d) * said[k].loss for d, k in zip(shares(S, fed), S, strict=True))
@@ -134,7 +134,7 @@ class MNFL(Method):
         return replace(self.local, epochs=min(self.local.epochs, fed.round + 1))
 
     def batch(self, samples: int, fed: Federation) -> Tensor:
-        """Which of the round's public samples the coefficients are learned on: the same whenever it is asked."""
+        """The public samples on which the coefficients are learned: the same for every call in a round."""
         g = torch.Generator().manual_seed(fed.seed("coefficients"))
         return torch.randperm(samples, generator=g)[: self.c_batch].sort().values
 
@@ -152,7 +152,7 @@ class MNFL(Method):
 
 
 def round_of_the_code(mnfl: MNFL, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
-    """Predict, learn c, distil, train: the coefficients after a round. Only newcomers train first, for one epoch."""
+    """Predict, learn c, distil, train; returns c. Clients that were not sampled before first train for one epoch."""
     local = mnfl.training(fed)
     first = replace(local, epochs=1, steps=None)
     S, s, said = ask_and_assess(A, x, mnfl.temperature, first, fed, server, only_new=True)
@@ -164,6 +164,6 @@ def round_of_the_code(mnfl: MNFL, c: Tensor, x: Tensor, A: list[str], fed: Feder
 
 
 def loss_of_the_code(mnfl: MNFL, S: list[str], s: Tensor, fed: Federation) -> tuple[Loss, Tensor, Coefficients]:
-    """Squared distances instead of KL; all clients weigh the same, and the penalty is a mean, not a sum."""
+    """Squared distances instead of KL; clients have equal weights, and the penalty is a mean, not a sum."""
     cfg = replace(mnfl.coefficients, rho=mnfl.coefficients.rho / len(fed.clients))
     return mse_loss(s, mnfl.c_reduction), torch.ones(len(S), dtype=torch.float64), cfg

@@ -1,8 +1,8 @@
-"""MNFL where all clients have the same architecture: parameters instead of predictions are mixed (section 5.2.1).
+"""MNFL for clients of one architecture: it mixes parameters instead of predictions (section 5.2.1).
 
-The appendix that defines this version is not part of the text; docs/methods/mnflparam.md says how it is read here.
-Client n starts from its own mixture sum_m c_mn w^m, which the server keeps, and trains; the collaborative loss is the
-squared distance between mixture and trained model. With c = 1/N it is FedAvg with a uniform average.
+The appendix that defines this version is not available; docs/methods/mnflparam.md describes our interpretation.
+Client n trains from its own mixture sum_m c_mn w^m, which the server keeps. The collaborative loss is the squared
+distance between mixture and trained model. With c = 1/N this is FedAvg with a uniform average.
 """
 
 from dataclasses import dataclass, field
@@ -47,8 +47,8 @@ class MNFLParameters(Method):
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.005))  # E, eta_1
     coefficients: Coefficients = field(default_factory=Coefficients)  # eta_3, lambda, rho
-    order: Literal["paper", "code"] = "paper"  # mix with the old coefficients, or learn them first
-    c_reduction: Reduction = "sum"  # of the loss over parameters; with the mean, c hardly moves at the paper's rate
+    order: Literal["paper", "code"] = "paper"  # mix with the old coefficients, or with the newly learned ones
+    c_reduction: Reduction = "sum"  # of the loss over parameters; with mean, c hardly changes at the paper's rate
 
     about: ClassVar[About] = About(
         title="MNFL, parameter version",
@@ -60,7 +60,7 @@ class MNFLParameters(Method):
     @dataclass(frozen=True)
     class State:
         c: Tensor  # row m: giver, column n: receiver
-        start: dict[str, Weights]  # from which each client trains next; those who never took part: the initial model
+        start: dict[str, Weights]  # where each client starts next; without an entry: from the initial model
 
     def traits(self) -> Traits:
         return Traits(architectures="one", personal=True)
@@ -83,7 +83,7 @@ class MNFLParameters(Method):
         return self.State(c, start | dict(zip(S, mixed, strict=True)))
 
     def collaborative(self, w: list[Weights], server: Server) -> Loss:
-        """||sum_m c_mn w^m - w^n||^2 / 2, or that per parameter: buffers are mixed, but do not count in it."""
+        """||sum_m c_mn w^m - w^n||^2 / 2, or the same per parameter. Buffers are mixed, but excluded here."""
         names = parameter_names(server.template(server.architectures[0]))
         parameters = sum(w[0][n].numel() for n in names)
         return gram_loss(gram_matrix(w, names), 1 if self.c_reduction == "sum" else parameters)

@@ -1,9 +1,8 @@
-"""MOON (Li, He and Song, CVPR 2021): FedAvg whose clients hold on to the global model's representations.
+"""MOON (Li, He and Song, CVPR 2021): FedAvg with a contrastive loss on representations.
 
-A client's loss has a second term: for each of its samples, the representation should be more like the one the received
-model gives than like those of the models it sent before. Both are frozen, so each sample is shown to them once a round
-(at each step, where samples are drawn anew).
-Different architectures are separate federations that share nothing.
+A client's loss has a second term: the representation of a sample should be closer to that of the received model than to
+those of the models the client sent before. These models are frozen, so their representations are computed once a round
+(at each step if samples are augmented). Each architecture is averaged over its own clients.
 """
 
 from dataclasses import dataclass, field
@@ -26,10 +25,10 @@ from .common.training import Update
 
 @task("contrastive_update")
 def contrastive_update(client: Client, weights: Weights, local: Local, mu: float, tau: float, buffer: int) -> Update:
-    """Train the received model, near to it and away from the client's last models in what it makes of a sample."""
+    """Train the received model; keep representations close to those it has now, far from the client's last models."""
     inputs, labels = client.train.inputs, client.train.labels
     own = [client.state[name] for name in map(slot, range(buffer)) if name in client.state]  # the newest first
-    before = [client.model(w) for w in own] or [client.model()]  # at first, as it was initialised
+    before = [client.model(w) for w in own] or [client.model()]  # at first, the initial model
     frozen = [client.model(weights), *before]
     z = by_position(lambda x: tuple(representations_of(m, x) for m in frozen), inputs)  # z_glob, z_prev
     objective = contrastive(mu, tau, labels, z)  # l_sup + mu l_con
@@ -41,14 +40,14 @@ def contrastive_update(client: Client, weights: Weights, local: Local, mu: float
 
 
 def slot(age: int) -> str:
-    """Where a client keeps the model it had so many rounds (of its own) ago."""
+    """The name under which a client keeps the model of this many of its own rounds ago."""
     return f"previous-{age}"
 
 
 @register("moon")
 @dataclass(frozen=True)
 class MOON(Method):
-    """Averaging, with clients that correct their drift in the representations they learn."""
+    """Averaging; clients correct their drift with a contrastive loss on representations."""
 
     local: Local = field(
         default_factory=lambda: Local(epochs=10, batch=64, lr=0.01, momentum=0.9, weight_decay=1e-5)
@@ -56,7 +55,7 @@ class MOON(Method):
     average: Average = "weighted"
     mu: NonNegative = 5.0  # weight of the contrastive term; 0: FedAvg
     tau: Positive = 0.5  # temperature of the contrastive term
-    buffer: PositiveInt = 1  # how many of its last models a client keeps to get away from
+    buffer: PositiveInt = 1  # how many of its last models a client keeps for the contrastive term
 
     about: ClassVar[About] = About(
         title="MOON",

@@ -1,8 +1,8 @@
-"""Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020): a common model that is good after one step at a client.
+"""Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020): a common model that is good after one step of adaptation.
 
-Clients minimise not f(w) but f(w - alpha grad f(w)), each step on minibatches drawn independently: the first to adapt,
-the second for the gradient of what came of it, a third for the second-order term. "fo" leaves that term out, "hf"
-estimates it by a difference of gradients. Different architectures are separate federations that share nothing.
+Clients minimise f(w - alpha grad f(w)) instead of f(w). Each step uses independent minibatches: one for the adaptation,
+one for the gradient after it, one for the second-order term. "fo" omits that term, "hf" estimates it by a difference of
+gradients. Each architecture is averaged over its own clients.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ Mode = Literal["fo", "hf"]
 
 @task("meta_update")
 def meta_update(client: Client, weights: Weights, local: Local, mode: Mode, alpha: float, delta: float) -> Update:
-    """Train the received model for the loss it has after a step of adaptation."""
+    """Train the received model to minimise the loss after a step of adaptation."""
     model, data = client.model(weights), (client.train.inputs, client.train.labels)
     inner, curvature = (
         endless(model, *data, local.batch, seed_from(client.seed, purpose)) for purpose in ("inner", "curvature")
@@ -43,10 +43,10 @@ class PerFedAvg(Method):
 
     local: Local = field(default_factory=lambda: Local(steps=10, batch=40, lr=0.001))  # tau, D, beta
     average: Average = "uniform"
-    mode: Mode = "fo"  # the second-order term: left out, or estimated by a difference of gradients
+    mode: Mode = "fo"  # second-order term: omitted, or estimated by a difference of gradients
     alpha: NonNegative = 0.01  # step size of the adaptation; 0: FedAvg
-    delta: Positive = 0.001  # mode hf: how far apart the two gradients are taken, in multiples of the gradient
-    adapt_steps: NonNegativeInt = 1  # of a client that makes the model its own, on its training samples
+    delta: Positive = 0.001  # mode hf: step of the difference, in multiples of the gradient
+    adapt_steps: NonNegativeInt = 1  # adaptation steps of a client, on its training samples, before evaluation
 
     about: ClassVar[About] = About(
         title="Per-FedAvg",
@@ -72,7 +72,7 @@ class PerFedAvg(Method):
         return self.State(w | {A: mean[A].weights for A in mean})
 
     def personal(self, state: State, fed: Federation) -> Exchange:
-        """Each evaluation adapts a copy and drops it: clients keep nothing."""
+        """Each evaluation adapts a copy and discards it: clients keep no state."""
         adapt = Local(steps=self.adapt_steps, batch=self.local.batch, lr=self.alpha)
         return Exchange(score_tuned, {**tuning_payload(state.weights, Tuning(adapt), fed), "tuned": False})
 

@@ -1,4 +1,4 @@
-"""pFedDF (footnote 2 of MNFL): FedDF, and at the end every client fine-tunes its architecture on its own data."""
+"""pFedDF (footnote 2 of MNFL): FedDF; at the end every client fine-tunes its architecture's model on its own data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
@@ -21,27 +21,27 @@ from .feddf import FedDF
 @register("pfeddf")
 @dataclass(frozen=True)
 class PFedDF(Method):
-    """FedDF with models that are made personal at the end."""
+    """FedDF with personal fine-tuning at the end."""
 
-    tune_epochs: NonNegativeInt = 5  # of fine-tuning, otherwise as local training; 0: the architectures as they are
+    tune_epochs: NonNegativeInt = 5  # epochs of fine-tuning, otherwise as local training; 0: keep the common model
 
     local: Local = field(default_factory=Local)  # from here on as in feddf
     fusion: Distill = field(default_factory=Distill)
     mu: float = 0.0  # proximal term in the clients' objective, as in FedProx
     average: Literal["weighted", "uniform", "median"] = (
-        "weighted"  # of the clients' models; teachers always count the same
+        "weighted"  # of the clients' models; teachers always have equal weights
     )
     student_init: Literal["from_average", "from_previous"] = "from_average"  # where distillation starts
     ensemble: Rule = "avg_logits"  # how the teachers are combined
-    drop_worst: bool = False  # clients that guess on the validation set are neither averaged nor teachers
+    drop_worst: bool = False  # clients near chance on the validation set are neither averaged nor teachers
     drop_threshold: float = 1.2  # in multiples of chance
-    drop_outliers: bool = False  # and if there are none, those far below the others
+    drop_outliers: bool = False  # if no client is near chance, drop those far below the others
     distill_absent: bool = False  # also distil architectures that had no client this round
-    report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
-    quantise: LowBit = field(default_factory=LowBit)  # of the clients' weights on the way up
-    swag: Swag = field(default_factory=Swag)  # teachers drawn around the clients' models
-    low_entropy_top: int | None = None  # distil on so many public samples of a round: those the teachers are surest of
-    update_clip: float | None = None  # longest update of a client, in multiples of its architecture's median
+    report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
+    quantise: LowBit = field(default_factory=LowBit)  # low-bit client weights, in training and upload
+    swag: Swag = field(default_factory=Swag)  # teachers sampled around the clients' models
+    low_entropy_top: int | None = None  # distil only on this many public samples: those with the lowest entropy
+    update_clip: float | None = None  # largest norm of a client's update, in multiples of its architecture's median
 
     about: ClassVar[About] = About(
         title="pFedDF",
@@ -53,7 +53,7 @@ class PFedDF(Method):
     @dataclass(frozen=True)
     class State:
         weights: dict[str, Weights]  # M: architecture -> weights
-        tuned: bool  # the clients hold fine-tuned copies of these
+        tuned: bool  # whether the clients hold fine-tuned copies of these
 
     def traits(self) -> Traits:
         return replace(self.feddf.traits(), personal=True)
@@ -70,7 +70,7 @@ class PFedDF(Method):
         return self.State(self.feddf.round(FedDF.State(state.weights), fed, server).weights, False)
 
     def finish(self, state: State, fed: Federation, server: Server) -> State:
-        """Every client gets its architecture, whether it was in the last cohort or not."""
+        """Send every client the model of its architecture, also clients outside the last cohort."""
         fed.map(fine_tune, list(fed.clients), **self.sent(state, fed))
         return self.State(state.weights, True)
 

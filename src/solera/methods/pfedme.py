@@ -1,8 +1,7 @@
-"""pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020): personal models tied to the common one by a Moreau envelope.
+"""pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020): personal models near the common one, by a Moreau envelope.
 
-Client k minimises over w the envelope min_theta f(theta) + lambda/2 ||theta - w||^2: theta, found by a few gradient
-steps, is its personal model, and w follows it. Only w travels. Different architectures are separate federations that
-share nothing.
+Client k minimises over w the envelope min_theta f(theta) + lambda/2 ||theta - w||^2. theta, found by a few gradient
+steps, is its personal model; w moves towards it. Only w is sent. Each architecture is averaged over its own clients.
 """
 
 from dataclasses import dataclass, field
@@ -23,21 +22,21 @@ from .common.training import Update
 
 @task("envelope_update")
 def envelope_update(client: Client, weights: Weights, local: Envelope) -> Update:
-    """Train theta from the received model on and keep it; send w, which has followed it."""
+    """Train theta from the received model and keep it; send w, which has moved towards it."""
     model = client.model(weights)
     w, _ = follow_envelope(model, client.train.inputs, client.train.labels, local, client.seed)
     client.state["model"] = theta = weights_of(model)
-    return Update(theta | w)  # parameters of w; it has seen no sample, so the BatchNorm statistics are theta's
+    return Update(theta | w)  # parameters of w; BatchNorm statistics of theta, because w has seen no sample
 
 
 @register("pfedme")
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """A common model that clients follow at a distance, with personal models nearby."""
+    """A common model, and personal models regularised towards it."""
 
     local: Envelope = field(default_factory=Envelope)
     average: Average = "weighted"
-    beta: Positive = 1.0  # how far the server goes towards the mean of the clients' w; 1: to it, more: beyond
+    beta: Positive = 1.0  # server step towards the mean of the clients' w; 1: the mean itself, more: beyond it
 
     about: ClassVar[About] = About(
         title="pFedMe",

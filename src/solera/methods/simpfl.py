@@ -1,7 +1,7 @@
 """Sim-pFL and TopK-pFL: MNFL's round with coefficients that are computed, not learned (its section 5.1).
 
-Both compare the clients' soft predictions by their cosine. Sim-pFL mixes all clients in proportion to it, TopK-pFL
-takes the plain mean of the K nearest.
+Both compare the clients' soft predictions by their cosine. Sim-pFL mixes all clients in proportion to the cosine,
+TopK-pFL takes the plain mean of the K nearest.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from .common.predictions import (
 
 
 def about(title: str) -> About:
-    """The two differ in one line."""
+    """What the two methods have in common."""
     return About(
         title=title,
         paper="comparison method of MNFL",
@@ -39,7 +39,7 @@ def about(title: str) -> About:
 
 
 def similar_round(method: Any, c: Tensor, fed: Federation, server: Server) -> Tensor:
-    """Train, predict, distil from the mixture `method.mixture(cosines)`; the matrix with the columns used."""
+    """Train, predict, distil from the mixture `method.mixture(cosines)`; returns the matrix with the columns used."""
     x, A = draw(method.public_size, fed, server), participants(fed)
     if len(x) == 0:
         fed.map(train_alone, A, local=method.local)
@@ -64,13 +64,13 @@ def similar_round(method: Any, c: Tensor, fed: Federation, server: Server) -> Te
 @register("simpfl")
 @dataclass(frozen=True)
 class SimPFL(Method):
-    """Each client learns from the others in proportion to how similarly they predict."""
+    """Each client learns from the others in proportion to the similarity of their predictions."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
     distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
     temperature: Positive = 10.0  # T, of predictions and of distillation
     public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
-    scale: Literal["minmax", "l1"] = "minmax"  # cosine less the column's least (the authors' code), or as it is
+    scale: Literal["minmax", "l1"] = "minmax"  # cosine minus the column's minimum (the authors' code), or unchanged
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
     RENAMED: ClassVar = {"distil": "distill"}
@@ -78,7 +78,7 @@ class SimPFL(Method):
 
     @dataclass(frozen=True)
     class State:
-        c: Tensor  # the columns last used by each receiver
+        c: Tensor  # the last columns used for each receiver
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="everywhere", personal=True)
@@ -105,13 +105,13 @@ class SimPFL(Method):
 @register("topkpfl")
 @dataclass(frozen=True)
 class TopKPFL(Method):
-    """Each client learns from the K clients that predict most like it, itself among them."""
+    """Each client learns from the K clients with the most similar predictions, itself included."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
     distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
     temperature: Positive = 10.0  # T, of predictions and of distillation
     public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
-    k: PositiveInt = 5  # how many teach a client, itself included
+    k: PositiveInt = 5  # number of teachers of a client, itself included
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
     RENAMED: ClassVar = {"distil": "distill"}
@@ -119,7 +119,7 @@ class TopKPFL(Method):
 
     @dataclass(frozen=True)
     class State:
-        c: Tensor  # the columns last used by each receiver
+        c: Tensor  # the last columns used for each receiver
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="everywhere", personal=True)

@@ -1,1 +1,1 @@
-"""Parts of methods: pure functions on tensors and models. They know torch, and nothing of federations."""
+"""Parts of methods: pure functions on tensors and models. They depend on torch only, not on the federation."""

@@ -1,7 +1,7 @@
-"""Averages of model weights: what becomes of the uploads of one round.
+"""Averages of model weights, over the uploads of one round.
 
-Sums are kept in float64 and built in the order the uploads are added. The same uploads in the same order
-therefore give the same bits, whoever calls: an average taken on the fly equals one taken from a list.
+Sums are float64, in the order the uploads are added. The same uploads in the same order therefore give the same bits:
+a running average equals one computed from a list.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from ..tensors import Weights
 
 
 class RunningMean:
-    """The weighted mean of model weights, taken one upload at a time so that no upload has to be kept.
+    """The weighted mean of model weights, one upload at a time, so that no upload has to be kept.
 
     Floating-point tensors, batch-norm statistics included, are averaged. Integer tensors (counters such as
     `num_batches_tracked`) have no meaningful mean: their maximum is kept.
@@ -21,7 +21,7 @@ class RunningMean:
     def __init__(self) -> None:
         self.total = 0.0
         self._sums: Weights = {}
-        self._terms: Weights = {}  # room for one upload's share, used again and again
+        self._terms: Weights = {}  # a buffer for one upload's term, reused
         self._dtypes: dict[str, torch.dtype] = {}
 
     def add(self, weights: Weights, n: float) -> None:
@@ -40,14 +40,14 @@ class RunningMean:
         self._check(weights)
         for name, t in weights.items():
             if t.is_floating_point():
-                # Two roundings, never a fused multiply-add: the bits must not depend on the vector unit.
+                # Two roundings, never a fused multiply-add: the bits must not depend on the CPU's vector unit.
                 self._sums[name].add_(self._terms[name].copy_(t).mul_(n))
             else:
                 torch.maximum(self._sums[name], t, out=self._sums[name])
         self.total += n
 
     def result(self) -> Weights:
-        """The mean so far, each tensor in the type it was added in; ValueError if nothing was added."""
+        """The mean so far, each tensor in its original dtype; ValueError if nothing was added."""
         if self.total == 0:
             raise ValueError("the mean of no uploads is not defined")
         return {
@@ -74,15 +74,15 @@ def weighted_mean(uploads: Sequence[Weights], n: Sequence[float]) -> Weights:
 
 
 def uniform_mean(uploads: Sequence[Weights]) -> Weights:
-    """The plain mean of the uploads: every client counts the same."""
+    """The mean of the uploads with equal weights."""
     return weighted_mean(uploads, [1.0] * len(uploads))
 
 
 def momentum_step(sent: Weights, average: Weights, velocity: Weights, beta: float) -> tuple[Weights, Weights]:
     """Server momentum (FedAvgM): Delta = sent - average; v <- beta v + Delta; x <- sent - v. Returns x and v.
 
-    Only the tensors named in `velocity` (the parameters) have momentum; the others, such as BatchNorm statistics, are
-    those of the average. In float64, so that beta = 0 gives the average itself.
+    Only the tensors named in `velocity` (the parameters) have momentum. The others, such as BatchNorm statistics, are
+    those of the average. Computed in float64, so that beta = 0 gives exactly the average.
     """
     x, v = dict(average), {}
     for name, old in velocity.items():

@@ -1,4 +1,4 @@
-"""Trainings with a training inside: a model that is good after a step (Per-FedAvg), a model near good ones (pFedMe)."""
+"""Bilevel training: a model that is good after one step (Per-FedAvg), a model close to personal ones (pFedMe)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 def batches(model: nn.Module, inputs: Inputs, labels: Tensor, cfg: Local, seed: int) -> Batches:
-    """The minibatches `fit` trains on: where BatchNorm needs a variance, single samples only if there are no others."""
+    """The minibatches `fit` trains on: with BatchNorm, those of one sample are skipped unless there is no other."""
     smallest = 2 if has_batchnorm(model) and min(cfg.batch, len(labels)) > 1 else 1
     return (b for b in minibatches(inputs, labels, cfg, seed) if len(b[1]) >= smallest)
 
 
 def endless(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, seed: int) -> Batches:
-    """The same without end, epoch after epoch."""
+    """An endless stream of minibatches, epoch after epoch."""
     for epoch in count():
         yield from batches(model, inputs, labels, Local(epochs=1, batch=batch), seed + epoch)
 
@@ -34,11 +34,11 @@ def endless(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, seed: 
 
 
 def after_a_step(alpha: float, inner: Batches, curvature: Batches | None = None, delta: float = 1e-3) -> Objective:
-    """f(w - alpha g; batch), with g the gradient of f at w on a batch of `inner`, which counts as a constant: FO-MAML.
+    """f(w - alpha g; batch), with g the gradient of f at w on a batch of `inner`, treated as a constant: FO-MAML.
 
-    With batches for `curvature` the gradient also has the term that this leaves out, HF-MAML's estimate of it,
-    -alpha (grad f(w + delta h) - grad f(w - delta h)) / (2 delta), h being the gradient so far. With alpha = 0 this is
-    the cross-entropy itself, bit for bit. Of the BatchNorm statistics only the pass at w - alpha g is seen.
+    With batches for `curvature`, the gradient also has HF-MAML's estimate of the second-order term,
+    -alpha (grad f(w + delta h) - grad f(w - delta h)) / (2 delta), where h is the gradient so far. With alpha = 0 this
+    is exactly the cross-entropy. Only the pass at w - alpha g updates BatchNorm statistics.
     """
     if alpha == 0:
         return cross_entropy
@@ -51,17 +51,17 @@ def after_a_step(alpha: float, inner: Batches, curvature: Batches | None = None,
         if curvature is None:
             return loss
         h, batch = _gradient(loss, w, keep_graph=True), next(curvature)
-        with _without_dropout(model):  # two masks would differ by far more than delta
+        with _without_dropout(model):  # the effect of two masks would exceed that of delta
             ahead = _loss_at(model, {n: p + delta * h[n] for n, p in w.items()}, batch)
             behind = _loss_at(model, {n: p - delta * h[n] for n, p in w.items()}, batch)
         term = alpha / (2 * delta) * (ahead - behind)
-        return loss - (term - term.detach())  # for its gradient alone: the value stays the loss, by which `fit` stops
+        return loss - (term - term.detach())  # adds the gradient only: the value stays the loss, which `fit` checks
 
     return objective
 
 
 def _loss_at(model: nn.Module, weights: Weights, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The loss with these parameters; the model's own statistics stay as they are."""
+    """The loss with these parameters; the model's statistics do not change."""
     buffers = {n: b.clone() for n, b in model.named_buffers()}
     return F.cross_entropy(functional_call(model, weights | buffers, (batch[0],)), batch[1])
 
@@ -88,17 +88,17 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 
 @settings
 class Envelope:
-    """How a client follows the Moreau envelope of its loss: min over theta of f(theta) + lam/2 ||theta - w||^2."""
+    """How a client minimises the Moreau envelope of its loss: min over theta of f(theta) + lam/2 ||theta - w||^2."""
 
     steps: NonNegativeInt = 20  # steps of w in a round, R
     batch: PositiveInt = 20  # samples in the minibatch of a step of w
     lr: NonNegative = 0.005  # step size of w, eta
-    lam: Positive = 15.0  # pull of theta towards w, lambda
-    inner_steps: NonNegativeInt = 5  # gradient steps of theta for every step of w, all on its minibatch, K
+    lam: Positive = 15.0  # lambda, weight of the distance between theta and w
+    inner_steps: NonNegativeInt = 5  # K, gradient steps of theta for each step of w, on the same minibatch
     inner_lr: NonNegative = 0.09  # their step size
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         for name, lr in (("lr", self.lr), ("inner_lr", self.inner_lr)):
             if not lr * self.lam < 2:
                 yield f"{name} = {lr}: with lam = {self.lam} a step overshoots; {name} * lam must be below 2"
@@ -107,10 +107,10 @@ class Envelope:
 def follow_envelope(
     theta: nn.Module, inputs: Inputs, labels: Tensor, cfg: Envelope, seed: int
 ) -> tuple[Weights, Fitted]:
-    """Train `theta` in place and move w, which begins where it begins: the parameters w, and how it went.
+    """Train `theta` in place, and w from the same start. Returns the parameters w and the outcome.
 
-    For each minibatch, theta takes gradient steps on f(theta) + lam/2 ||theta - w||^2 from where it is; then
-    w <- w - lr lam (w - theta), the gradient step on the envelope if theta were its minimum.
+    For each minibatch, theta takes gradient steps on f(theta) + lam/2 ||theta - w||^2 from its current value. Then
+    w <- w - lr lam (w - theta), which is the gradient step on the envelope if theta is its minimum.
     """
     parameters = dict(theta.named_parameters(remove_duplicate=False))
     w = {n: p.detach().clone() for n, p in parameters.items()}

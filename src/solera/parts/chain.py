@@ -1,8 +1,8 @@
-"""Reading a model: which of its layers feeds which, so that neurons can be cut, added or put in another order.
+"""The structure of a model: which layer feeds which, so that neurons can be removed, added or permuted.
 
-A hidden neuron (or channel) is a row of one layer and a column of the next; what happens to the row must happen to the
-column. The model is followed symbolically (torch.fx), without data: nothing is guessed from names or shapes, and a step
-that is not understood is refused. Following a model patches torch for a moment: do it while no other thread computes.
+A hidden neuron (or channel) is a row of one layer and a column of the next; both must change together. The model is
+traced symbolically (torch.fx), without data. Nothing is guessed from names or shapes; an unsupported step is refused.
+Tracing patches torch for a moment: do it while no other thread computes.
 """
 
 import copy
@@ -18,7 +18,7 @@ from torch import fx, nn
 from ..tensors import Weights
 from .norms import BATCHNORM
 
-# What treats every channel by itself and alike.
+# Modules and functions that apply the same operation to each channel independently.
 KEEPING = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout,
     nn.Dropout2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
@@ -35,7 +35,7 @@ PIXELS = ({2, 3}, {-2, -1})
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with weights. What it reads and writes are the numbers of `Structure.widths`."""
+    """A layer with weights. `reads` and `writes` are indices into `Structure.widths`."""
 
     name: str  # its path in the model
     kind: Literal["conv", "linear", "norm"]
@@ -49,15 +49,15 @@ class Layer:
         return f"{self.name}.weight"
 
     def own(self, weights: Iterable[str]) -> list[str]:
-        """Those of these names that are its own."""
+        """The given names that belong to this layer."""
         return [name for name in weights if name.rpartition(".")[0] == self.name]
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The layers of a model in the order they act, and how many channels flow between them.
+    """The layers of a model in the order of execution, and the number of channels between them.
 
-    Number 0 is the model's input, whose width is not known (0 here). Channels that are added up have one number.
+    Index 0 is the model's input, whose width is not known (0 here). Channels that are added up share one index.
     """
 
     layers: list[Layer]
@@ -66,24 +66,24 @@ class Structure:
 
 
 def read(model: nn.Module) -> Structure:
-    """Follow `model` from its input to its logits; ValueError names the step that is not understood."""
+    """Trace `model` from its input to its logits; a ValueError names a step that is not supported."""
     try:
         graph = fx.Tracer().trace(model)
-    except Exception as e:  # fx raises what its user's code raises
-        raise ValueError(f"its forward cannot be followed ({' '.join(str(e).split())[:100]})") from None
+    except Exception as e:  # fx raises whatever the model's code raises
+        raise ValueError(f"its forward cannot be traced ({' '.join(str(e).split())[:100]})") from None
     reader = _Reader(model)
     for node in graph.nodes:
         reader.follow(node)
     known = {name for layer in reader.layers for name in layer.own(model.state_dict())}
     if strange := [name for name in model.state_dict() if name not in known]:
-        raise ValueError(f"{strange[0]!r} belongs to no layer that can be followed")
+        raise ValueError(f"{strange[0]!r} belongs to no supported layer")
     return reader.structure()
 
 
 def chain(model: nn.Module) -> list[Layer]:
-    """The layers of a plain chain: convolutions and Linear layers, each reading the one before, and nothing beside.
+    """The layers of a plain chain: only convolutions and Linear layers, each reading the layer before it.
 
-    ValueError names the first layer that makes it something else.
+    A ValueError names the first layer that does not fit.
     """
     structure = read(model)
     before = 0
@@ -102,10 +102,10 @@ def chain(model: nn.Module) -> list[Layer]:
 
 
 def resized(model: nn.Module, weights: Weights, buffers: bool = True) -> nn.Module:
-    """A copy of `model` with these weights, its layers as wide as the weights are.
+    """A copy of `model` with these weights, its layers resized to match them.
 
-    With `buffers=False` the weights are parameters only; running statistics then keep their first entries, as many as
-    the layer is wide.
+    With `buffers=False` the weights are parameters only; running statistics then keep as many of their first entries as
+    the layer has channels.
     """
     model = copy.deepcopy(model)
     for path, layer in model.named_modules():
@@ -129,9 +129,9 @@ def redraw(model: nn.Module, rng: torch.Generator) -> None:
 
 
 def _resize(layer: nn.Module, given: Weights, path: str) -> None:
-    """Change the size of one layer; the values come later."""
+    """Change the size of one layer; its values are loaded later."""
     if not isinstance(layer, (nn.Linear, nn.Conv2d, *NORMS)):
-        raise ValueError(f"a {type(layer).__name__} ({path!r}) has one size only")
+        raise ValueError(f"a {type(layer).__name__} ({path!r}) cannot be resized")
     size = given["weight"].shape
     for n, p in list(layer.named_parameters(recurse=False)):
         setattr(layer, n, nn.Parameter(p.new_empty(given[n].shape), requires_grad=p.requires_grad))
@@ -149,7 +149,7 @@ def _resize(layer: nn.Module, given: Weights, path: str) -> None:
 
 @dataclass(frozen=True)
 class _Flow:
-    """What a step gives: channels of one number, with their pixels or flattened."""
+    """The output of a step: channels with one index, with their pixels or flattened."""
 
     number: int
     flat: bool
@@ -158,14 +158,14 @@ class _Flow:
 class _Reader:
     def __init__(self, model: nn.Module):
         self.model = model
-        self.flows: dict[fx.Node, _Flow | None] = {}  # None: a size, which is not data
+        self.flows: dict[fx.Node, _Flow | None] = {}  # None: a size, not data
         self.layers: list[Layer] = []
         self.widths = [0]
-        self.same = [0]  # the number that a number was united with
+        self.same = [0]  # the index that an index was merged with
         self.output = -1
 
     def follow(self, node: fx.Node) -> None:
-        """Note what one step of the model gives."""
+        """Record the output of one step of the model."""
         if node.op == "placeholder":
             if self.flows:
                 raise ValueError("it has more than one input")
@@ -178,10 +178,10 @@ class _Reader:
             self.flows[node] = self.step(node)
 
     def data(self, node: fx.Node, value: object) -> _Flow:
-        """The channels a step takes."""
+        """The input channels of a step."""
         flow = self.flows.get(value) if isinstance(value, fx.Node) else None
         if flow is None:
-            raise ValueError(f"its step {_name(node)} takes something that is no layer's output")
+            raise ValueError(f"its step {_name(node)} has an input that is not the output of a layer")
         return flow
 
     def module(self, node: fx.Node) -> _Flow:
@@ -199,7 +199,7 @@ class _Reader:
             return self.add(name, "linear", flow, layer.in_features, layer.out_features)
         if isinstance(layer, NORMS) and layer.weight is not None:
             return self.add(name, "norm", flow, len(layer.weight), None)
-        raise ValueError(f"its layer {name!r} ({layer}) is none that can be followed"[:200])
+        raise ValueError(f"its layer {name!r} ({layer}) is not supported"[:200])
 
     def add(
         self, name: str, kind: Literal["conv", "linear", "norm"], flow: _Flow, inputs: int, outputs: int | None
@@ -208,7 +208,7 @@ class _Reader:
         block, rest = divmod(inputs, self.widths[number] or inputs)
         pixels = any(a.kind == "conv" and self.root(a.writes) == number for a in self.layers)
         if rest or (block != 1 and (kind == "conv" or not pixels)):
-            raise ValueError(f"its layer {name!r} takes {inputs} inputs, of {self.widths[number]} channels")
+            raise ValueError(f"its layer {name!r} takes {inputs} inputs, but receives {self.widths[number]} channels")
         if outputs is not None:
             self.widths.append(outputs)
             self.same.append(len(self.same))
@@ -217,7 +217,7 @@ class _Reader:
         return flow if outputs is None else _Flow(writes, flat=kind == "linear")
 
     def step(self, node: fx.Node) -> _Flow | None:
-        """A step that is no module: a function, or a method of a tensor."""
+        """A step that is not a module: a function, or a method of a tensor."""
         if _is_size(node):
             return None
         keeping = (node.op == "call_function" and node.target in KEEPING_FUNCTIONS) or (
@@ -229,10 +229,10 @@ class _Reader:
             return _Flow(self.data(node, node.args[0]).number, flat=True)
         if node.op == "call_function" and node.target in ADDING and len(node.args) == 2 and not node.kwargs:
             return self.unite(node, self.data(node, node.args[0]), self.data(node, node.args[1]))
-        raise ValueError(f"its step {_name(node)} cannot be followed")
+        raise ValueError(f"its step {_name(node)} is not supported")
 
     def unite(self, node: fx.Node, one: _Flow, other: _Flow) -> _Flow:
-        """Channels that are added up, place by place, are the same channels."""
+        """Channels that are added element by element share one index."""
         a, b = sorted((self.root(one.number), self.root(other.number)))
         if a == 0 or self.widths[a] != self.widths[b] or one.flat != other.flat:
             raise ValueError(f"its step {_name(node)} adds up different channels")
@@ -250,7 +250,7 @@ class _Reader:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """x.size(0) and x.shape[0]: where a batch is flattened by view."""
+    """x.size(0) and x.shape[0], used to flatten a batch with view."""
     if node.op == "call_method":
         return node.target == "size"
     source = node.args[0] if node.args else None
@@ -261,7 +261,7 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def _is_flatten(node: fx.Node) -> bool:
-    """Each channel's pixels in a row, channel after channel; or their mean."""
+    """Flattening: the pixels of each channel, channel after channel; or their mean."""
     target, args, options = node.target, node.args[1:], dict(node.kwargs)
     if target is torch.flatten or (node.op == "call_method" and target == "flatten"):
         return (args == (1,) and not options) or (not args and options == {"start_dim": 1})

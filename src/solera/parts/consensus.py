@@ -1,11 +1,11 @@
-"""Fed-ET's consensus: what an ensemble agrees on, how sure each of its members is, and who dissents.
+"""Fed-ET's consensus: the label an ensemble agrees on, each member's confidence, and the dissenting members.
 
 Equation numbers are those of Cho, Manoel, Joshi, Sim and Dimitriadis, "Heterogeneous Ensemble Knowledge Transfer for
 Training Large Models in Federated Learning", IJCAI 2022. What the paper calls logits are probability vectors: the
 softmax of a model's outputs.
 
-Everything here is a tensor operation over [teachers, samples, classes]. `copies` says how often each teacher counts,
-where clients were drawn with replacement.
+All functions work on tensors [teachers, samples, classes]. `copies` is how often each teacher counts, if clients were
+sampled with replacement.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,18 +19,18 @@ from .local import logits_of
 
 
 class Consensus(NamedTuple):
-    """What an ensemble says about samples."""
+    """The consensus of an ensemble on some samples."""
 
     probs: Tensor  # s(x), [samples, classes]
     labels: Tensor  # y_s(x), [samples]
-    dissent: Tensor  # s_div(x), [samples, classes]: it sums to the weight A(x) of those who dissent, not to 1
+    dissent: Tensor  # s_div(x), [samples, classes]: sums to the weight A(x) of the dissenting teachers, not to 1
 
 
 def confidence(probs: Tensor) -> Tensor:
-    """How sure a model is: the variance of its probabilities over the classes. [..., classes] -> [...]
+    """A model's confidence: the variance of its probabilities over the classes. [..., classes] -> [...]
 
-    Taken about the first class, so that a model that knows nothing has a variance of exactly 0, not a rounding error
-    that would be compared with other rounding errors.
+    Computed relative to the first class, so that a uniform prediction has a variance of exactly 0. Otherwise rounding
+    errors would be compared with rounding errors.
     """
     return (probs - probs[..., :1]).var(-1, correction=0)
 
@@ -38,7 +38,7 @@ def confidence(probs: Tensor) -> Tensor:
 def confidence_weights(probs: Tensor, copies: Tensor | None = None) -> Tensor:
     """alpha_k(x) of eq. 3 and 8, [teachers, samples], which sum to 1 for every sample.
 
-    A teacher drawn several times has that many shares. Where nobody knows anything, all count the same.
+    A teacher sampled several times counts as often. If all predictions are uniform, the weights are equal.
     """
     n = torch.ones(len(probs), dtype=probs.dtype) if copies is None else copies.to(probs.dtype)
     variance = n[:, None] * confidence(probs)
@@ -46,7 +46,7 @@ def confidence_weights(probs: Tensor, copies: Tensor | None = None) -> Tensor:
     return torch.where(total > 0, variance / total, (n / n.sum())[:, None])
 
 
-# How much each teacher counts: probabilities [teachers, samples, classes] and copies -> [teachers, samples], sum 1.
+# The weights of teachers: probabilities [teachers, samples, classes] and copies -> [teachers, samples], sum 1.
 Weighting = Callable[[Tensor, Tensor | None], Tensor]
 
 
@@ -61,16 +61,16 @@ def consensus(probs: Tensor, copies: Tensor | None = None, weights: Weighting = 
 
 
 class Agreement(NamedTuple):
-    """How a round's teachers stand to each other, over some samples."""
+    """How far a round's teachers agree, on some samples."""
 
     confidence: Tensor  # mean of alpha_k(x), [teachers]: sums to 1
-    agrees: Tensor  # share of the samples for which a teacher's first choice is the consensus label, [teachers]
-    dissenting: float  # mean size of the dissenting set, as a share of the teachers
-    unanimous: float  # share of the samples for which nobody dissents
+    agrees: Tensor  # share of the samples for which a teacher predicts the consensus label, [teachers]
+    dissenting: float  # mean share of dissenting teachers
+    unanimous: float  # share of the samples on which all teachers agree
 
 
 def agreement(probs: Tensor, copies: Tensor | None = None) -> Agreement:
-    """What the teachers' probabilities [teachers, samples, classes] tell about the teachers."""
+    """The agreement of teachers with these probabilities [teachers, samples, classes]."""
     n = torch.ones(len(probs), dtype=probs.dtype) if copies is None else copies.to(probs.dtype)
     same = probs.argmax(-1) == consensus(probs, copies).labels
     dissenting = (n[:, None] * ~same).sum(0) / n.sum()
@@ -85,8 +85,8 @@ def agreement(probs: Tensor, copies: Tensor | None = None) -> Agreement:
 class ConsensusTeacher:
     """Several frozen models as a teacher for `distill`: inputs -> (labels, dissent).
 
-    The models may differ in architecture. They are put in evaluation mode and stay in it, so their BatchNorm statistics
-    never change and an answer never depends on the rest of the batch. Only one batch's answers are held at a time.
+    The models may differ in architecture. They stay in evaluation mode, so their BatchNorm statistics never change and
+    a prediction never depends on the rest of the batch. Only one batch's predictions are in memory at a time.
     """
 
     def __init__(
@@ -115,14 +115,14 @@ class ConsensusTeacher:
 def diversity(logits: Tensor, dissent: Tensor) -> Tensor:
     """KL(s_div, softmax(logits)) of every sample (eq. 9), with 0 log 0 = 0.
 
-    s_div sums to A <= 1, so this is A KL(s_div / A || q) + A log A: pulled towards what the dissenters say on average,
-    as strongly as they are sure. The value can be negative; where nobody dissents it is exactly 0.
+    s_div sums to A <= 1, so this is A KL(s_div / A || q) + A log A: the KL from the mean prediction of the dissenting
+    teachers, weighted by their total weight A. The value can be negative; without dissent it is exactly 0.
     """
     return torch.xlogy(dissent, dissent).sum(-1) - (dissent * logits.log_softmax(-1)).sum(-1)
 
 
 def normalised(dissent: Tensor) -> Tensor:
-    """s_div / A: what the dissenters say on average. It stays 0 where nobody dissents."""
+    """s_div / A: the mean prediction of the dissenting teachers; 0 without dissent."""
     mass = dissent.sum(-1, keepdim=True)
     return torch.where(mass > 0, dissent / mass, dissent)
 

@@ -1,5 +1,5 @@
-"""Training a generator on models instead of data, and models on what it generates: the server's work in FedGen and
-FedFTG. The losses are in parts.generators."""
+"""Data-free distillation on the server (FedGen, FedFTG): train a generator with the clients' models, and models on
+generated samples. The losses are in parts.generators."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -25,9 +25,9 @@ from .norms import train_mode
 from .optimizers import Optimizer
 from .teachers import entropy
 
-AtLeastTwo = Annotated[int, Ge(2), Hint("of one there is no diversity")]
+AtLeastTwo = Annotated[int, Ge(2), Hint("the diversity term compares two samples")]
 
-# ---- FedGen: latents that the heads of all clients recognise ----------------------------------------
+# ---- FedGen: latents that the clients' heads classify correctly --------------------------------------
 
 
 @settings
@@ -40,8 +40,8 @@ class LatentGenerator:
     batch: AtLeastTwo = 32  # latents in a step
     lr: NonNegative = 3e-4  # of Adam
     weight_decay: NonNegative = 1e-2  # of Adam
-    diversity: NonNegative = 1.0  # eta: the more, the less the generator may ignore its noise
-    ensemble: Literal["avg_logits", "avg_losses"] = "avg_logits"  # of the heads: before or after the cross-entropy
+    diversity: NonNegative = 1.0  # eta: weight of the term that makes outputs depend on the noise
+    ensemble: Literal["avg_logits", "avg_losses"] = "avg_logits"  # average before or after the cross-entropy
 
 
 def teach_latents(
@@ -52,9 +52,9 @@ def teach_latents(
     cfg: LatentGenerator,
     rng: torch.Generator,
 ) -> float | None:
-    """Train `G` in place until the heads, weighted by `alpha`, see in a latent its label; the mean loss, if any.
+    """Train `G` in place so that the heads, weighted by `alpha`, predict a latent's label; the mean loss, if any.
 
-    The heads are frozen. Labels are drawn with the probabilities `prior`, so those of probability 0 never.
+    The heads are frozen. Labels are sampled with the probabilities `prior`.
     """
     G.train()
     G.requires_grad_(True)
@@ -83,28 +83,28 @@ def teach_latents(
 class FineTune:
     """The generator of inputs, and how it and the global models are trained in turn."""
 
-    steps: NonNegativeInt = 10  # times that generator and global models take turns; 0: FedAvg
-    batch: AtLeastTwo = 50  # generated inputs in a turn
+    steps: NonNegativeInt = 10  # alternations between generator and global models; 0: FedAvg
+    batch: AtLeastTwo = 50  # generated inputs per alternation
     noise: PositiveInt = 100  # length of the noise
-    features: PositiveInt = 32  # how wide the generator's layers are
-    generator_steps: NonNegativeInt = 1  # a turn, for each client's model
+    features: PositiveInt = 32  # width of the generator's layers
+    generator_steps: NonNegativeInt = 1  # per alternation, for each client's model
     generator_lr: NonNegative = 0.01  # of Adam
-    student_steps: NonNegativeInt = 5  # a turn
+    student_steps: NonNegativeInt = 5  # per alternation
     student_lr: NonNegative = 0.01  # of SGD
-    decay: NonNegative = 0.998  # student_lr is multiplied by it every round
-    fidelity: NonNegative = 1.0  # lambda_cls: clients' models are to see the label
-    hardness: NonNegative = 1.0  # clients' models and global model are to disagree
-    diversity: NonNegative = 1.0  # lambda_dis: the more, the less the generator may ignore its noise
+    decay: NonNegative = 0.998  # student_lr is multiplied by this every round
+    fidelity: NonNegative = 1.0  # lambda_cls: weight of the clients' models predicting the label
+    hardness: NonNegative = 1.0  # weight of the disagreement between clients' models and global model
+    diversity: NonNegative = 1.0  # lambda_dis: weight of the term that makes outputs depend on the noise
     student_norm: Literal["frozen", "train"] = "frozen"  # BatchNorm statistics of the global model
 
 
 def hard_sample_loss(
     x: Tensor, y: Tensor, teacher: nn.Module, students: Sequence[nn.Module], shares: Tensor, cfg: FineTune
 ) -> Tensor:
-    """What a client's model makes of generated inputs: it is to see their labels, and no global model with it.
+    """The generator's loss for one client's model: it should predict the labels, and global models should disagree.
 
-    Cross-entropy minus disagreement, each sample weighted by the client's share of its label; several global models
-    count the same.
+    Cross-entropy minus disagreement, each sample weighted by the client's share of its label. Several global models
+    have equal weights.
     """
     logits = teacher(x)
     apart = torch.stack([disagreement(logits, student(x), shares) for student in students]).mean()
@@ -121,10 +121,10 @@ def fine_tune(
     lr: float,
     rng: torch.Generator,
 ) -> list[float | None]:
-    """Train generator and students (the global models) in place and in turn; each student's last loss, if any.
+    """Train generator and students (the global models) in place, alternating; returns each student's last loss, if any.
 
     The teachers, the clients' models, are frozen and in evaluation mode: their BatchNorm statistics never change.
-    `alpha` [teachers, classes] are their shares of the labels, which are drawn with the probabilities `prior`.
+    `alpha` [teachers, classes] are their shares of the labels. Labels are sampled with the probabilities `prior`.
     """
     G.requires_grad_(True)
     for model in (*teachers, *students):
@@ -156,7 +156,7 @@ def fine_tune(
 
 
 def _towards(targets: Tensor, student: nn.Module, x: Tensor, optimizer: Optimizer, cfg: FineTune) -> float | None:
-    """A turn of a student: steps towards the ensemble; its divergence from it before the last of them."""
+    """One alternation of a student: steps towards the ensemble; returns the divergence before the last step."""
     train_mode(student, frozen=cfg.student_norm == "frozen")
     value = None
     for _ in range(cfg.student_steps):

@@ -1,4 +1,4 @@
-"""Distillation: fit a student to what a teacher says about unlabelled samples."""
+"""Distillation: fit a student to a teacher's predictions for unlabelled samples."""
 
 import math
 import threading
@@ -20,12 +20,12 @@ from .teachers import Cache, Rows, Run, Targets, Teacher, read_rows, soft_target
 Loss = Callable[..., Tensor]  # (student's logits, *targets) -> scalar
 Validate = Callable[[nn.Module], float]  # -> accuracy
 
-NORM_SAMPLES = 2048  # how many public samples give an average of weights its BatchNorm statistics
+NORM_SAMPLES = 2048  # public samples for the BatchNorm statistics of averaged weights
 
 
 @settings
 class Distill:
-    """How a student is distilled. The defaults are FedDF's, but for the number of steps (10,000 in the paper)."""
+    """How a student is distilled. The defaults are FedDF's, except the number of steps (10,000 in the paper)."""
 
     steps: NonNegativeInt = 500
     batch: PositiveInt = 128
@@ -37,41 +37,41 @@ class Distill:
     temperature: Positive = 1.0
     t_squared: bool = False  # multiply the loss by T^2
     clip: Positive | None = 5.0  # largest norm of the gradient
-    every: PositiveInt = 100  # steps between looks at the validation set, if there is one
-    patience: PositiveInt | None = 1000  # stop that many steps after the best look; None: never
+    every: PositiveInt = 100  # steps between evaluations on the validation set, if there is one
+    patience: PositiveInt | None = 1000  # stop this many steps after the best evaluation; None: never
     student_norm: Literal["train", "frozen"] = "train"  # BatchNorm statistics of the student
-    keep_init_if_better: bool = False  # the undistilled student may win on the validation set
-    swa_every: PositiveInt | None = None  # stochastic weight averaging: the mean of every so many steps' weights
-    swa_start: NonNegativeInt = 0  # counted from this step on; if none is met, the last weights stand
-    cache_dtype: Literal["float32", "float16"] = "float32"  # of the teachers' kept answers; float16 rounds to 3 digits
-    cache_on_disk: bool = False  # teachers' answers in a file in the temporary directory (TMPDIR), not in memory
+    keep_init_if_better: bool = False  # keep the initial student if it is best on the validation set
+    swa_every: PositiveInt | None = None  # stochastic weight averaging (SWA): average the weights every this many steps
+    swa_start: NonNegativeInt = 0  # first step of SWA; if training ends before it, the last weights count
+    cache_dtype: Literal["float32", "float16"] = "float32"  # of the teachers' cached predictions; float16 has 3 digits
+    cache_on_disk: bool = False  # cache teachers' predictions in a temporary file (TMPDIR), not in memory
 
     RENAMED: ClassVar = {"optimiser": "optimizer"}
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         yield from momentum_problems(self.optimizer, self.momentum)
 
 
 @settings
 class Distilled:
-    """What a distillation did. `best_step` is the step whose weights the student was left with (0: its start)."""
+    """The outcome of a distillation. `best_step` is the step whose weights the student has now (0: initial weights)."""
 
     steps: int
     best_step: int
     diverged: bool
     loss: float | None  # mean over the last steps (at most `every`); None if no step was taken
-    accuracy: float | None  # on the validation set, at `best_step`; None if never looked at
+    accuracy: float | None  # on the validation set, at `best_step`; None without evaluation
 
 
 def divergence(
     logits: Tensor, probs: Tensor, entropy: Tensor, temperature: float = 1.0, t_squared: bool = False
 ) -> Tensor:
-    """Mean over the batch of (cross-entropy of `probs` against softmax(logits / T)) - entropy, times T^2 if asked.
+    """Mean over the batch of (cross-entropy of `probs` against softmax(logits / T)) - entropy, times T^2 if requested.
 
-    That is KL(probs || student) for the entropy of `probs`. The gradient per sample is (q - p) / T: written with
-    logsumexp, not log_softmax, because it is then exactly zero where student and teacher agree exactly. (Adam makes
-    full steps out of rounding errors.)
+    This is KL(probs || student) if `entropy` is that of `probs`. The gradient per sample is (q - p) / T. With logsumexp
+    instead of log_softmax it is exactly zero where student and teacher agree exactly. (Adam turns rounding errors into
+    full steps.)
     """
     scaled = logits / temperature
     loss = (scaled.logsumexp(-1) - (probs * scaled).sum(-1) - entropy).mean()
@@ -79,14 +79,14 @@ def divergence(
 
 
 def kd_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0, t_squared: bool = False) -> Tensor:
-    """KL(softmax(teacher / T) || softmax(student / T)) of logits, mean over the batch, times T^2 if asked."""
+    """KL(softmax(teacher / T) || softmax(student / T)) of logits, mean over the batch, times T^2 if requested."""
     return divergence(student, *soft_targets(teacher, temperature), temperature, t_squared)
 
 
 def visits(n: int, steps: int, batch: int, seed: int) -> Tensor:
-    """Which of n samples each step sees, [steps, min(batch, n)]: pass after pass, each of them shuffled anew.
+    """The samples of each step, out of n: [steps, min(batch, n)], pass after pass, each shuffled anew.
 
-    Where a pass ends within a minibatch, the next pass fills it up, with its first samples that are not in it yet: no
+    If a pass ends within a minibatch, the next pass fills it with its first samples that are not in it yet: no
     minibatch has a sample twice, and every pass has each sample once. With n <= batch a step sees all n.
     """
     if n < 1:
@@ -96,7 +96,7 @@ def visits(n: int, steps: int, batch: int, seed: int) -> Tensor:
     passes: list[Tensor] = []
     for done in range(0, max(steps * batch, 1), n):
         order = torch.randperm(n, generator=generator)
-        if begun := done % batch:  # so many samples of the minibatch are the last ones of the pass before
+        if begun := done % batch:  # this many samples of the minibatch come from the pass before
             free = ~torch.isin(order, passes[-1][-begun:])
             first = free & (free.cumsum(0) <= batch - begun)
             order = torch.cat([order[first], order[~first]])
@@ -105,15 +105,15 @@ def visits(n: int, steps: int, batch: int, seed: int) -> Tensor:
 
 
 def cached(teacher: Teacher, public: Inputs, indices: Tensor, cfg: Distill, run: Run | None = None) -> Cache:
-    """The answers of `teacher` to the samples `indices`, asked for once; `cfg` says how they are kept."""
+    """The predictions of `teacher` for the samples `indices`, computed once; `cfg` defines how they are stored."""
     return Cache.of(teacher, public, indices, run, half=cfg.cache_dtype == "float16", on_disk=cfg.cache_on_disk)
 
 
 class Memo:
-    """A teacher of several students on samples that are drawn anew at each step: asked once a step, not once a student.
+    """A teacher of several students on fresh samples, drawn at each step: it predicts once per step for all students.
 
-    Students with one seed and the same samples see the same draws. Whoever comes to a step first asks, so that steps
-    nobody comes to are never asked about; `cfg` says how answers are kept.
+    Students with the same seed and the same samples see the same draws. The first student to reach a step computes the
+    predictions, so none are computed for steps that no student reaches. `cfg` defines how they are stored.
     """
 
     def __init__(self, teacher: Teacher, indices: Tensor, cfg: Distill, seed: int):
@@ -126,7 +126,7 @@ class Memo:
     def at(self, step: int, inputs: Tensor) -> Targets:
         """The targets of the mini-batch of a step (counted from 1), which is `inputs`."""
         i, batch = step - 1, len(inputs)
-        with self._locks[i]:  # whoever comes second waits for the answer
+        with self._locks[i]:  # the second student waits for the predictions
             if not self._asked[i]:
                 self._rows.write(i * batch, self.teacher(inputs))
                 self._asked[i] = True
@@ -151,25 +151,25 @@ def distill(
 ) -> Distilled:
     """Train `student` in place on the public samples `indices` (all, unless given); it ends in evaluation mode.
 
-    `teacher` is a Cache (looked up by sample), a Memo (by step) or a function of a batch of inputs; each gives what
-    `loss(logits, *targets)` takes: (probabilities, entropy) for the built-in KL loss. `validate(student)` is the
-    accuracy to stop early by: the student then ends with the best weights seen (strictly better, every `every`
-    steps and at the last one), else with the last. A loss or weights that are not finite stop the distillation,
-    and the student falls back to its best finite weights, or to its start.
-    With weight averaging (`cfg.swa_every`) there is no early stop: the student ends with the mean of the weights on
-    its way, its BatchNorm statistics taken anew from public samples, as they belong to none of those weights.
-    Samples that are drawn anew at each step (`public.fresh`) need a teacher that is asked anew as well: a function, or
+    `teacher` is a Cache (looked up by sample), a Memo (by step) or a function of a batch of inputs. Each returns the
+    targets of `loss(logits, *targets)`: (probabilities, entropy) for the built-in KL loss. `validate(student)` is the
+    accuracy for early stopping: the student then ends with the best weights (strictly better, evaluated every `every`
+    steps and at the last one), otherwise with the last. If a loss or weights are not finite, distillation stops and the
+    student gets its best finite weights, or its initial ones.
+    With weight averaging (`cfg.swa_every`) there is no early stopping: the student ends with the averaged weights, and
+    its BatchNorm statistics are estimated anew from public samples.
+    Samples that are drawn anew at each step (`public.fresh`) need a teacher that predicts at each step: a function, or
     a Memo of it for several students.
     """
     if cfg.keep_init_if_better and validate is None:
         raise ValueError("keep_init_if_better compares accuracies: it needs a validation set")
     if is_fresh(public) and isinstance(teacher, Cache):
-        raise ValueError("samples are drawn anew at each step: stored targets would not belong to them")
+        raise ValueError("samples are drawn anew at each step: stored targets do not match them")
     loss = loss or (lambda z, p, h: divergence(z, p, h, cfg.temperature, cfg.t_squared))
     chosen = torch.arange(len(public)) if indices is None else indices
     walk = chosen[visits(len(chosen), cfg.steps, cfg.batch, seed)]
     if isinstance(teacher, Memo) and (teacher.seed != seed or not torch.equal(teacher.walk, walk)):
-        raise ValueError(f"a memo made for seed {teacher.seed} has no answers to other samples or draws (seed {seed})")
+        raise ValueError(f"a memo for seed {teacher.seed} has no predictions for other samples or draws (seed {seed})")
     parameters = [p for p in student.parameters() if p.requires_grad]
     optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
     best, mean = _Best(student, validate), RunningMean()
@@ -218,7 +218,7 @@ def distill(
 
 
 class _Best:
-    """The best weights of a student so far; the latest ones, where nothing tells good from bad."""
+    """The best weights of a student so far; without validation, the latest ones."""
 
     def __init__(self, student: nn.Module, validate: Validate | None):
         self.student, self.validate = student, validate
@@ -226,7 +226,7 @@ class _Best:
         self.accuracy: float | None = None
 
     def look(self, step: int) -> bool:
-        """Consider the student as it is now; False if its weights are not finite."""
+        """Compare the student's current weights; False if they are not finite."""
         weights = weights_of(self.student)
         if not is_finite(weights):
             return False

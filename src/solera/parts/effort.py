@@ -1,4 +1,4 @@
-"""Whether trainings take their steps. In a dry run they take none."""
+"""Whether trainings run. In a dry run they take no steps."""
 
 import contextlib
 import contextvars
@@ -9,7 +9,7 @@ _IDLE = contextvars.ContextVar("idle", default=False)
 
 @contextlib.contextmanager
 def without_training() -> Iterator[None]:
-    """Every training of this thread ends before its first step, as if none had been asked for."""
+    """Every training of this thread ends before its first step."""
     token = _IDLE.set(True)
     try:
         yield

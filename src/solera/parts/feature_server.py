@@ -1,4 +1,4 @@
-"""A model that works on features other models have extracted, and the objective that teaches both ways (FedGKT)."""
+"""A server model on features that clients extract, and the objective for distillation in both directions (FedGKT)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from .objectives import Objective
 
 
 class _Tapped(nn.Module):
-    """A model that also gives away the output of one of its layers: rows of features, flattened, then logits."""
+    """A model that also returns the output of one of its layers: flattened features, then logits."""
 
     def __init__(self, model: nn.Module, layer: str):
         super().__init__()
@@ -33,14 +33,14 @@ class _Tapped(nn.Module):
             hook.remove()
         fine = len(self.seen) == 1 and isinstance(self.seen[0], Tensor) and len(self.seen[0]) == len(x)
         if not fine or self.seen[0].ndim < 2 or not self.seen[0].is_floating_point():
-            raise ValueError(f"the layer {self.layer!r} does not give each sample features, once")
+            raise ValueError(f"the layer {self.layer!r} does not give one row of features per sample")
         features = self.seen.pop()
         self.shape = tuple(features.shape[1:])
         return torch.cat([features.flatten(1), logits], 1)
 
 
 def extract(model: nn.Module, inputs: Inputs, layer: str) -> tuple[Tensor, Tensor]:
-    """What the layer named `layer` and the whole model make of `inputs`, in evaluation mode: (features, logits)."""
+    """The output of the layer named `layer` and of the whole model, in evaluation mode: (features, logits)."""
     tapped = _Tapped(model, layer)
     rows = logits_of(tapped, inputs)
     size = torch.Size(tapped.shape).numel()
@@ -70,11 +70,11 @@ class _PixelMean(nn.Module):
 
 
 def tower(shape: Sequence[int], classes: int, hidden: int, layers: int) -> nn.Module:
-    """A residual network from features of one `shape` to logits, `hidden` wide, of `layers` residual blocks.
+    """A residual network from features of one `shape` to logits, of width `hidden`, with `layers` residual blocks.
 
     Feature vectors (one number in `shape`) get dense blocks, feature maps (channels, height, width) 3x3 convolutions
-    at half the resolution. Normalisation is by sample, never by batch: clients whose extractors differ in scale meet
-    in one batch, and the answer to a sample does not depend on the others.
+    at half the resolution. Normalisation is by sample, never by batch: one batch mixes clients whose extractors differ
+    in scale, and a prediction must not depend on the rest of the batch.
     """
     check_shape(shape)
     if len(shape) == 1:
@@ -100,7 +100,7 @@ def tower(shape: Sequence[int], classes: int, hidden: int, layers: int) -> nn.Mo
 
 
 def tower_with(weights: dict[str, Tensor], shape: Sequence[int], classes: int, hidden: int, layers: int) -> nn.Module:
-    """A `tower` with copies of these weights. No random number is drawn for ones that would be overwritten."""
+    """A `tower` with copies of these weights. No random initialisation is computed."""
     with torch.device("meta"):
         made = tower(shape, classes, hidden, layers)
     made.load_state_dict({name: t.clone() for name, t in weights.items()}, assign=True)
@@ -108,12 +108,12 @@ def tower_with(weights: dict[str, Tensor], shape: Sequence[int], classes: int, h
 
 
 def check_shape(shape: Sequence[int]) -> None:
-    """Refuse features that no tower is made for."""
+    """Refuse features of an unsupported shape."""
     if len(shape) not in (1, 3) or min(shape) < 1:
         raise ValueError(f"features are vectors or maps (channels, height, width), not of shape {tuple(shape)}")
 
 
-# ---- teaching both ways -----------------------------------------------------------------------------
+# ---- distillation in both directions ----------------------------------------------------------------
 
 
 def transfer_loss(logits: Tensor, labels: Tensor, teacher: Tensor, alpha: float, temperature: float) -> Tensor:
@@ -124,7 +124,7 @@ def transfer_loss(logits: Tensor, labels: Tensor, teacher: Tensor, alpha: float,
 def taught(labels: Tensor, teacher: Tensor | None, alpha: float, temperature: float) -> Objective:
     """`transfer_loss` as a function of (model, inputs, their positions in the data); without a teacher, CE alone.
 
-    Row i of `labels` and of `teacher` belongs to sample i of the data, in whatever order and batches samples come.
+    Row i of `labels` and of `teacher` belongs to sample i of the data, for any order of samples and batches.
     """
 
     def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
@@ -136,5 +136,5 @@ def taught(labels: Tensor, teacher: Tensor | None, alpha: float, temperature: fl
 
 
 def epochs_at(round: int, first: int, rounds: Sequence[int], epochs: Sequence[int]) -> int:
-    """How many epochs in a round: `first`, and from each of `rounds` on as many as `epochs` has in its place."""
+    """The number of epochs in a round: `first`, and from round `rounds[i]` on `epochs[i]`."""
     return [first, *(e for begin, e in zip(rounds, epochs, strict=True) if round >= begin)][-1]

@@ -1,4 +1,4 @@
-"""First-order model mixing (FedFomo): which models would lower a client's own loss, and which to ask for next."""
+"""First-order model mixing (FedFomo): which models lower a client's own loss, and which to request next."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from ..tensors import Weights
 from .aggregate import weighted_mean
 
-LIMIT = 1e6  # no gain is larger, or a loss that is infinite would spoil every sum it enters
+LIMIT = 1e6  # upper bound of a gain: an infinite loss would make sums infinite
 
 
 def gains_of(loss: float, losses: Sequence[float], distances: Sequence[float]) -> Tensor:
-    """(L(theta) - L(theta_m)) / ||theta_m - theta|| of every candidate m: how much loss a step towards it saves.
+    """(L(theta) - L(theta_m)) / ||theta_m - theta|| of every candidate m: how much a step towards it lowers the loss.
 
-    A candidate at distance 0 gains nothing; one whose loss is not a number is as bad as can be.
+    A candidate at distance 0 has gain 0; one with a NaN loss has the lowest gain.
     """
     saved = (loss - torch.tensor(losses, dtype=torch.float64)).nan_to_num(-LIMIT)
     distance = torch.tensor(distances, dtype=torch.float64).nan_to_num(torch.inf)
@@ -22,7 +22,7 @@ def gains_of(loss: float, losses: Sequence[float], distances: Sequence[float]) -
 
 
 def step_towards(theta: Weights, candidates: Sequence[Weights], gains: Tensor) -> Weights:
-    """theta + sum_m w_m (theta_m - theta), w_m being the positive gains divided by their sum; none: theta itself.
+    """theta + sum_m w_m (theta_m - theta), where w_m are the positive gains divided by their sum; if none, theta.
 
     As the w_m sum to 1 this is sum_m w_m theta_m: buffers and counters are those of a weighted mean.
     """
@@ -38,9 +38,9 @@ def distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
 
 
 def epsilon_greedy(scores: Sequence[float], m: int, epsilon: float, generator: torch.Generator) -> list[int]:
-    """m different positions (all, if there are fewer): each the best one left, or with probability epsilon any left.
+    """m different positions (or all): each time the best remaining one, or with probability epsilon a random one.
 
-    Equal scores are taken in random order.
+    Ties are broken at random.
     """
     n = len(scores)
     random_order = torch.randperm(n, generator=generator).tolist()

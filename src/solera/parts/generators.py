@@ -1,9 +1,9 @@
-"""Generators that a server trains in place of data it does not have: noise and a label become a latent or an input.
+"""Generators that a server trains instead of using data: they turn noise and a label into a latent or an input.
 
-FedGen (Zhu, Hong, Zhou, ICML 2021) generates what the last layers of a model take, FedFTG (Zhang et al., CVPR 2022)
-whole inputs. Here are the networks, the weights that label counts give to clients, and the terms of the generators'
-losses. The networks have BatchNorm, as their authors' have: in training mode while they learn, in evaluation mode
-while they generate for others, so that what a label becomes does not depend on the rest of the batch.
+FedGen (Zhu, Hong, Zhou, ICML 2021) generates inputs of the last layers of a model, FedFTG (Zhang et al., CVPR 2022)
+whole inputs. This module has the networks, the clients' weights by label counts, and the terms of the generators'
+losses. The networks have BatchNorm, as in the authors' code. They are in training mode while they are trained, and in
+evaluation mode otherwise, so that a generated sample does not depend on the rest of the batch.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from ..tensors import Weights
 
 
 class ImageDecoder(nn.Module):
-    """DCGAN's generator (Radford, Metz, Chintala, ICLR 2016) with two doublings of the resolution: [n, C, H, W] in
-    [-1, 1] from vectors of `inputs` numbers. It suits images of about 28 to 64 pixels."""
+    """DCGAN's generator (Radford, Metz, Chintala, ICLR 2016) that doubles the resolution twice: [n, C, H, W] in
+    [-1, 1] from vectors of `inputs` numbers. For images of about 28 to 64 pixels."""
 
     def __init__(self, shape: tuple[int, int, int], inputs: int, features: int):
         super().__init__()
@@ -42,7 +42,7 @@ class ImageDecoder(nn.Module):
         )
 
     def forward(self, z: Tensor) -> Tensor:
-        """Images from vectors [n, inputs]; sides that 4 does not divide are cut."""
+        """Images from vectors [n, inputs]; cropped if a side is not a multiple of 4."""
         return self.grow(self.dense(z))[:, :, : self.shape[1], : self.shape[2]]
 
 
@@ -54,18 +54,18 @@ class Conditional(nn.Module):
         self.net, self.noise, self.classes = net, noise, classes
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """One output for each row of noise [n, noise] and each of the labels [n]."""
+        """One output for each row of noise [n, noise] with its label [n]."""
         return self.net(torch.cat([noise, F.one_hot(labels, self.classes).to(noise.dtype)], 1))
 
 
 def latent_generator(latent: int, noise: int, classes: int, hidden: int) -> Conditional:
-    """FedGen's: one hidden layer, and latents of `latent` numbers."""
+    """FedGen's generator: one hidden layer, and latents of `latent` numbers."""
     net = nn.Sequential(*_hidden(noise + classes, hidden), nn.Linear(hidden, latent))
     return Conditional(net, noise, classes)
 
 
 def restored(build: Callable[[], Conditional], weights: Weights) -> Conditional:
-    """The generator that `build` makes, in evaluation mode, with a copy of these weights. Nothing random is drawn."""
+    """The generator from `build`, in evaluation mode, with a copy of these weights. Uses no random numbers."""
     with torch.device("meta"):
         generator = build()
     generator.load_state_dict({name: t.clone() for name, t in weights.items()}, assign=True)
@@ -74,16 +74,16 @@ def restored(build: Callable[[], Conditional], weights: Weights) -> Conditional:
 
 
 def latent_generator_of(weights: Weights, classes: int) -> Conditional:
-    """The latent generator that has these weights, for a party that was sent nothing else."""
+    """The latent generator with these weights; its sizes follow from the weights."""
     (hidden, inputs), (latent, _) = weights["net.0.weight"].shape, weights["net.3.weight"].shape
     return restored(lambda: latent_generator(latent, inputs - classes, classes, hidden), weights)
 
 
 def input_generator(shape: tuple[int, ...], noise: int, classes: int, features: int) -> Conditional:
-    """FedFTG's: images [C, H, W] or vectors [F], as a model takes them.
+    """FedFTG's generator: images [C, H, W] or vectors [F], the inputs of a model.
 
-    Prepared inputs have a mean of about 0 and a variance of about 1, for images channel by channel. A last BatchNorm
-    without parameters gives generated ones the same: nothing else keeps a generator that looks for disagreement from
+    Normalised inputs have a mean of about 0 and a variance of about 1, for images per channel. A last BatchNorm
+    without parameters gives generated inputs the same. Without it, the generator could increase the disagreement by
     simply making its outputs larger.
     """
     if len(shape) == 3:
@@ -91,7 +91,7 @@ def input_generator(shape: tuple[int, ...], noise: int, classes: int, features: 
         decoder = ImageDecoder(image, noise + classes, features)
         return Conditional(nn.Sequential(decoder, nn.BatchNorm2d(shape[0], affine=False)), noise, classes)
     if len(shape) != 1:
-        raise ValueError(f"inputs of shape {shape}: images [C, H, W] and vectors [F] can be generated")
+        raise ValueError(f"inputs of shape {shape}: only images [C, H, W] and vectors [F] can be generated")
     (width,) = shape
     layers = [*_hidden(noise + classes, 4 * features), nn.Linear(4 * features, width), nn.Tanh()]
     return Conditional(nn.Sequential(*layers, nn.BatchNorm1d(width, affine=False)), noise, classes)
@@ -101,17 +101,17 @@ def _hidden(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
 
 
-# ---- what label counts say --------------------------------------------------------------------------
+# ---- weights from label counts ----------------------------------------------------------------------
 
 
 def label_weights(counts: Tensor) -> Tensor:
-    """alpha_k^y = n_k^y / sum_j n_j^y of counts [clients, classes], in float64; 0 for a label that nobody holds."""
+    """alpha_k^y = n_k^y / sum_j n_j^y of counts [clients, classes], in float64; 0 for a label that no client holds."""
     counts = counts.double()
     return counts / counts.sum(0).clamp(min=1)
 
 
 def label_prior(counts: Tensor, kind: Literal["counts", "uniform"] = "counts") -> Tensor:
-    """p(y) ~ sum_k n_k^y, or the same for every label that somebody holds, in float64; 0 for the others."""
+    """p(y) ~ sum_k n_k^y, or uniform over the labels that some client holds, in float64; 0 for the others."""
     held = counts.sum(0).double()
     if kind == "uniform":
         held = (held > 0).double()
@@ -119,7 +119,7 @@ def label_prior(counts: Tensor, kind: Literal["counts", "uniform"] = "counts") -
 
 
 def draw(prior: Tensor, n: int, noise: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Standard normal noise [n, noise] and labels [n] of probability `prior`: what a generator starts from."""
+    """A generator's inputs: standard normal noise [n, noise], and labels [n] sampled from `prior`."""
     labels = torch.multinomial(prior, n, replacement=True, generator=rng)
     return torch.randn(n, noise, generator=rng), labels
 
@@ -130,7 +130,7 @@ def draw(prior: Tensor, n: int, noise: int, rng: torch.Generator) -> tuple[Tenso
 def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
     """exp(-mean of |noise_i - noise_j|^2 |G_i - G_j|_1) over all pairs, distances divided by their dimension.
 
-    Small when different noise makes different outputs, 1 when the noise is ignored.
+    Small if different noise gives different outputs, 1 if the generator ignores the noise.
     """
     flat = outputs.flatten(1)
     apart = torch.cdist(flat, flat, p=1) / flat.shape[1]
@@ -139,7 +139,7 @@ def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
 
 
 def ensemble_loss(logits: Tensor, labels: Tensor, alpha: Tensor, rule: Literal["avg_logits", "avg_losses"]) -> Tensor:
-    """How far an ensemble is from answering generated samples with their labels: FedGen's term for the generator.
+    """The ensemble's loss for predicting the labels of generated samples: FedGen's term for the generator.
 
     `logits` are [clients, samples, classes], `alpha` [clients, classes]. avg_logits: cross-entropy of
     sum_k alpha_k^y logits_k (the paper); avg_losses: sum_k alpha_k^y times client k's cross-entropy (its code).
@@ -151,12 +151,12 @@ def ensemble_loss(logits: Tensor, labels: Tensor, alpha: Tensor, rule: Literal["
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
-    """Mean over the samples of share times cross-entropy."""
+    """Mean over the samples of `share` times cross-entropy."""
     return (shares * F.cross_entropy(logits, labels, reduction="none")).mean()
 
 
 def disagreement(one: Tensor, other: Tensor, shares: Tensor) -> Tensor:
-    """Mean over the samples of share times the mean absolute difference of the logits (FedFTG's hard samples)."""
+    """Mean over the samples of `share` times the mean absolute difference of the logits (FedFTG's hard samples)."""
     return (shares * (one - other).abs().mean(-1)).mean()
 
 

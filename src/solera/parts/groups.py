@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 
 def group_sizes(active: int, shares: Sequence[int]) -> list[int]:
-    """How many of `active` clients each group gets, in proportion to its share; nobody is left out.
+    """The sizes of the groups of `active` clients, in proportion to their shares; every client gets a group.
 
-    Equal shares differ by one at most, the first groups (the designated one among them) never having fewer: 8 clients
-    in 3 groups are 3, 3, 2. Shares that sum to `active` are met exactly.
+    With equal shares, sizes differ by at most one, and the first groups (with the designated one) are the larger ones:
+    8 clients in 3 groups are 3, 3, 2. Shares that sum to `active` are the sizes.
     """
     if not shares or min(shares) < 1:
         raise ValueError(f"every group needs a share of at least 1: {list(shares)}")
@@ -20,9 +20,9 @@ def group_sizes(active: int, shares: Sequence[int]) -> list[int]:
 
 
 def latin(permutation: Sequence[int], r: int) -> list[int]:
-    """The stratum of clients that each model trains on in round r of an age: permutation[(k + r) mod Q].
+    """The stratum of clients on which each model trains in round r of an age: permutation[(k + r) mod Q].
 
-    Over the Q rounds of an age every model sees every stratum once, and in every round all strata are taken.
+    In the Q rounds of an age every model trains on every stratum once, and every round uses all strata.
     """
     Q = len(permutation)
     return [permutation[(k + r) % Q] for k in range(Q)]

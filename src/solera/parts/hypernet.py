@@ -1,8 +1,8 @@
-"""A hypernetwork: a network whose output is the weights of another (pFedHN). As functions of plain tensors.
+"""A hypernetwork: a network whose output is the weights of another (pFedHN), as functions of plain tensors.
 
 The hypernetwork `phi` is a trunk that all architectures share, "trunk/0/weight", "trunk/0/bias", ..., and a linear
 head for each tensor of each architecture, "head/<architecture>/<tensor>/weight" and ".../bias". A head's bias has the
-shape of the tensor it makes, and its weight one axis more: that of the trunk's features.
+shape of the tensor it generates. Its weight has one more axis: the trunk's features.
 """
 
 import math
@@ -20,18 +20,18 @@ class Hypernet:
     """The size of the hypernetwork, and how it is trained: SGD with momentum, one step a round."""
 
     embedding: PositiveInt | None = None  # size of a client's embedding; none: 1 + K/4, rounded down, of K clients
-    layers: NonNegativeInt = 3  # hidden layers; 0: the heads see the embedding itself
-    width: PositiveInt = 100  # of a hidden layer; there are about `width` times as many numbers as in the models made
+    layers: NonNegativeInt = 3  # hidden layers; 0: the heads use the embedding itself
+    width: PositiveInt = 100  # of a hidden layer; the hypernetwork has about `width` times the parameters of the models
     lr: NonNegative = 0.01  # of the hypernetwork and of the embeddings
-    momentum: BelowOne = 0.9  # lasts from round to round
+    momentum: BelowOne = 0.9  # kept between rounds
     weight_decay: NonNegative = 0.001  # of both
     clip: Positive | None = 50.0  # largest norm of the gradient
 
 
 def new_hypernet(models: Mapping[str, Weights], embedding: int, cfg: Hypernet, generator: torch.Generator) -> Weights:
-    """The initial phi for these architectures: heads begin at the architecture's initial weights `models[A]`.
+    """The initial phi for these architectures: the biases of heads are the initial weights `models[A]`.
 
-    Weights and trunk biases are uniform in +-1/sqrt(inputs), as torch makes its linear layers.
+    Weights and trunk biases are uniform in +-1/sqrt(inputs), as in torch's linear layers.
     """
 
     def uniform(*shape: int, inputs: int) -> Tensor:
@@ -64,9 +64,9 @@ def generate(phi: Weights, v: Tensor, A: str) -> Weights:
 
 
 def pull_back(phi: Weights, v: Tensor, A: str, delta: Weights) -> tuple[Weights, Tensor]:
-    """(dh/dphi)^T delta and (dh/dv)^T delta: what a change of theta means for phi and for the embedding.
+    """(dh/dphi)^T delta and (dh/dv)^T delta: a change of theta, back-propagated to phi and to the embedding.
 
-    The tensors of phi that had no part in theta (heads of other architectures) are left out.
+    Tensors of phi that do not affect theta (heads of other architectures) are omitted.
     """
     used = {n: t.detach().clone().requires_grad_() for n, t in phi.items() if n.startswith(("trunk/", f"head/{A}/"))}
     v = v.detach().clone().requires_grad_()
@@ -77,7 +77,7 @@ def pull_back(phi: Weights, v: Tensor, A: str, delta: Weights) -> tuple[Weights,
 
 
 def sgd_step(x: Weights, gradient: Weights, velocity: Weights, cfg: Hypernet) -> tuple[Weights, Weights]:
-    """One step of SGD as torch makes it: clip, g + decay x, v <- momentum v + g, x <- x - lr v. Returns x and v."""
+    """One step of SGD as in torch: clip, g + decay x, v <- momentum v + g, x <- x - lr v. Returns x and v."""
     scale = 1.0
     if cfg.clip is not None:
         norm = torch.stack([g.double().square().sum() for g in gradient.values()]).sum().sqrt().item()

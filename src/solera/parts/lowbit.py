@@ -3,9 +3,9 @@
     1 bit      Q(w) = s sign(w),               s = mean |w| of the filter (XNOR-Net's weights), sign(0) = +1
     q bits     Q(w) = s round(n w / s) / n,    s = max |w| of the filter, n = 2^(q-1) - 1
 
-Weights are parameters of two and more dimensions; their first dimension counts the output filters. Biases, the
-parameters of normalisation layers and all buffers stay as they are. Q(Q(w)) = Q(w) to the bit: what was rounded once
-can be packed and unpacked without a loss.
+Weights are parameters of two or more dimensions; their first dimension is the output filters. Biases, the parameters
+of normalisation layers and all buffers are not rounded. Q(Q(w)) = Q(w) to the bit: rounded weights can be packed and
+unpacked without loss.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,30 +29,30 @@ OFF = 32  # bits of a weight that is not rounded
 
 @settings
 class LowBit:
-    """How coarse the clients' weights are, in local training and on the way up. The server's stay as they are."""
+    """The precision of the clients' weights, in local training and upload. The server's weights are not rounded."""
 
     bits: int = OFF  # of a weight, 1 to 8; 32: not rounded at all
-    training: Literal["ste", "error_feedback"] = "ste"  # straight-through, or carry the rounding error along
-    mask: bool = True  # of ste: weights beyond [-1, 1] get no gradient
-    standardise: bool = False  # first bring each filter to mean 0 and deviation 1, and cut it at -1 and 1
-    skip_ends: bool = False  # the first and the last of the weight tensors are not rounded
+    training: Literal["ste", "error_feedback"] = "ste"  # straight-through, or carry the rounding error over
+    mask: bool = True  # ste only: weights outside [-1, 1] get no gradient
+    standardise: bool = False  # first scale each filter to mean 0 and deviation 1, and clip it to [-1, 1]
+    skip_ends: bool = False  # do not round the first and the last weight tensor
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         if self.bits != OFF and not 1 <= self.bits <= 8:
             yield f"bits = {self.bits}: 1 to 8, or {OFF} for weights that are not rounded"
         others = (self.training, self.mask, self.standardise, self.skip_ends)
         if self.bits == OFF and others != ("ste", True, False, False):
             yield f"bits = {OFF}: this rounds no weight; set bits from 1 to 8, or leave out the other settings"
         if self.training == "error_feedback" and not self.mask:
-            yield "mask = false: it belongs to training = 'ste', error feedback has no mask"
+            yield "mask = false: only for training = 'ste'; error feedback has no mask"
 
 
 # ---- the quantiser ----------------------------------------------------------------------------------
 
 
 def steps_of(bits: int) -> int:
-    """n: how many steps there are from 0 to the largest value."""
+    """n: the number of steps from 0 to the largest value."""
     return max(1, 2 ** (bits - 1) - 1)
 
 
@@ -70,7 +70,7 @@ def to_levels(w: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def from_levels(levels: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """The weights that levels and scales stand for: the same bits on whichever side it is computed."""
+    """The weights from levels and scales: the same bits on server and client."""
     return levels.to(scales.dtype) / steps_of(bits) * _per_filter(scales, levels)
 
 
@@ -80,7 +80,7 @@ def quantise(w: Tensor, bits: int, standardise: bool = False) -> Tensor:
 
 
 def standardised(w: Tensor) -> Tensor:
-    """Each filter less its mean, over its standard deviation, cut at -1 and 1. Equal weights become 0."""
+    """Each filter minus its mean, divided by its standard deviation, clipped to [-1, 1]. Equal weights become 0."""
     flat = w.detach().flatten(1)
     spread = flat.std(1, keepdim=True, correction=min(1, flat.shape[1] - 1))
     centred = flat - flat.mean(1, keepdim=True)
@@ -104,7 +104,7 @@ def coarse_names(model: nn.Module, cfg: LowBit) -> list[str]:
 
 
 class StraightThrough(torch.autograd.Function):
-    """Q(w) on the way forward; on the way back the gradient passes as if Q were not there, where |w| <= 1 (or all)."""
+    """Q(w) in the forward pass. In the backward pass the gradient ignores Q, where |w| <= 1 (or everywhere)."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, cfg: LowBit) -> Tensor:
@@ -119,7 +119,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 class ErrorFeedback:
-    """u = w + e; w <- Q(u); e <- u - Q(u), for each of the parameters in place. e starts at 0."""
+    """u = w + e; w <- Q(u); e <- u - Q(u), for each parameter in place. e starts at 0."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], cfg: LowBit):
         self.cfg = cfg
@@ -128,7 +128,7 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Round the parameters as they are now, together with what earlier roundings left over."""
+        """Round the current parameters plus the error of earlier roundings."""
         for p, e in zip(self.parameters, self.memory, strict=True):
             wanted = p + e
             p.copy_(quantise(wanted, self.cfg.bits, self.cfg.standardise))
@@ -144,10 +144,10 @@ def fit_coarse(
     cfg: LowBit,
     around: Callable[[Objective], Objective] = lambda objective: objective,
 ) -> Fitted:
-    """Train `model` in place, as `fit` does, to weights that are rounded: it ends with Q(w).
+    """Train `model` in place, like `fit`, with rounded weights: it ends with Q(w).
 
     ste: forward with Q(w), and w itself is updated. error_feedback: w is rounded before the first step and after each
-    one, and gradients are taken there. `around` may add to the objective (a proximal term).
+    step, and gradients are those at the rounded weights. `around` may add to the objective (a proximal term).
     """
     chosen = set(coarse_names(model, cfg))
     coarse = {name: p for name, p in model.named_parameters() if name in chosen}
@@ -166,7 +166,7 @@ def fit_coarse(
     feedback, objective = ErrorFeedback(coarse.values(), cfg), around(cross_entropy)
 
     def rounded_first(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        feedback()  # after the step before this one
+        feedback()  # after the previous step
         return objective(model, x, y)
 
     fitted = fit(model, inputs, labels, local, seed, rounded_first)
@@ -178,15 +178,15 @@ def fit_coarse(
 
 
 class Packing(NamedTuple):
-    """Weights as they travel."""
+    """Packed weights, as they are sent."""
 
-    codes: Weights  # of each rounded tensor: `bits` bits a weight, eight in a byte, low bits first
-    scales: Weights  # of each rounded tensor: one number a filter
-    rest: Weights  # what was not rounded
+    codes: Weights  # of each rounded tensor: `bits` bits per weight, packed into bytes, low bits first
+    scales: Weights  # of each rounded tensor: one number per filter
+    rest: Weights  # tensors that are not rounded
 
 
 def pack(weights: Weights, names: Iterable[str], bits: int) -> Packing:
-    """Pack the tensors `names`, which have been rounded to `bits` already."""
+    """Pack the tensors `names`, which are already rounded to `bits`."""
     codes, scales, rest = {}, {}, dict(weights)
     for name in names:
         levels, scales[name] = to_levels(rest.pop(name), bits)
@@ -196,7 +196,7 @@ def pack(weights: Weights, names: Iterable[str], bits: int) -> Packing:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large weights are when they are packed: shapes, and the names of those that are not."""
+    """The sizes of packed weights: shapes, and the names of the tensors that are not packed."""
 
     codes: Shapes
     scales: Shapes
@@ -204,14 +204,14 @@ class Sizes:
 
 
 def packed_sizes(weights: Weights, names: Iterable[str], bits: int) -> Sizes:
-    """What `pack` will make of the tensors `names` of these weights."""
+    """The sizes that `pack` gives the tensors `names` of these weights."""
     codes = {name: [-(-weights[name].numel() * bits // 8)] for name in names}
     scales = {name: [len(weights[name])] for name in codes}
     return Sizes(codes, scales, [name for name in weights if name not in codes])
 
 
 def unpack(packing: Packing, like: Weights, names: Iterable[str], bits: int) -> Weights:
-    """The weights that were packed. `like` has the names, shapes and types they must have; ValueError if not."""
+    """The unpacked weights. They must have the names, shapes and dtypes of `like`; ValueError if not."""
     codes, scales, rest = packing
     names = list(names)
     for kind, got, wanted in (("codes", codes, names), ("scales", scales, names), ("rest", rest, set(like) - {*names})):

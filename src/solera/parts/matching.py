@@ -1,9 +1,9 @@
-"""Matching neurons: which neuron of one network does the work of which neuron of another.
+"""Matching neurons: which neuron of one network corresponds to which neuron of another.
 
-The neurons of a hidden layer can be put in any order, so averaging two networks place by place mixes neurons that have
-nothing in common. FedMA (Wang et al., ICLR 2020) matches them first: by an assignment problem (the Hungarian
-algorithm, from scipy) between the neurons of a client and those of all clients so far. A neuron is its incoming weights
-and its bias, in float64. `places[j]` is where neuron j of a client goes in the global layer.
+The neurons of a hidden layer can be permuted, so averaging two networks position by position mixes unrelated neurons.
+FedMA (Wang et al., ICLR 2020) matches them first: it solves an assignment problem (Hungarian algorithm, from scipy)
+between the neurons of a client and those of all clients so far. A neuron is its incoming weights and its bias, in
+float64. `places[j]` is the position of a client's neuron j in the global layer.
 """
 
 import math
@@ -18,17 +18,17 @@ from ..tensors import Weights
 
 @settings
 class BBP:
-    """The prior of BBP-MAP (beta-Bernoulli process, maximum a posteriori), and how long it is looked for."""
+    """The prior of BBP-MAP (beta-Bernoulli process, maximum a posteriori), and the limits of its search."""
 
-    sigma: Positive = 1.0  # how far a client's neuron is from the global one it stands for
-    sigma0: Positive = 1.0  # how far global neurons are from zero
-    gamma: Positive = 7.0  # the larger, the more readily a neuron becomes a new global one
-    sweeps: NonNegativeInt = 5  # times all clients are matched again
-    width_cap: PositiveInt = 700  # global neurons of a layer: no new ones beyond this
+    sigma: Positive = 1.0  # standard deviation of a client's neuron around its global neuron
+    sigma0: Positive = 1.0  # standard deviation of global neurons around zero
+    gamma: Positive = 7.0  # the larger, the more neurons become new global ones
+    sweeps: NonNegativeInt = 5  # how often all clients are matched again
+    width_cap: PositiveInt = 700  # maximum number of global neurons of a layer
 
 
 def assign(cost: Tensor) -> Tensor:
-    """The column given to each row so that the costs add up to the least; there are at least as many columns."""
+    """The column assigned to each row with the lowest total cost; needs at least as many columns as rows."""
     from scipy.optimize import linear_sum_assignment  # the extra `matching`
 
     _, columns = linear_sum_assignment(cost.numpy())
@@ -43,8 +43,8 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 def match_fixed_width(neurons: Sequence[Tensor], n: Sequence[float], reference: Tensor) -> list[Tensor]:
     """Match each client's neurons one to one with the mean of the clients before it, by squared distance.
 
-    The first client is matched with `reference`, which counts nothing: it only fixes the order, so that the order in
-    which a client happens to hold its neurons changes nothing.
+    The first client is matched with `reference`, which has weight 0 in the mean: it only fixes the order, so that the
+    result does not depend on the order of a client's neurons.
     """
     places, total, mean = [], 0.0, reference
     for w, n_k in zip(neurons, n, strict=True):
@@ -59,13 +59,13 @@ def match_fixed_width(neurons: Sequence[Tensor], n: Sequence[float], reference: 
 def match_bbp(neurons: Sequence[Tensor], reference: Tensor, prior: BBP, rng: torch.Generator) -> list[Tensor]:
     """Match by BBP-MAP: each neuron with a global one, or as a new one. All clients have the same number of neurons.
 
-    The global layer begins with the first client's neurons, in the order of `reference`. The others are matched in
-    turn; then, `sweeps` times and in random order, each client is taken out and matched again.
+    The global layer starts with the first client's neurons, in the order of `reference`. The others are matched in
+    turn. Then, `sweeps` times and in random order, each client is removed and matched again.
     """
     J, p = len(neurons), 1 / prior.sigma**2
     places: list[Tensor] = [assign(squared_distances(neurons[0], reference))]
     G = torch.empty_like(neurons[0]).index_copy_(0, places[0], neurons[0] * p)  # sums of matched neurons, over sigma^2
-    count = torch.ones(len(G), dtype=torch.int64)  # how many clients hold each global neuron
+    count = torch.ones(len(G), dtype=torch.int64)  # number of clients with each global neuron
     for w in neurons[1:]:
         here, G, count = _place(w, G, count, J, prior)
         places.append(here)
@@ -74,17 +74,17 @@ def match_bbp(neurons: Sequence[Tensor], reference: Tensor, prior: BBP, rng: tor
         count = count.index_add(0, places[j], torch.ones_like(places[j]), alpha=-1)
         kept = count > 0
         G, count, number = G[kept], count[kept], kept.cumsum(0) - 1
-        places = [number[here] for here in places]  # that of j is replaced now
+        places = [number[here] for here in places]  # the places of client j are replaced next
         places[j], G, count = _place(neurons[j], G, count, J, prior)
     return places
 
 
 def _place(w: Tensor, G: Tensor, count: Tensor, J: int, prior: BBP) -> tuple[Tensor, Tensor, Tensor]:
-    """Match one client; its places, and the sums and counts with it."""
+    """Match one client; returns its places and the updated sums and counts."""
     p, L = 1 / prior.sigma**2, len(G)
     gain = matching_gain(w, G, count, J, prior)
     here = assign(-gain)
-    # Which of several new places a neuron gets is left open by the gains: by norm, to depend on nothing else.
+    # The gains do not determine the order of new neurons: sort by norm, which depends on nothing else.
     new = (here >= L).nonzero().flatten()
     new = new[w[new].square().sum(1).argsort(descending=True, stable=True)]
     here[new] = torch.arange(L, L + len(new))
@@ -94,10 +94,10 @@ def _place(w: Tensor, G: Tensor, count: Tensor, J: int, prior: BBP) -> tuple[Ten
 
 
 def matching_gain(w: Tensor, G: Tensor, count: Tensor, J: int, prior: BBP) -> Tensor:
-    """What each neuron (row) gains by each global neuron (column), the last columns being new ones.
+    """The gain of matching each neuron (row) with each global neuron (column); the last columns are new neurons.
 
     With p = 1/sigma^2, S_i = 1/sigma0^2 + p count_i and G_i the sum of p w over the neurons matched with i:
-    ||p w + G_i||^2 / (p + S_i) - ||G_i||^2 / S_i + log(count_i / (J - count_i)) for the i-th of those there are, and
+    ||p w + G_i||^2 / (p + S_i) - ||G_i||^2 / S_i + log(count_i / (J - count_i)) for the i-th existing one, and
     ||p w||^2 / (p + 1/sigma0^2) - 2 log i + 2 log(gamma / J) for the i-th new one.
     """
     p, p0 = 1 / prior.sigma**2, 1 / prior.sigma0**2
@@ -120,7 +120,7 @@ def neurons_of(layer: Weights) -> Tensor:
 
 
 def merge_neurons(layers: Sequence[Weights], places: Sequence[Tensor], n: Sequence[float]) -> Weights:
-    """The global layer: each neuron is the mean, weighted by n, of the clients' neurons that were matched with it."""
+    """The global layer: each neuron is the mean, weighted by n, of the clients' neurons matched with it."""
     width = 1 + max(int(here.max()) for here in places)
     total = torch.zeros(width, dtype=torch.float64)
     for here, n_k in zip(places, n, strict=True):
@@ -147,9 +147,9 @@ def merge_classes(layers: Sequence[Weights], shares: Tensor) -> Weights:
 
 
 def move_columns(weight: Tensor, places: Tensor, width: int, block: int) -> Tensor:
-    """The next layer's weight after its inputs were moved to their places among `width`; inputs nobody has are 0.
+    """The next layer's weight with its inputs moved to their places among `width`; missing inputs are 0.
 
-    Every input has `block` columns: the pixels of a channel where a Linear layer follows a convolution.
+    Every input has `block` columns: the pixels of a channel if a Linear layer follows a convolution.
     """
     out, rest = len(weight), weight.shape[2:]
     moved = weight.new_zeros(out, width, block, *rest)

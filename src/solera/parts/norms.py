@@ -1,8 +1,8 @@
-"""BatchNorm: whose statistics are used when, and what becomes of them.
+"""BatchNorm: which statistics are used, and when they are updated.
 
-The policy, everywhere: a model that predicts (a teacher, an evaluation) uses its running statistics and never
-changes them; a model that trains (a client, a student) uses the statistics of the batch and updates its running
-ones, unless it is told to keep them frozen. Averages of models include the running statistics.
+The same policy everywhere: a model that predicts (a teacher, an evaluation) uses its running statistics and never
+updates them. A model that trains (a client, a student) uses the statistics of the batch and updates its running
+statistics, unless they are frozen. Averages of models include the running statistics.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def parameter_names(model: nn.Module) -> list[str]:
 
 
 def train_mode(model: nn.Module, frozen: bool = False) -> None:
-    """Put `model` in training mode; with `frozen`, its BatchNorm layers keep to their running statistics."""
+    """Put `model` in training mode; with `frozen`, its BatchNorm layers use their running statistics."""
     model.train()
     if frozen:
         for layer in batchnorms(model):
@@ -41,9 +41,9 @@ def train_mode(model: nn.Module, frozen: bool = False) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every layer is back in the mode it was in.
+    """Evaluation mode without gradients; afterwards every layer returns to its previous mode.
 
-    Layer by layer, because `model.train()` would wake up the BatchNorm layers that somebody has frozen.
+    Layer by layer, because `model.train()` would also put frozen BatchNorm layers in training mode.
     """
     before = [(m, m.training) for m in model.modules()]
     model.eval()
@@ -58,18 +58,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def reestimate(model: nn.Module, inputs: Inputs, batch: int = 512) -> None:
     """Replace the running statistics of `model` by their plain average over one pass of `inputs`.
 
-    For weights nobody has trained (a sample from a distribution, an average), whose statistics belong to no model.
-    Every batch counts the same; a last batch of one sample is left out (it has no variance).
+    For weights that were not trained (sampled from a distribution, averaged), which have no valid statistics. Every
+    batch has equal weight; a last batch of one sample is skipped (it has no variance).
     """
     layers = batchnorms(model)
     if not layers:
         return
     momenta = [layer.momentum for layer in layers]
     modes = [(m, m.training) for m in model.modules()]
-    model.eval()  # dropout stays off: only the BatchNorm layers see a training pass
+    model.eval()  # dropout stays off: only the BatchNorm layers are in training mode
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None  # torch's sign for a cumulative average
+        layer.momentum = None  # torch: None means a cumulative average
         layer.train()
     try:
         with torch.no_grad():

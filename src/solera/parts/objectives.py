@@ -19,7 +19,7 @@ def cross_entropy(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 def proximal(mu: float, received: dict[str, Tensor], objective: Objective = cross_entropy) -> Objective:
     """`objective` plus mu/2 ||y - x||^2, with x the weights the client `received` (FedProx).
 
-    Only parameters are pulled back, never buffers. With mu = 0 this is `objective` itself, bit for bit.
+    The term covers parameters, not buffers. With mu = 0 this is exactly `objective`.
     """
     if mu < 0:
         raise ValueError(f"mu (the proximal factor) must not be negative, not {mu}")
@@ -34,9 +34,9 @@ def proximal(mu: float, received: dict[str, Tensor], objective: Objective = cros
 
 
 def towards(loss: Callable[[Tensor, Tensor], Tensor], frozen: bool = False) -> Objective:
-    """`loss(logits, targets)`, for samples that come with a row of targets instead of a label.
+    """`loss(logits, targets)`, for samples with a row of targets instead of a label.
 
-    With `frozen`, BatchNorm layers keep to their running statistics.
+    With `frozen`, BatchNorm layers use their running statistics.
     """
 
     def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

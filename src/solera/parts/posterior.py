@@ -1,11 +1,11 @@
-"""More teachers than clients: models drawn from a distribution around the clients' models.
+"""Additional teachers: models sampled from a distribution around the clients' models.
 
     gaussian    independent normal parameters, mean and variance over clients         FedBE (Chen & Chao, ICLR 2021)
     dirichlet   random convex combinations of the clients' models                     FedBE
     swag        a normal with the clients' full-rank covariance and its diagonal      FedDistill, arXiv v1 of FedBE
 
-Moments are taken in float64. Only parameters are drawn: the buffers of a sample (BatchNorm statistics) are those of
-the mean, or of the combination, and belong to no model; `norms.reestimate` gives a sample its own.
+Moments are float64. Only parameters are sampled. The buffers of a sample (BatchNorm statistics) are those of the mean,
+or of the combination, and do not fit its parameters; `norms.reestimate` computes new ones.
 """
 
 import math
@@ -61,10 +61,10 @@ def normalised_gaussian(
     sent: Weights,
     scale: float = 0.1,
 ) -> list[Weights]:
-    """The gaussian of FedBE's public code: of the directions in which clients moved away from `sent`.
+    """The gaussian of FedBE's public code: over the directions of the clients' updates from `sent`.
 
-    Tensor by tensor the updates w_k - x are divided by their norm, a direction is drawn with `scale` times their
-    variance, and the mean norm gives it its length.
+    Per tensor, the updates w_k - x are divided by their norm, a direction is sampled with `scale` times their variance,
+    and multiplied by the mean norm.
     """
     g, base = torch.Generator().manual_seed(seed), weighted_mean(models, n)
     share = torch.tensor(n, dtype=torch.float64) / sum(n)
@@ -83,7 +83,7 @@ def normalised_gaussian(
 def dirichlet(
     models: Sequence[Weights], n: Sequence[float], samples: int, seed: int, alpha: float = 1.0
 ) -> list[Weights]:
-    """sum_k gamma_k n_k w_k / sum_k gamma_k n_k with gamma ~ Dir(alpha, ..., alpha): always between the clients."""
+    """sum_k gamma_k n_k w_k / sum_k gamma_k n_k with gamma ~ Dir(alpha, ..., alpha): a convex combination."""
     gammas = np.random.default_rng(seed).dirichlet([alpha] * len(models), samples)
     return [weighted_mean(models, dirichlet_coefficients(gamma.tolist(), n)) for gamma in gammas]
 
@@ -100,8 +100,8 @@ def swag(
 ) -> list[Weights]:
     """mu + sqrt(scale) (sqrt(v) eps1 + D' eps2 / sqrt(m - 1)): D has the m deviations from the mean as its rows.
 
-    eps2 is one draw for all tensors together, so that a sample moves along whole clients. scale = 1/2 gives SWAG's
-    own factors. One model is its own only sample.
+    eps2 is the same for all tensors, so that a sample varies along whole client models. scale = 1/2 gives SWAG's
+    factors. With one model, every sample is that model.
     """
     g, base = torch.Generator().manual_seed(seed), uniform_mean(models)
     mean, variance = moments(models, [1.0] * len(models), names)
@@ -122,7 +122,7 @@ def _noise(like: Tensor, g: torch.Generator) -> Tensor:
 
 
 def sharpen(probs: Tensor, temperature: float) -> Tensor:
-    """p^(1/T) divided by its sum, for every row: T below 1 makes the likely likelier."""
+    """p^(1/T) divided by its sum, for every row: T below 1 makes it sharper."""
     return (probs.log() / temperature).softmax(-1)
 
 

@@ -1,6 +1,6 @@
-"""Representations: what a split model makes of a sample before its head, and MOON's objective on them.
+"""Representations: the output of a split model before its head, and MOON's objective on them.
 
-A split model is known here by what it can do: `represent(x)`, which is the input of its `head`.
+Here a split model is any model with `represent(x)`, which is the input of its `head`.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,12 +36,12 @@ class _Encoder(nn.Module):
 
 
 def representations_of(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The representations of `inputs`, in evaluation mode and without gradients; nothing in `model` changes."""
+    """The representations of `inputs`, in evaluation mode and without gradients; `model` does not change."""
     return logits_of(_Encoder(model), inputs)
 
 
 def represented(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The same as samples to train a head on: fresh ones are represented as they are drawn."""
+    """The same as samples to train a head on: fresh samples are represented when they are drawn."""
     if not is_fresh(inputs):
         return representations_of(model, inputs)
     return Views(
@@ -62,8 +62,8 @@ def contrastive(
 ) -> Objective:
     """Cross-entropy plus mu times `contrast`, as a function of (model, inputs, their positions in the data).
 
-    `frozen(inputs, positions)` are the representations that frozen models have of these samples (see
-    `teachers.by_position`): first that of the near one. With mu = 0 this is the cross-entropy itself, bit for bit.
+    `frozen(inputs, positions)` are the frozen models' representations of these samples (see `teachers.by_position`),
+    that of the near model first. With mu = 0 this is exactly the cross-entropy.
     """
 
     def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Defences against single clients: an overconfident liar must not own the ensemble, nor the average.
+"""Defences against malicious clients: no single client may dominate the ensemble or the average.
 
-A reply can be finite, have the right shape and still be a lie: a last layer of zeros with a bias of 10,000 for one
-class makes the mean of the logits, and the mean of the weights, that one client's. What is here bounds the share of
-any one of them. None of it helps against a majority, and a median of two is their mean: it takes three.
+A reply can be finite, have the right shape and still be malicious: a last layer of zeros with a bias of 10,000 for one
+class dominates the mean of the logits and the mean of the weights. These functions bound the influence of any one
+client. They do not help against a majority. A median needs at least three clients: a median of two is their mean.
 """
 
 import math
@@ -20,9 +20,9 @@ FILTERED = 1024  # samples filtered at a time
 
 
 def weighted_median(values: Tensor, weights: Sequence[float] | None = None) -> Tensor:
-    """The median over the first dimension, where entry i counts `weights[i]` times; half way, the mean of both sides.
+    """The median over the first dimension, where entry i counts `weights[i]` times; at exactly half, the mean of both.
 
-    With equal weights this is the ordinary median: of an even number, the mean of the two in the middle.
+    With equal weights this is the ordinary median: for an even number, the mean of the two in the middle.
     """
     if weights is not None and (len(weights) != len(values) or min(weights) < 0 or sum(weights) <= 0):
         raise ValueError(f"{len(values)} values need as many weights, none negative: {list(weights)}")
@@ -32,13 +32,13 @@ def weighted_median(values: Tensor, weights: Sequence[float] | None = None) -> T
     ordered, order = values.sort(0)
     share = torch.tensor(weights, dtype=torch.float64)[order].cumsum(0)
     half = share[-1:] / 2
-    low = (share < half).sum(0, keepdim=True)  # the first whose share, with all below it, reaches the half ...
-    high = (share <= half).sum(0, keepdim=True)  # ... and the first that goes beyond it
+    low = (share < half).sum(0, keepdim=True)  # the first entry whose cumulative share reaches half ...
+    high = (share <= half).sum(0, keepdim=True)  # ... and the first that exceeds it
     return ((ordered.gather(0, low) + ordered.gather(0, high)) / 2)[0]
 
 
 def coordinate_median(uploads: Sequence[Weights], weights: Sequence[float] | None = None) -> Weights:
-    """The median of the uploads, number by number: in place of their mean, for whole models or only their heads.
+    """The coordinate-wise median of the uploads, instead of their mean; for whole models or only their heads.
 
     Integer tensors (counters) have no meaningful median: their maximum is kept, as in a mean.
     """
@@ -57,15 +57,15 @@ def coordinate_median(uploads: Sequence[Weights], weights: Sequence[float] | Non
 
 
 def update_norm(upload: Weights, start: Weights, names: Iterable[str]) -> float:
-    """How far the tensors `names` of an upload have moved from where they started (Euclidean)."""
+    """The Euclidean norm of an upload's change from `start`, over the tensors `names`."""
     squares = [(upload[n].double() - start[n].double()).square().sum() for n in names]
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0
 
 
 def clip_update(upload: Weights, start: Weights, bound: float, names: Iterable[str]) -> Weights:
-    """The upload with the move of its tensors `names` from `start` cut to the length `bound`, in the same direction.
+    """The upload with the change of its tensors `names` from `start` clipped to the norm `bound`.
 
-    An upload within the bound is returned as it is.
+    An upload within the bound is returned unchanged.
     """
     names = list(names)
     norm = update_norm(upload, start, names)
@@ -76,13 +76,13 @@ def clip_update(upload: Weights, start: Weights, bound: float, names: Iterable[s
 
 
 def clip_updates(uploads: Sequence[Weights], start: Weights, factor: float, parameters: Iterable[str]) -> list[Weights]:
-    """Cut every upload to `factor` times the median length of all of them, which one client cannot move.
+    """Clip every update to `factor` times the median norm, on which one client has little influence.
 
-    `parameters` and the other floating-point tensors (BatchNorm statistics) are measured and cut each for themselves:
-    the statistics move on a scale of their own.
+    `parameters` and the other floating-point tensors (BatchNorm statistics) are measured and clipped separately:
+    statistics change on a different scale.
     """
     if not factor > 0:
-        raise ValueError(f"an update is cut to a positive multiple of the median length, not to {factor}")
+        raise ValueError(f"an update is clipped to a positive multiple of the median norm, not to {factor}")
     wanted = set(parameters)
     floats = [n for n, t in start.items() if t.is_floating_point()]
     clipped = list(uploads)
@@ -94,14 +94,14 @@ def clip_updates(uploads: Sequence[Weights], start: Weights, factor: float, para
     return clipped
 
 
-# ---- teachers' answers ------------------------------------------------------------------------------
+# ---- teachers' predictions --------------------------------------------------------------------------
 
 
 def clip_logits(logits: Tensor, weights: Sequence[float] | None = None) -> Tensor:
-    """The logits [teachers, samples, classes] about their mean, none larger for a sample than the median teacher's.
+    """The centred logits [teachers, samples, classes], scaled down per sample to at most the median teacher's size.
 
-    How large a teacher's logits are is the size of its largest. Where they are too large all of them are scaled down:
-    cutting them off one by one would change their order. A teacher that is not sure stays so.
+    The size of a teacher's logits is the largest absolute value. If it is too large, all its logits are scaled down:
+    clipping single logits would change their order. Small logits are not scaled up.
     """
     centred = logits - logits.mean(-1, keepdim=True)
     largest = centred.abs().amax(-1, keepdim=True)
@@ -110,10 +110,10 @@ def clip_logits(logits: Tensor, weights: Sequence[float] | None = None) -> Tenso
 
 
 def standardise_logits(logits: Tensor, weights: Sequence[float] | None = None) -> Tensor:
-    """The logits [teachers, samples, classes], all of one spread for a sample: the median of the teachers' own.
+    """The logits [teachers, samples, classes], for each sample scaled to one spread: the median of the teachers'.
 
-    So all speak equally loud, also those that are not sure, and the ensemble is as sure as its teachers usually are.
-    A teacher that gives all classes the same has no spread and says 0.
+    So all teachers have the same influence, also unsure ones, and the ensemble has the confidence of a typical teacher.
+    A teacher with equal logits has no spread; its logits become 0.
     """
     centred = logits - logits.mean(-1, keepdim=True)
     spread = centred.square().mean(-1, keepdim=True).sqrt()
@@ -121,9 +121,9 @@ def standardise_logits(logits: Tensor, weights: Sequence[float] | None = None) -
 
 
 def median_probs(probs: Tensor, weights: Sequence[float] | None = None) -> Tensor:
-    """The median over the teachers of each class's probability [teachers, samples, classes], made to sum to 1.
+    """The median over the teachers of each class's probability [teachers, samples, classes], scaled to sum to 1.
 
-    Where every class is ruled out by most of the teachers nothing is left to scale; there the mean is taken.
+    If all medians are 0 there is nothing to scale, and the mean is used.
     """
     middle = weighted_median(probs, weights)
     total = middle.sum(-1, keepdim=True)
@@ -133,21 +133,21 @@ def median_probs(probs: Tensor, weights: Sequence[float] | None = None) -> Tenso
 
 
 def filtered_mean(answers: Tensor, epsilon: float, passes: int = 2) -> Tensor:
-    """The mean over teachers of `answers` [teachers, samples, classes] without those that stand out, sample by sample.
+    """The mean over teachers of `answers` [teachers, samples, classes] without outliers, sample by sample.
 
-    In each pass the answers to a sample are centred, and those furthest out along the direction in which they differ
-    most (the top right-singular vector) are left out: the share `epsilon` of all teachers, spread over the passes.
-    Ties keep the first. A filter in the manner of Diakonikolas et al., made deterministic, as used for Cronus.
+    In each pass the predictions for a sample are centred, and those furthest from the mean along the direction of
+    largest variance (the top right-singular vector) are dropped: the share `epsilon` of all teachers, spread over the
+    passes. Ties keep the first. A deterministic version of the filter of Diakonikolas et al., as used for Cronus.
     """
     if not 0 <= epsilon < 0.5:
-        raise ValueError(f"epsilon (the share of teachers that may lie) must be in [0, 0.5), not {epsilon}")
+        raise ValueError(f"epsilon (the share of malicious teachers) must be in [0, 0.5), not {epsilon}")
     dropped = math.floor(epsilon * len(answers) / passes + 0.5)
     parts = [_filtered(part.double().transpose(0, 1), dropped, passes) for part in answers.split(FILTERED, 1)]
     return torch.cat(parts).to(answers.dtype)
 
 
 def _filtered(kept: Tensor, dropped: int, passes: int) -> Tensor:
-    """The mean of what is left of `kept` [samples, teachers, classes] when `dropped` are left out in each pass."""
+    """The mean of `kept` [samples, teachers, classes] after dropping `dropped` teachers in each pass."""
     for _ in range(passes):
         left = kept.shape[1] - dropped
         if dropped == 0 or left < 1:

@@ -1,4 +1,4 @@
-"""Selective knowledge fusion (FedGEMS): whom to believe about a public sample, and the loss that makes use of it."""
+"""Selective knowledge fusion (FedGEMS): the weights of clients for a public sample, and the loss that uses them."""
 
 import torch
 import torch.nn.functional as F
@@ -6,26 +6,26 @@ from torch import Tensor
 
 from .teachers import entropy
 
-SUREST = 1e-6  # least entropy: a certain client counts much, not infinitely much
+SUREST = 1e-6  # smallest entropy: the weight of a certain client stays finite
 
 
 def reliable_weights(probs: Tensor, labels: Tensor) -> Tensor:
-    """How much each client counts for each sample, [clients, samples], from predictions [clients, samples, classes].
+    """The weight of each client for each sample, [clients, samples], from predictions [clients, samples, classes].
 
-    softmax(1 / entropy) over the clients whose most likely class is the label; all others count 0. A sample that
-    nobody gets right has only zeros.
+    softmax(1 / entropy) over the clients whose most likely class is the label; 0 for all others. A sample that no
+    client gets right has only zeros.
     """
     probs = probs.double()
     right = probs.argmax(-1) == labels
     score = (1 / entropy(probs).clamp_min(SUREST)).masked_fill(~right, -torch.inf)
-    return score.softmax(0).masked_fill(~right, 0.0)  # a softmax over nobody is NaN, and masked
+    return score.softmax(0).masked_fill(~right, 0.0)  # a softmax over no client is NaN, and masked
 
 
 def fused_logits(probs: Tensor, weights: Tensor) -> Tensor:
     """Sum of weights_j l_j over clients, [samples, classes], with l_j = log probs_j.
 
-    That is logits less one number for each client and sample, which no softmax of the sum sees if the weights of the
-    sample sum to 1. Probabilities of 0 count as the smallest float above it.
+    These are logits minus one constant per client and sample, which does not change the softmax of the sum if the
+    weights of the sample sum to 1. Probabilities of 0 count as the smallest positive float.
     """
     logs = probs.clamp_min(torch.finfo(probs.dtype).tiny).double().log()
     return (weights.double()[..., None] * logs).sum(0).to(probs.dtype)
@@ -34,7 +34,7 @@ def fused_logits(probs: Tensor, weights: Tensor) -> Tensor:
 def selective_loss(logits: Tensor, labels: Tensor, targets: Tensor, surprise: Tensor, share: Tensor) -> Tensor:
     """share CE(logits, labels) + (1 - share) KL(targets || softmax(logits)), mean over the batch.
 
-    `surprise` is the entropy of `targets` and `share` the part of cross-entropy, each a number for every sample.
+    `surprise` is the entropy of `targets` and `share` the weight of cross-entropy, one number per sample each.
     """
     cross = F.cross_entropy(logits, labels, reduction="none")
     kl = logits.logsumexp(-1) - (targets * logits).sum(-1) - surprise

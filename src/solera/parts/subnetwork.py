@@ -1,8 +1,8 @@
-"""Networks inside a network: the first channels of every hidden layer (HeteroFL; Diao et al., ICLR 2021).
+"""Sub-networks: the first channels of every hidden layer (HeteroFL; Diao et al., ICLR 2021).
 
-A rate r keeps ceil(r * width) channels of each hidden layer, always the first ones; the model's inputs and its logits
-stay. The sub-network of a smaller rate lies inside that of a larger one, so one set of weights serves devices of
-different strength, and every tensor of a sub-network is the leading block of the whole model's.
+A rate r keeps the first ceil(r * width) channels of each hidden layer, and all inputs and logits of the model. The
+sub-network of a smaller rate is contained in that of a larger one, so one set of weights serves devices with different
+resources. Every tensor of a sub-network is the leading block of the full model's tensor.
 """
 
 import math
@@ -18,7 +18,7 @@ from .objectives import Objective
 
 
 def kept(rate: float, width: int) -> int:
-    """ceil(rate * width), whatever the last bit of the product: 0.07 of 100 channels are 7."""
+    """ceil(rate * width), robust to rounding of the product: 0.07 of 100 channels are 7."""
     return math.ceil(rate * width - 1e-9)
 
 
@@ -47,24 +47,24 @@ def sub_shapes(model: nn.Module, rate: float) -> Shapes:
 
 
 def output_tensors(model: nn.Module) -> list[str]:
-    """The tensors with a row for each class: those of the layers that give the logits."""
+    """The tensors with a row for each class: those of the layers that output the logits."""
     structure = read(model)
     last = [layer for layer in structure.layers if layer.writes == structure.output and layer.kind != "norm"]
     return [name for layer in last for name in layer.own(model.state_dict())]
 
 
 def cut(weights: Weights, shapes: Mapping[str, Sequence[int]]) -> Weights:
-    """The leading block of these shapes of every tensor."""
+    """The leading block of every tensor, with these shapes."""
     return {name: _leading(t, shapes[name]).clone(memory_format=torch.contiguous_format) for name, t in weights.items()}
 
 
 def mean_over_holders(
     old: Weights, groups: Sequence[tuple[Weights, float]], held: Mapping[str, Sequence[Tensor]]
 ) -> Weights:
-    """Element by element the mean over those who hold the element; what nobody holds stays as it was.
+    """The element-wise mean over the groups that hold an element; elements that no group holds do not change.
 
-    A group is the mean of its members' weights and how much they count together. For the tensors named in `held`, that
-    mean had zeros for members without the class of a row, and held[name][g] is the share of group g with the class.
+    A group is the mean of its members' weights and their total weight. For the tensors named in `held`, that mean had
+    zeros for members without the class of a row, and held[name][g] is the share of group g with the class.
     """
     new = {}
     for name, t in old.items():
@@ -81,10 +81,10 @@ def mean_over_holders(
 
 
 def scale_in_training(model: nn.Module, whole: nn.Module, rate: float) -> None:
-    """The scaler: what a narrowed layer gives is divided by the rate while the model trains.
+    """The scaler: divides the output of a narrowed layer by the rate while the model trains.
 
-    Fewer channels add up to less; undivided, the layers after them would be trained for smaller inputs than they get
-    in the whole model, which predicts without any scaler.
+    Fewer channels have a smaller sum. Without the scaler, later layers would be trained on smaller inputs than they get
+    in the full model, which predicts without a scaler.
     """
     layers = dict(whole.named_modules())
     if rate == 1:
@@ -104,7 +104,7 @@ def masked_cross_entropy(held: Tensor) -> Objective:
 
 
 def by_row(values: Tensor, like: Tensor) -> Tensor:
-    """One value for each row, shaped to go with `like`."""
+    """One value for each row, shaped to broadcast with `like`."""
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 

@@ -1,4 +1,4 @@
-"""Teachers: what an ensemble of frozen models says about public samples.
+"""Teachers: the predictions of an ensemble of frozen models for public samples.
 
 Every rule for combining models ends in the same pair per sample: a probability vector p and an entropy h, such that
 the student's loss is (cross-entropy of p against the student) - h, with softmax at temperature T on both sides:
@@ -6,10 +6,10 @@ the student's loss is (cross-entropy of p against the student) - h, with softmax
     avg_logits   p = softmax(mean of logits / T)      h = H(p)             FedDF's AVGLOGITS
     avg_probs    p = mean of softmax(logits / T)      h = H(p)
     avg_losses   p = mean of softmax(logits / T)      h = mean of H(p_k)   the mean of the teachers' KL losses
-    confidence   p = mean of softmax(logits / T),     h = H(p)             Fed-ET's consensus: who is sure of a
-                     weighted by its variance                              sample counts more (see parts.consensus)
+    confidence   p = mean of softmax(logits / T),     h = H(p)             Fed-ET's consensus, weighted by
+                     weighted by its variance                              confidence (see parts.consensus)
 
-and so that no single model can own the ensemble (see parts.robust):
+and rules in which no single model can dominate the ensemble (see parts.robust):
 
     clipped_logits        as avg_logits, the logits of a model scaled down where they are larger than the median model's
     standardised_logits   as avg_logits, the logits of every model scaled to one spread, the median model's
@@ -18,8 +18,8 @@ and so that no single model can own the ensemble (see parts.robust):
 avg_probs and avg_losses have the same gradient and differ in the value of the loss: the mean of KL(p_k || q) is
 KL(p || q) plus a number the student cannot change.
 
-What this costs in memory: `frozen` models are weights until they are asked, and then take turns in one module; their
-answers are written where they are kept (`Rows`), in float32 or float16, in memory or on disk.
+Memory: `frozen` models are stored as weights and share one module, into which weights are loaded for a prediction. The
+predictions are written directly to their storage (`Rows`), in float32 or float16, in memory or on disk.
 """
 
 import math
@@ -48,15 +48,15 @@ Targets = tuple[Tensor, ...]
 Teacher = Callable[[Tensor], Targets]
 Run = Callable[[list[Callable[[], Any]]], list[Any]]
 
-BATCH = 512  # samples that a teacher is asked about at once
+BATCH = 512  # samples in one forward pass of a teacher
 BLOCK = 2**20  # bytes written to a new file at once
 
 
 def soft_targets(logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """softmax(logits / T) and its entropy.
 
-    Computed with the operations of the student's loss (see distill.divergence), so that a student that answers
-    exactly like its teacher has a loss and a gradient of exactly zero.
+    Computed with the operations of the student's loss (see distill.divergence), so that a student with the logits of
+    its teacher has a loss and a gradient of exactly zero.
     """
     scaled = logits / temperature
     log_sum = scaled.logsumexp(-1)
@@ -70,20 +70,20 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 class Frozen(nn.Module):
-    """A model that is given by its weights and takes up a module only while it answers. Made by `frozen`.
+    """A model stored as weights, which uses a shared module only during a forward pass. Made by `frozen`.
 
-    It answers in evaluation mode and its weights are never written to. As no module is handed out, models can be asked
-    in any order and by several threads at once. A gradient for the inputs must be taken before another model is asked
-    (torch refuses it afterwards).
+    It predicts in evaluation mode, and its weights are never changed. As the module is not exposed, models can be
+    called in any order and by several threads at once. A gradient for the inputs must be computed before another model
+    is called (torch refuses it afterwards).
     """
 
-    def __init__(self, architecture: str, weights: Weights, turns: "_Turns"):
+    def __init__(self, architecture: str, weights: Weights, shared: "_SharedModules"):
         super().__init__()
-        self.architecture, self.weights, self._turns = architecture, weights, turns
+        self.architecture, self.weights, self._shared = architecture, weights, shared
         self.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self._turns.loaded(self.architecture, self.weights)(inputs)
+        return self._shared.loaded(self.architecture, self.weights)(inputs)
 
     def state_dict(self, *_: Any, **__: Any) -> Weights:  # type: ignore[override]
         """The weights themselves, not a copy."""
@@ -91,21 +91,21 @@ class Frozen(nn.Module):
 
 
 def frozen(members: Iterable[tuple[str, Weights]], build: Build) -> list[Frozen]:
-    """Models (architecture, weights) that take turns: each thread that asks them has one module an architecture.
+    """Models (architecture, weights) that share modules: one module per architecture and thread.
 
-    `build` makes a module with given weights; where there is one already, the next model's weights are loaded into it.
+    `build` makes a module with given weights. If there is one already, the next model's weights are loaded into it.
     """
-    turns = _Turns(build)
-    return [Frozen(architecture, weights, turns) for architecture, weights in members]
+    shared = _SharedModules(build)
+    return [Frozen(architecture, weights, shared) for architecture, weights in members]
 
 
-class _Turns(threading.local):
-    """The modules in which models take turns. Being local to a thread, none is loaded anew while another uses it."""
+class _SharedModules(threading.local):
+    """The modules that frozen models share. Local to a thread: no other thread can load weights into one in use."""
 
     def __init__(self, build: Build):
         self.build = build
         self.modules: dict[Any, nn.Module] = {}
-        self.holds: dict[Any, Weights] = {}  # what each of them has loaded
+        self.holds: dict[Any, Weights] = {}  # the weights loaded into each of them
 
     def loaded(self, architecture: str, weights: Weights) -> nn.Module:
         """The module with these weights, until the next ones are loaded."""
@@ -123,8 +123,8 @@ class _Turns(threading.local):
 class Ensemble:
     """Several frozen models as one teacher: inputs -> (probabilities, entropy).
 
-    The models may differ in architecture. They are put in evaluation mode and stay in it, so their BatchNorm
-    statistics never change and an answer never depends on the rest of the batch.
+    The models may differ in architecture. They stay in evaluation mode, so their BatchNorm statistics never change and
+    a prediction never depends on the rest of the batch.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class Ensemble:
         self.temperature = temperature
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The targets of a batch. Sums run in float64, in the order of the models: equal models give their own
-        answer back exactly."""
+        """The targets of a batch. Sums are float64, in the order of the models: an ensemble of equal models predicts
+        exactly what each of them does."""
         if self.rule in COMPARING or self.rule == "median_probs":
             return self._compared(torch.stack([logits_of(model, inputs) for model in self.models]))
         total: list[Tensor] = []
@@ -156,7 +156,7 @@ class Ensemble:
             said = self._said(logits_of(model, inputs))
             terms = [t.double().mul_(a) for t in said]
             total = [s.add_(t) for s, t in zip(total, terms, strict=True)] if total else terms
-        if self.rule == "confidence":  # where nobody is sure of anything, all count the same
+        if self.rule == "confidence":  # if no model has any confidence, the weights are equal
             probs, sure, weighted = total
             mean = [torch.where(sure > 0, weighted / sure, probs / sum(self.weights)).to(said[0].dtype)]
         else:
@@ -175,7 +175,7 @@ class Ensemble:
         return [probs, h]
 
     def _compared(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The rules for which the models' answers [models, samples, classes] must be seen side by side."""
+        """The rules that compare the predictions [models, samples, classes] of all models."""
         if self.rule == "median_probs":
             probs = torch.stack([soft_targets(z, self.temperature)[0] for z in logits])
             middle = median_probs(probs.double(), self.weights).to(logits.dtype)
@@ -186,12 +186,12 @@ class Ensemble:
 
 
 class Rows:
-    """Targets of so many samples, row by row. Each row is written to its place as it comes: there is no second copy.
+    """Targets of `count` samples, row by row. Each row is written in place as it arrives: there is no second copy.
 
-    `half` keeps the numbers there are for each class, probabilities, in float16, and gives them back as float32. A
-    probability is then off by at most 2^-11 of itself, and by at most 2^-25 below 2^-14; labels, entropies and all
-    other numbers that a sample has one of are as they were. `on_disk` keeps everything in files that have no name and
-    are gone when this is: memory holds what the operating system finds room for.
+    `half` stores values per class (probabilities) in float16, and returns them as float32. The error of a probability
+    is then at most 2^-11 of it, and at most 2^-25 below 2^-14. Values per sample, such as labels and entropies, are
+    stored exactly. `on_disk` stores everything in unnamed files, which are deleted with this object; the operating
+    system caches them in memory as it can.
     """
 
     def __init__(self, count: int, half: bool = False, on_disk: bool = False):
@@ -200,25 +200,25 @@ class Rows:
         self._lock = threading.Lock()
 
     def write(self, start: int, targets: Targets) -> None:
-        """Put down the targets of some samples, from row `start` on."""
-        with self._lock:  # the first answer tells how many numbers a row has
-            self.targets = self.targets or tuple(map(self._room, targets))
+        """Write the targets of some samples, from row `start` on."""
+        with self._lock:  # the first prediction defines the shape of a row
+            self.targets = self.targets or tuple(map(self._allocate, targets))
         for kept, t in zip(self.targets, targets, strict=True):
             kept[start : start + len(t)] = t
 
-    def _room(self, like: Tensor) -> Tensor:
+    def _allocate(self, like: Tensor) -> Tensor:
         shape = (self.count, *like.shape[1:])
         dtype = torch.float16 if self.half and like.is_floating_point() and like.ndim > 1 else like.dtype
         return _on_disk(shape, dtype) if self.on_disk and math.prod(shape) else torch.empty(shape, dtype=dtype)
 
 
 def read_rows(targets: Targets, rows: Tensor) -> Targets:
-    """A copy of some rows of what is kept; halves as float32."""
+    """A copy of some rows of stored targets; float16 as float32."""
     return tuple(t[rows].float() if t.dtype == torch.float16 else t[rows] for t in targets)
 
 
 def _on_disk(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in a file without a name, mapped into memory; the file is gone when the tensor is."""
+    """Zeros in an unnamed file, mapped into memory; the file is deleted with the tensor."""
     size = math.prod(shape) * dtype.itemsize
     try:
         with tempfile.TemporaryFile() as file:
@@ -230,8 +230,8 @@ def _on_disk(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     except OSError as e:
         raise OSError(
             e.errno,
-            f"{tempfile.gettempdir()} has no room for the teachers' answers, {size / 2**20:.1f} MiB ({e.strerror}): "
-            "set TMPDIR to a directory with more, or leave out fusion.cache_on_disk",
+            f"{tempfile.gettempdir()} has no space for teachers' predictions, {size / 2**20:.1f} MiB ({e.strerror}): "
+            "set TMPDIR to a directory with more space, or leave out fusion.cache_on_disk",
         ) from e
     return torch.frombuffer(mapped, dtype=dtype).view(shape)
 
@@ -258,11 +258,11 @@ class Cache:
         half: bool = False,
         on_disk: bool = False,
     ) -> "Cache":
-        """Ask `teacher` once about each of the samples `indices`, in large batches.
+        """Compute the predictions of `teacher` once for each of the samples `indices`, in large batches.
 
-        Batches are independent: `run` may work on them side by side. At no time is more kept than the targets (see
-        Rows for `half` and `on_disk`) and one teacher's answers to one batch per worker (all teachers' answers, for
-        the rules that compare them).
+        Batches are independent: `run` may compute them in parallel. Memory holds the targets (see Rows for `half` and
+        `on_disk`) and, per worker, one teacher's predictions for one batch (all teachers' predictions, for the rules
+        that compare them).
         """
         run = run or (lambda functions: [f() for f in functions])
         rows = Rows(len(indices), half, on_disk)
@@ -272,15 +272,15 @@ class Cache:
     def __getitem__(self, indices: Tensor) -> Targets:
         rows = self._row[indices]
         if bool((rows < 0).any()):
-            raise IndexError("targets asked for public samples the teacher was never shown")
+            raise IndexError("no stored targets for some of these public samples")
         return read_rows(self.targets, rows)
 
 
 def by_position(teacher: Callable[[Inputs], Targets], inputs: Inputs) -> Callable[[Tensor, Tensor], Targets]:
-    """What a frozen `teacher` says about a minibatch of `inputs`: a function of it and of its positions in `inputs`.
+    """The predictions of a frozen `teacher`, as a function of a minibatch of `inputs` and its positions in them.
 
-    The teacher is asked once about every sample. Where samples are drawn anew it is asked about each minibatch, because
-    what it says about a sample does not hold for the next draw.
+    They are computed once for every sample. If samples are fresh, they are computed for each minibatch, because a
+    sample differs between draws.
     """
     if is_fresh(inputs):
         return lambda drawn, _: teacher(drawn)
@@ -289,7 +289,7 @@ def by_position(teacher: Callable[[Inputs], Targets], inputs: Inputs) -> Callabl
 
 
 def lowest_entropy(targets: Cache, indices: Tensor, count: int) -> Tensor:
-    """The `count` of the samples `indices` of whose class the teacher is surest, in the order given."""
+    """The `count` of the samples `indices` with the lowest entropy of the teacher, in the order given."""
     entropies = torch.cat([entropy(targets[i][0]) for i in indices.split(BATCH)])
     kept = entropies.sort(stable=True).indices[:count]
     return indices[kept.sort().values]
@@ -302,9 +302,8 @@ def _ask(teacher: Teacher, samples: Inputs, indices: Tensor, rows: Rows, start: 
 def drop_worst(accuracies: Sequence[float], classes: int, threshold: float = 1.2, outlier: bool = False) -> list[int]:
     """Positions of the teachers to keep: those better than guessing (FedDF's "drop-worst").
 
-    Dropped are accuracies (between 0 and 1) below `threshold` times chance, 1/classes. With `outlier`, if nobody
-    falls below that, those more than 1.5 standard deviations below the mean of all but the best go. If nobody
-    would be left, the best one stays.
+    Drops accuracies (between 0 and 1) below `threshold` times chance, 1/classes. With `outlier`, if there are none,
+    drops those more than 1.5 standard deviations below the mean of all but the best. Always keeps at least the best.
     """
     if not accuracies:
         return []

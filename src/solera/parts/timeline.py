@@ -1,7 +1,7 @@
-"""What overlapping saves: when clients train and the server distils, for constant times and given availability.
+"""The time that overlap saves: when clients train and the server distils, for constant times and given availability.
 
-A calculation, not a measurement: it reproduces the two cases of FedEED's appendix A.7. What a real run did and when is
-in its events of kind "timeline".
+A calculation, not a measurement: it reproduces the two cases of FedEED's appendix A.7. The times of a real run are in
+its events of kind "timeline".
 """
 
 import math
@@ -37,13 +37,13 @@ def schedule(
 
     When round t + 1 of a group may begin:
         off       when the distillation of round t is over
-        strict    the designated group (0) then; the others when all clients of round t are in
-        eager     the designated group then; each other group when its own clients of round t are in
-    A client works on one thing at a time. With `available = "uniform"` it begins only when it happens to come by:
-    every `period_s`, the clients evenly spread over that time.
+        strict    the designated group (0) as with off; the others when all clients of round t have replied
+        eager     the designated group as with off; each other group when its own clients of round t have replied
+    A client does one piece of work at a time. With `available = "uniform"` it can start only once every `period_s`;
+    these times are evenly spread over the clients.
     """
     if available == "uniform" and not period_s > 0:
-        raise ValueError(f"clients that come by every {period_s} seconds never come: period_s must be positive")
+        raise ValueError(f"period_s = {period_s}: the time between two visits of a client must be positive")
     if not groups or 0 not in groups:
         raise ValueError(f"group 0 is the designated one and needs a client: {list(groups)}")
     n = len(groups)

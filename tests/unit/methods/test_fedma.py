@@ -201,7 +201,7 @@ def test_a_client_that_fails_half_way_leaves_the_cycle_to_the_others(tmp_path):
 def test_if_everybody_fails_the_round_is_void(tmp_path):
     w = world(tmp_path)
     w.fed.engine = Faulty(w.fed.engine, lambda c: "raise" if c.step % 1000 == 2 else None)
-    with pytest.raises(QuorumNotMet, match="0 of 3 clients saw the cycle through"):
+    with pytest.raises(QuorumNotMet, match="0 of 3 clients finished the cycle"):
         w.run(FedMA(ONE))
 
 

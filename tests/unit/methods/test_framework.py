@@ -680,7 +680,7 @@ def test_no_usable_upload_leaves_the_state(tmp_path):
 
 
 def test_privacy_follows_from_the_slots():
-    assert described(Framework()).privacy == "means only (no slot needs single models)"
+    assert described(Framework()).privacy == "means only (no slot needs individual models)"
     assert (
         described(FedEED()).privacy
         == described(FedEnsemble()).privacy
@@ -688,8 +688,8 @@ def test_privacy_follows_from_the_slots():
         == "means only"
     )
     assert described(FedBE()).privacy == described(FedDistill()).privacy == "individual replies"
-    curious = framework(ensemble_trainer=CLIENTS)
-    assert described(curious).privacy == "individual replies (for method.ensemble_trainer)"
+    individual = framework(ensemble_trainer=CLIENTS)
+    assert described(individual).privacy == "individual replies (for method.ensemble_trainer)"
     assert (
         described(FedEED(local_trainer=LocalTrainer("scaffold"))).state == "a control variate for each group it was in"
     )

@@ -522,7 +522,7 @@ def test_predictions_of_another_shape_or_that_are_no_probabilities_are_left_out(
 def test_a_round_without_usable_predictions_is_void(tmp_path, monkeypatch):
     world = mixed(tmp_path)
     monkeypatch.setattr(predictions, "_predict", lambda *a: torch.zeros(PUBLIC, 4))
-    with pytest.raises(QuorumNotMet, match=r"0 of 5 clients gave a valid reply to train_and_assess.*no probabilities"):
+    with pytest.raises(QuorumNotMet, match=r"0 of 5 clients gave a valid reply to train_and_assess.*not probabilities"):
         world.run(MNFL(**SETTINGS))
 
 

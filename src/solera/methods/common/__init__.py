@@ -1,1 +1,1 @@
-"""What several methods share: exchanges, averages, the fusion step. A paper has a file beside this folder."""
+"""Code that several methods share: exchanges, averages, the fusion step. Methods are the files next to this folder."""

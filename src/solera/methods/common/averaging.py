@@ -1,4 +1,4 @@
-"""The server's half of methods that differ from FedAvg in what a client does with the model it receives."""
+"""The server's part of methods that differ from FedAvg only in the client's training."""
 
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ Average = Literal["weighted", "uniform"]
 
 
 def mean_of(task: Task, x: dict[str, Weights], fed: Federation, average: Average, **settings: Any) -> Means:
-    """A cohort runs `task` on the models of its architectures; the mean of what it sends, for each architecture."""
+    """A cohort runs `task` on the models of its architectures; returns the mean reply for each architecture."""
     sent = per_client(lambda k: x[fed.architecture(k)])
     return fed.mean(task, fed.sample(), by=fed.architecture, uniform=average == "uniform", weights=sent, **settings)
 
@@ -22,7 +22,7 @@ def mean_of(task: Task, x: dict[str, Weights], fed: Federation, average: Average
 def average_round(
     x: dict[str, Weights], S: list[str], fed: Federation, average: Average, local: Any, mu: float = 0.0
 ) -> Means:
-    """Clients S train the model of their architecture; the mean of what they send, for each architecture."""
+    """Clients S train the model of their architecture; returns the mean reply for each architecture."""
     sent = per_client(lambda k: x[fed.architecture(k)])
     return fed.mean(
         local_update, S, by=fed.architecture, uniform=average == "uniform", weights=sent, local=local, mu=mu
@@ -30,7 +30,7 @@ def average_round(
 
 
 def average_of(how: Literal["weighted", "uniform", "median"], x: Replies, S: list[str], fed: Federation) -> Weights:
-    """One model of the uploads of clients S: their mean, by examples or each the same, or their median by number."""
+    """One model from the uploads of clients S: mean weighted by examples, uniform mean, or coordinate-wise median."""
     uploads = [x[k].weights for k in S]
     if how == "median":
         return coordinate_median(uploads, [fed.copies.get(k, 1) for k in S])

@@ -15,8 +15,8 @@ from ...parts.similarity import Coefficients, Loss, best, terms
 from ...server import Server
 
 MOST_CLIENTS = 5000  # 200 MB of coefficients, in every checkpoint
-NOTED_CLIENTS = 100  # with more, the matrix is noted every tenth round only
-SEARCHED_CLIENTS = 50  # with more in a round, their best coefficients are searched for every tenth round only
+NOTED_CLIENTS = 100  # with more, the matrix is recorded only every tenth round
+SEARCHED_CLIENTS = 50  # with more in a round, the best coefficients are computed only every tenth round
 TOLERANCE = 1e-6  # of that search
 
 
@@ -35,7 +35,7 @@ def block(c: Tensor, S: Sequence[str], fed: Federation) -> Tensor:
 
 
 def with_block(c: Tensor, S: Sequence[str], new: Tensor, fed: Federation) -> Tensor:
-    """A copy of `c` with other coefficients between clients S."""
+    """A copy of `c` with the coefficients `new` between clients S."""
     rows = _positions(S, fed)
     changed = c.clone()
     changed[rows[:, None], rows] = new
@@ -43,7 +43,7 @@ def with_block(c: Tensor, S: Sequence[str], new: Tensor, fed: Federation) -> Ten
 
 
 def with_columns(c: Tensor, S: Sequence[str], new: Tensor, fed: Federation) -> Tensor:
-    """A copy of `c` in which the receivers S have these coefficients with the givers S, and none with others."""
+    """A copy of `c` with the coefficients `new` from givers S to receivers S, and 0 from other givers."""
     cleared = c.clone()
     cleared[:, _positions(S, fed)] = 0
     return with_block(cleared, S, new, fed)
@@ -58,12 +58,12 @@ def shares(S: Sequence[str], fed: Federation) -> Tensor:
 def note_objective(
     c: Tensor, loss: Loss, share: Tensor, private: float, cfg: Coefficients, fed: Federation, server: Server
 ) -> None:
-    """Write objective (4) into the round's metrics: its three terms, and how good the clients' ensembles are.
+    """Write objective (4) into the round's metrics: its three terms, and the losses of the clients' ensembles.
 
     `c` are the coefficients between the clients of this round, `share` the weights of their collaborative losses and
-    `private` the mean of their losses on their own samples. Four matrices are compared: the learned one, everybody
-    alone (c = e_n), the uniform one, and the best there is, which by theorem 4.1 and remark 4.1 is no worse than these.
-    Nothing is written where rho is infinite.
+    `private` the mean of their losses on their own samples. Four matrices are compared: the learned one, each client
+    alone (c = e_n), the uniform one, and the optimal one, which by theorem 4.1 and remark 4.1 is no worse than these.
+    Nothing is written if rho is infinite.
     """
     N, m, mass = len(fed.clients), len(c), c.sum(0)
     if cfg.rho == math.inf or (m > SEARCHED_CLIENTS and fed.round % 10):

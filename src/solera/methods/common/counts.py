@@ -1,4 +1,4 @@
-"""Clients that tell how many samples of each label they hold: what FedGen and FedFTG weigh teachers and labels by."""
+"""Label counts that clients report: FedGen and FedFTG use them to weigh teachers and labels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def all_of_one(counts: Tensor, examples: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CountedUpdate:
-    """Parameters and buffers after local training and, where asked for, the client's samples of each label."""
+    """Parameters and buffers after local training and, if requested, the client's samples of each label."""
 
     counts: Tensor | None = sized("classes", dtype=torch.int64, fill=all_of_one)
     weights: Weights = like("weights")
@@ -35,15 +35,15 @@ def label_counts(client: Client) -> Tensor:
 
 @task("train_and_count")
 def train_and_count(client: Client, weights: Weights, local: Local, classes: int | None) -> CountedUpdate:
-    """Train a copy of the received model; where `classes` is given, also tell the label counts."""
+    """Train a copy of the received model; if `classes` is given, also report the label counts."""
     update = local_update(client, weights=weights, local=local, mu=0.0)
     return CountedUpdate(None if classes is None else label_counts(client), update.weights)
 
 
 def usable_counts(x: Replies, known: Mapping[str, Tensor], fed: Federation, server: Server) -> dict[str, Tensor]:
-    """The label counts of everybody who answered, as sent or as `known` from before; who lies is rejected.
+    """The label counts of all replies, as sent or as `known` from before; invalid counts are rejected.
 
-    A client's counts must sum to the examples it registered with: nobody owns a label by claiming more samples.
+    A client's counts must sum to the examples it registered with, so no client can dominate a label with false counts.
     """
     fine = {}
     for k, reply in list(x.items()):

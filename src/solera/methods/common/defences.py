@@ -1,4 +1,4 @@
-"""Defences against single clients of methods that see every upload: long updates, and models that only guess."""
+"""Defences against malicious clients, for methods that see individual models: large updates, models near chance."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -29,7 +29,7 @@ class Defended(Protocol):
 
 
 def clipped(x: Replies, M: dict[str, Weights], factor: float | None, fed: Federation, server: Server) -> Replies:
-    """The uploads, none further from what was sent than `factor` times the median of its architecture's clients."""
+    """The uploads, with each update's norm clipped to `factor` times the median of its architecture's clients."""
     if factor is None:
         return x
     for A in server.architectures:
@@ -45,7 +45,7 @@ def clipped(x: Replies, M: dict[str, Weights], factor: float | None, fed: Federa
 def without_worst(
     models: dict[str, Frozen], x: Replies, cfg: Defended, fed: Federation, server: Server
 ) -> dict[str, Frozen]:
-    """The models that do not guess on the server's validation set; the clients of the others are rejected."""
+    """The models better than chance on the server's validation set; the clients of the others are rejected."""
     held_out = server.validation
     if not cfg.drop_worst or held_out is None:
         return models
@@ -59,7 +59,7 @@ def without_worst(
 
 
 def defences_problems(name: str, cfg: Defended, server: Server) -> Iterator[str]:
-    """Settings that would fail, or do nothing, in the middle of a run."""
+    """Settings that would fail during a run, or have no effect."""
     if cfg.drop_threshold > server.num_classes:
         yield f"{name}: drop_threshold = {cfg.drop_threshold}: {server.num_classes} times chance is an accuracy of 1"
     if cfg.drop_worst and server.validation is None:

@@ -1,6 +1,6 @@
-"""The fusion step: ask the teachers once about the round's public samples, and distil every student from them.
+"""The fusion step: compute the teachers' predictions once for the round's public samples, and distil every student.
 
-FedDF, Fed-ET, `fusionlarge` and FedEED's framework differ in who teaches and who is taught, not in this.
+FedDF, Fed-ET, `fusionlarge` and FedEED's framework share this step. They differ in their teachers and students.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ from ...server import Server
 from ...task import Data
 from ...tensors import Weights, weights_of
 
-Seeds = Callable[..., int]  # `fed.seed`, or the same of an earlier round
-Asked = Teacher | Cache | Memo  # a teacher, or what it has answered
+Seeds = Callable[..., int]  # `fed.seed`, or that of an earlier round
+Asked = Teacher | Cache | Memo  # a teacher, or its stored predictions
 Student = TypeVar("Student", bound=Hashable)  # an architecture, or (architecture, number of the global model)
 
 
@@ -38,10 +38,10 @@ def fuse(
 ) -> dict[Student, Weights]:
     """The students' weights after distillation from `teacher` on the public samples d.
 
-    All students see the same minibatches and are independent given the teacher, so they are distilled side by side.
-    `teacher` may be asked already (see `asked`), and may differ from student to student. `loss` is KL unless given.
-    `validate`: stop early by the server's validation set, where there is one. `jobs` number the students, for the
-    random numbers of each (dropout); left out: 0, 1, ... `facts` are added to the event of each student.
+    All students see the same minibatches and are independent given the teacher, so they are distilled in parallel.
+    `teacher` may be stored predictions (see `asked`), and may differ between students. `loss` defaults to KL.
+    `validate`: stop early by the server's validation set, if there is one. `jobs` number the students, for the
+    random numbers of each (dropout); default: 0, 1, ... `facts` are added to the event of each student.
     """
     if cfg.steps == 0 or not students:
         return dict(students)
@@ -50,7 +50,7 @@ def fuse(
     accuracy, seed = accuracy_on(server.validation) if validate else None, seeds("fusion")
 
     def distilled(g: Student) -> tuple[Weights, Distilled]:
-        model = server.model(_named(g)["architecture"], students[g])  # built in the job, which may be run twice
+        model = server.model(_named(g)["architecture"], students[g])  # built in the job, which may run twice
         done = distill(model, server.public, teacher[g], cfg, seed, indices=d, loss=loss, validate=accuracy)
         return weights_of(model), done
 
@@ -71,10 +71,10 @@ def _named(student: Any) -> dict[str, Any]:
 
 
 def asked(teacher: Asked, several: bool, d: Tensor, cfg: Distill, seeds: Seeds, server: Server) -> Asked:
-    """The teacher's answers to all samples that will be visited, each asked for once.
+    """The teacher's predictions for all samples that distillation will visit, each computed once.
 
-    Where samples change with every draw it is the teacher itself; `several` students then share what it says to a
-    minibatch. What has been asked already stays as it is, and nothing is asked where nobody is taught.
+    If samples change with every draw, this is the teacher itself; `several` students then share its predictions for a
+    minibatch. Stored predictions are returned unchanged. Without distillation steps nothing is computed.
     """
     if isinstance(teacher, Cache | Memo) or cfg.steps == 0:
         return teacher
@@ -84,14 +84,14 @@ def asked(teacher: Asked, several: bool, d: Tensor, cfg: Distill, seeds: Seeds, 
 
 
 def visited(d: Tensor, cfg: Distill, seeds: Seeds) -> Tensor:
-    """Those of the public samples d that some minibatch has."""
+    """The public samples of d that are in some minibatch."""
     return d[visits(len(d), cfg.steps, cfg.batch, seeds("fusion"))].unique()
 
 
 def surest(
     top: int | None, teacher: Teacher, d: Tensor, cfg: Distill, seeds: Seeds, server: Server
 ) -> tuple[Asked, Tensor]:
-    """The `top` samples of d of whose class the teacher is surest, with its answers; without `top`, all of them."""
+    """The `top` samples of d with the lowest entropy, with the teacher's predictions; without `top`, all of them."""
     if top is None:
         return teacher, d
     answers = _kept(teacher, d, cfg, seeds, server)
@@ -103,14 +103,14 @@ def _kept(teacher: Teacher, seen: Tensor, cfg: Distill, seeds: Seeds, server: Se
 
 
 def copies_of(clients: Iterable[str], fed: Federation) -> list[float]:
-    """How often each client was drawn: with replacement the cohort is a multiset, and its models count as often."""
+    """How often each client was sampled. With replacement the cohort is a multiset, and this is a model's weight."""
     return [float(fed.copies.get(k, 1)) for k in clients]
 
 
 def finite_models(
     x: Replies, probe: Tensor, fed: Federation, server: Server, probed: str = "public samples"
 ) -> dict[str, Frozen]:
-    """The uploaded models whose logits on `probe` are finite numbers; the others are rejected."""
+    """The uploaded models whose logits on `probe` are finite; the others are rejected."""
     uploads = [(fed.architecture(k), x[k].weights) for k in x]
     models = dict(zip(x, frozen(uploads, server.model), strict=True))
     fine = side_by_side(fed.seed, server, [partial(answers_finitely, model, probe) for model in models.values()])
@@ -122,12 +122,12 @@ def finite_models(
 
 
 def answers_finitely(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether the logits of `model` are finite numbers for all of `inputs`."""
+    """Whether the logits of `model` are finite for all of `inputs`."""
     return len(inputs) == 0 or bool(torch.isfinite(logits_of(model, inputs)).all())
 
 
 def with_statistics(A: str, weights: Weights, inputs: Tensor, server: Server) -> Weights:
-    """A model nobody has trained with BatchNorm statistics of its own, taken from `inputs`."""
+    """An untrained model (sampled or averaged) with BatchNorm statistics estimated from `inputs`."""
     model = server.model(A, weights)
     reestimate(model, inputs)
     return weights_of(model)
@@ -137,14 +137,14 @@ def with_statistics(A: str, weights: Weights, inputs: Tensor, server: Server) ->
 
 
 def public_indices(cfg: Distill, seeds: Seeds, server: Server) -> Tensor:
-    """The public samples of a round; none where nothing is distilled."""
+    """The public samples of a round; none without distillation."""
     if cfg.steps == 0 or server.public is None:
         return torch.empty(0, dtype=torch.int64)
     return server.public.round_indices(server.per_round, seeds("public"))
 
 
 def first_batch(d: Tensor, cfg: Distill, server: Server) -> Tensor:
-    """As many of the public samples d as a minibatch has: a model must answer to them with finite numbers."""
+    """The first minibatch of the public samples d: a model's logits on them must be finite."""
     return server.public[d[: cfg.batch]] if len(d) else d
 
 
@@ -154,7 +154,7 @@ def side_by_side(seeds: Seeds, server: Server, jobs: Sequence[Callable[[], Any]]
 
 
 def outcome_of(train: Callable[[], Fitted]) -> Fitted | Diverged:
-    """How a training of the server's own went: what it did, or that it blew up. (A client that does is dropped.)"""
+    """The result of a training on the server, or that it diverged. (A client whose training diverged is dropped.)"""
     try:
         return train()
     except Diverged as e:
@@ -166,11 +166,11 @@ def accuracy_on(data: Data | None) -> Validate | None:
     return None if data is None else lambda model: evaluate(model, data.inputs, data.labels).accuracy
 
 
-# ---- what cannot work ------------------------------------------------------------------------------
+# ---- checks before a run ---------------------------------------------------------------------------
 
 
 def logits_problems(name: str, server: Server) -> Iterator[str]:
-    """Architectures that do not answer to a public sample with one logit for each class."""
+    """Architectures whose output for a public sample is not one logit for each class."""
     for A in server.architectures:
         shape = tuple(logits_of(server.model(A, server.init(A)), server.public[torch.tensor([0])]).shape)
         if shape != (1, server.num_classes):
@@ -178,7 +178,7 @@ def logits_problems(name: str, server: Server) -> Iterator[str]:
 
 
 def top_problems(name: str, top: int | None, server: Server) -> Iterator[str]:
-    """A `low_entropy_top` that `surest` cannot give."""
+    """A `low_entropy_top` that `surest` cannot select."""
     if top is None:
         return
     most = len(server.public) if server.per_round is None else server.per_round
@@ -186,6 +186,6 @@ def top_problems(name: str, top: int | None, server: Server) -> Iterator[str]:
         yield f"{name}: low_entropy_top = {top}: a round has {most} public samples; keep 1 to {most}"
     if server.public.fresh:
         yield (
-            f"{name}: low_entropy_top chooses samples by what the teachers say of them, but these change with every "
+            f"{name}: low_entropy_top selects samples by the teachers' predictions, but samples change with every "
             "draw: leave out public.fresh"
         )

@@ -1,4 +1,4 @@
-"""Fine-tuning: a client makes the model it receives its own. Shared by the methods that end with it."""
+"""Personal models: fine-tuning of a received model, and evaluation on the client's own test samples."""
 
 import copy
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class Tuning:
     """How a received model is fine-tuned."""
 
     local: Local
-    freeze_base: bool = False  # train the head of a split model and nothing else
-    kd: float = 0.0  # times KL(received model's answers || own answers), added to the cross-entropy
+    freeze_base: bool = False  # train only the head of a split model
+    kd: float = 0.0  # weight of KL(received model || own), added to the cross-entropy
 
 
 @task("fine_tune")
@@ -36,14 +36,14 @@ def fine_tune(client: Client, weights: Weights, tuning: Tuning) -> None:
 
 @task("score_tuned")
 def score_tuned(client: Client, weights: Weights, tuning: Tuning, tuned: bool) -> Score:
-    """The fine-tuned model on the client's test samples; before the end, a copy that is tuned for this and dropped."""
+    """Score the fine-tuned model on the client's test samples; before the end, a temporary copy is fine-tuned."""
     own = client.state.get("model") if tuned else None
     model = _tuned(client, weights, tuning) if own is None else client.model(own)
     return evaluate(model, client.test.inputs, client.test.labels)
 
 
 def tuning_payload(x: dict[str, Weights], tuning: Tuning, fed: Federation) -> dict[str, Any]:
-    """What the two tasks need: for each client the model of its architecture."""
+    """The payload of the two tasks: for each client the model of its architecture."""
     return {"weights": per_client(lambda k: x[fed.architecture(k)]), "tuning": tuning}
 
 
@@ -54,7 +54,7 @@ def _tuned(client: Client, weights: Weights, tuning: Tuning) -> nn.Module:
     if len(labels) == 0:
         return model
     trained = model
-    if tuning.freeze_base:  # what is frozen answers the same all along: ask it once
+    if tuning.freeze_base:  # the frozen body's output never changes: compute it once
         inputs, trained = represented(model, inputs), model.head
     if tuning.kd == 0:
         fit(trained, inputs, labels, tuning.local, client.seed)
@@ -79,7 +79,7 @@ def _anchored(labels: Tensor, received: Callable[[Tensor, Tensor], Targets], kd:
 
 
 def scored(client: Client, weights: Weights | None) -> Score:
-    """A model on the client's test samples; None: no model, and no sample counts."""
+    """Score a model on the client's test samples; without a model no sample counts."""
     if weights is None:
         return Score(0, 0, 0.0)
     return evaluate(client.model(weights), client.test.inputs, client.test.labels)
@@ -87,19 +87,19 @@ def scored(client: Client, weights: Weights | None) -> Score:
 
 @task("score_own")
 def score_own(client: Client) -> Score:
-    """The client's own model on its own test samples; nothing of a client that has none yet."""
+    """Score the client's own model on its own test samples; no samples if it has no model yet."""
     return scored(client, client.state.get("model"))
 
 
 @task("score_own_or_received")
 def score_own_or_received(client: Client, weights: Weights) -> Score:
-    """The same where there is a common model: a client that has none of its own yet would be given that."""
+    """The same, but a client without its own model scores the received common model."""
     return scored(client, client.state.get("model", weights))
 
 
 @task("train_alone")
 def train_alone(client: Client, local: Local) -> None:
-    """Go on training the client's own model; it stays on the client."""
+    """Continue to train the client's own model; it stays on the client."""
     model = client.model(client.state.get("model"))
     fit(model, client.train.inputs, client.train.labels, local, client.seed)
     client.state["model"] = weights_of(model)
@@ -112,5 +112,5 @@ def common_model(x: dict[str, Weights], fed: Federation) -> dict[str, Any]:
 
 @task("score_received")
 def score_received(client: Client, weights: Weights | None) -> Score:
-    """The received model on the client's own test samples; None for a client that was never asked: nothing counts."""
+    """Score the received model on the client's own test samples; None, for a client never sampled, counts no sample."""
     return scored(client, weights)

@@ -1,8 +1,8 @@
-"""Methods whose clients exchange predictions on public samples instead of weights: the tasks, and the server's half.
+"""Methods whose clients exchange predictions on public samples instead of weights: the tasks, and the server's part.
 
-Every party holds the same public samples. Down go the indices of a round's samples and the digest of the whole set,
-up goes what the client's model says about them, down again what it should have said. The model itself stays on the
-client, under "model" in its state.
+Every party holds the same public samples. The server sends the indices of a round's samples and the digest of the whole
+set. The clients send their predictions. The server then sends the targets. The model itself stays on the client, under
+"model" in its state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,36 +30,36 @@ SUMS_TO_ONE = 1e-3  # how far from 1 the sum of probabilities may be
 
 @dataclass(frozen=True)
 class Drawn:
-    """The public samples of a round, by index, and the digest of the set they are drawn from."""
+    """The public samples of a round, by index, and the digest of the whole set."""
 
     indices: Tensor
     digest: str
 
 
 def undecided(probs: Tensor, examples: int) -> Tensor:
-    """Predictions of a model that has learned nothing."""
+    """Predictions of an untrained model."""
     return torch.full_like(probs, 1 / probs.shape[-1])
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Class probabilities of public samples, a row for each."""
+    """Class probabilities of public samples, one row per sample."""
 
     probs: Tensor = sized("drawn.indices", "classes", fill=undecided)
 
 
 @dataclass(frozen=True)
 class Assessed:
-    """Predictions of public samples, and how good the model that made them is at home."""
+    """Predictions of public samples, and the model's loss and score on the client's own data."""
 
-    loss: float  # mean cross-entropy over the client's private samples, L_n of MNFL's objective (4); 0 without any
+    loss: float  # mean cross-entropy on the client's private samples, L_n of MNFL's objective (4); 0 without samples
     test: Score  # on the client's own test split
     probs: Tensor = sized("drawn.indices", "classes", fill=undecided)
 
 
 @dataclass(frozen=True)
 class Reassessed:
-    """The same after the model was taught."""
+    """The same after distillation."""
 
     loss: float
     test: Score
@@ -68,25 +68,25 @@ class Reassessed:
 
 @dataclass(frozen=True)
 class Probabilities:
-    """The same where only a mean of all clients is wanted: whatever is wrong must show on arrival."""
+    """The same for a mean over clients: each reply is validated when it arrives."""
 
     probs: Tensor = sized("indices", "classes", fill=undecided)
 
     def __post_init__(self) -> None:
         if not are_probabilities(self.probs):
-            raise ValueError("predictions that are no probabilities")
+            raise ValueError("predictions that are not probabilities")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Logits of public samples, a row for each: the scores before any softmax. For a mean of all clients."""
+    """Logits of public samples, one row per sample, before any softmax. For a mean over clients."""
 
     logits: Tensor = sized("indices", "classes")
 
 
 @dataclass(frozen=True)
 class Done:
-    """Nothing but that it is done. A dataclass, so that a task which sends nothing back can be part of a mean too."""
+    """An empty reply. A dataclass, so that a task without results can be used in `mean` too."""
 
 
 def are_probabilities(probs: Tensor) -> bool:
@@ -94,14 +94,14 @@ def are_probabilities(probs: Tensor) -> bool:
     return not bool((probs < 0).any()) and not bool(((probs.sum(-1) - 1).abs() > SUMS_TO_ONE).any())
 
 
-# ---- the client's half ------------------------------------------------------------------------------
+# ---- the client's part ------------------------------------------------------------------------------
 
 
 @task("train_and_predict")
 def train_and_predict(
     client: Client, local: Local, only_new: bool, drawn: Drawn, classes: int, temperature: float
 ) -> Predictions:
-    """Train on private data (with `only_new`, just a client that has no model yet), then predict public samples."""
+    """Train on private data (with `only_new`, only if the client has no model yet), then predict public samples."""
     _, probs = _trained_answer(client, local, only_new, drawn, temperature)
     return Predictions(probs)
 
@@ -110,21 +110,21 @@ def train_and_predict(
 def train_and_assess(
     client: Client, local: Local, only_new: bool, drawn: Drawn, classes: int, temperature: float
 ) -> Assessed:
-    """The same, and say how good the model is before it is taught."""
+    """The same, and evaluate the model before distillation."""
     model, probs = _trained_answer(client, local, only_new, drawn, temperature)
     return Assessed(*_assessed(client, model), probs)
 
 
 @task("train_and_answer")
 def train_and_answer(client: Client, local: Local, indices: Tensor, digest: str, classes: int) -> Probabilities:
-    """Train on private data, then say how likely each class is for each of the public samples."""
+    """Train on private data, then predict class probabilities of the public samples."""
     model, inputs = _train(client, local, Drawn(indices, digest))
     return Probabilities(_predict(model, inputs, 1.0))
 
 
 @task("train_and_score")
 def train_and_score(client: Client, local: Local, indices: Tensor, digest: str, classes: int) -> Scores:
-    """Train on private data, then score the public samples."""
+    """Train on private data, then predict logits of the public samples."""
     model, inputs = _train(client, local, Drawn(indices, digest))
     return Scores(scores_of(model, inputs))
 
@@ -151,7 +151,7 @@ def distil_and_predict(
 def distil_and_train(
     client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm, local: Local
 ) -> Score:
-    """The same, and train on private data afterwards; how good it was before that, on the client's own test split."""
+    """The same, then train on private data; returns the score on the client's own test split before that training."""
     model, _ = distil_own(client, targets, distil, towards_targets(temperature, student_norm))
     taught = evaluate(model, client.test.inputs, client.test.labels)
     train_after(client, model, local)
@@ -159,7 +159,7 @@ def distil_and_train(
 
 
 def public_inputs(client: Client, drawn: Drawn) -> Tensor:
-    """The samples drawn, ready for a model; refused where the client holds another set than the server."""
+    """The inputs of the samples `drawn`; refused if the client's public set differs from the server's."""
     if client.public is None:
         raise DataError(f"{client.id} holds no public data; this method needs the same set at every client")
     if client.public.digest != drawn.digest:
@@ -171,30 +171,30 @@ def public_inputs(client: Client, drawn: Drawn) -> Tensor:
 
 
 def finite(answers: Tensor) -> Tensor:
-    """A trained model's answers; an error if these are not finite, so that the client keeps the model it had."""
+    """A trained model's predictions; an error if they are not finite, so that the client keeps its old model."""
     if not bool(torch.isfinite(answers).all()):
         raise Diverged("predictions that are not finite; lower the learning rate or set clip")
     return answers
 
 
 def scores_of(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The logits of the samples, as they may leave the client."""
+    """The logits of the samples, checked to be finite before they are sent."""
     return finite(logits_of(model, inputs).float())
 
 
 def remember(client: Client, model: nn.Module, drawn: Drawn) -> None:
-    """Keep the model, and the samples it was asked about, so that their indices travel once."""
+    """Keep the model and the indices of the predicted samples, so that they are sent only once."""
     client.state["model"] = weights_of(model)
     client.state["drawn"] = {"indices": drawn.indices}
 
 
 def asked_inputs(client: Client) -> Tensor:
-    """The samples the client was last asked about; that is forgotten with this."""
+    """The inputs that the client predicted last; their indices are removed from its state."""
     return client.public[client.state.pop("drawn")["indices"].long()]
 
 
 def distil_own(client: Client, targets: Tensor, distil: Local, objective: Objective) -> tuple[nn.Module, Tensor]:
-    """Fit the client's model to targets of the samples it was last asked about: the model, and these."""
+    """Fit the client's model to targets of the samples it predicted last; returns the model and the samples."""
     inputs = asked_inputs(client)
     model = client.model(client.state["model"])
     fit(model, inputs, targets, distil, client.seed, objective)
@@ -203,7 +203,7 @@ def distil_own(client: Client, targets: Tensor, distil: Local, objective: Object
 
 
 def train_after(client: Client, model: nn.Module, local: Local) -> None:
-    """Train on private data, as the last thing of a task that has used the client's seed before."""
+    """Train on private data at the end of a task, with a seed other than the client's, which the task has used."""
     fit(model, client.train.inputs, client.train.labels, local, seed_from(client.seed, "train"))
     client.state["model"] = weights_of(model)
 
@@ -244,18 +244,18 @@ def _predict(model: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
     return finite((logits_of(model, inputs) / temperature).softmax(-1).float())
 
 
-# ---- the server's half ------------------------------------------------------------------------------
+# ---- the server's part ------------------------------------------------------------------------------
 
 
 def draw(size: int | None, fed: Federation, server: Server) -> Tensor:
-    """The public samples of this round: `size` of them, or as many as public.per_round says."""
+    """The public samples of this round: `size` of them, or public.per_round."""
     if size == 0:
         return torch.empty(0, dtype=torch.int64)
     return server.public.round_indices(server.per_round if size is None else size, fed.seed("public"))
 
 
 def participants(fed: Federation) -> list[str]:
-    """The cohort. Where everybody takes part, so do clients without examples: they can learn from the others."""
+    """The cohort. With full participation it includes clients without examples: they can learn from the others."""
     everybody = fed.config.fraction == 1 and not fed.config.replacement
     return list(fed.clients) if everybody else fed.sample()
 
@@ -269,7 +269,7 @@ def ask(
     server: Server,
     only_new: bool = False,
 ) -> tuple[list[str], Tensor]:
-    """Have clients train and predict: those with usable predictions, and the predictions."""
+    """Clients train and predict; returns the clients with valid predictions, and the predictions."""
     how = _question(indices, temperature, local, server, only_new)
     return usable(fed.map(train_and_predict, clients, **how), fed)
 
@@ -283,7 +283,7 @@ def ask_and_assess(
     server: Server,
     only_new: bool = False,
 ) -> tuple[list[str], Tensor, Replies]:
-    """The same, and what else they said (see Assessed)."""
+    """The same, with the whole replies (see Assessed)."""
     replies = fed.map(train_and_assess, clients, **_question(indices, temperature, local, server, only_new))
     return *usable(replies, fed), replies
 
@@ -295,33 +295,33 @@ def _question(indices: Tensor, temperature: float, local: Local, server: Server,
 
 
 def question(indices: Tensor, server: Server) -> dict[str, Any]:
-    """What a client is told when it is asked about public samples for a mean: which, and how large the answer is."""
+    """The payload of a prediction task used in a mean: the samples, and the size of the reply."""
     return {"indices": indices.int(), "digest": server.public.digest, "classes": server.num_classes}
 
 
 def answered(S: Sequence[str], fed: Federation) -> list[str]:
-    """Those of clients S whose answers are in the mean."""
+    """The clients of S whose replies are in the mean."""
     return [k for k in S if k in fed.answered]
 
 
 def usable(replies: Replies, fed: Federation) -> tuple[list[str], Tensor]:
-    """Who sent a probability vector for each sample, and these [clients, samples, classes]; the others are rejected."""
+    """The clients with valid probability vectors, and these [clients, samples, classes]; the others are rejected."""
     for k in [k for k, reply in replies.items() if not are_probabilities(reply.probs)]:
-        fed.reject(replies, k, "predictions that are no probabilities")
+        fed.reject(replies, k, "predictions that are not probabilities")
     return list(replies), torch.stack([reply.probs for reply in replies.values()])
 
 
 def public_problems(name: str, size: int | None, server: Server) -> Iterator[str]:
-    """Public data on which predictions cannot be exchanged."""
+    """Why this public data does not allow an exchange of predictions."""
     if server.public.fresh:
         yield f"{name}: all clients must see the same public samples: leave out public.fresh"
     if size is not None and not 0 <= size <= len(server.public):
         yield f"{name}: public_size = {size}, but there are {len(server.public)} public samples"
-    _ = server.public.digest  # computed once and kept: before workers are forked, not by each of them
+    _ = server.public.digest  # computed and cached before workers are forked, not in each worker
 
 
 def label_problems(name: str, server: Server, way_out: str) -> Iterator[str]:
-    """Public labels for which the models have no output."""
+    """Public labels without an output in the models."""
     labels = server.public.labels
     if labels is not None and int(labels.max()) >= server.num_classes:
         yield (

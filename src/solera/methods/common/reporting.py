@@ -1,4 +1,4 @@
-"""What a method of fusion tells about its teachers: their joint prediction, and how far they agree."""
+"""What fusion methods report about their teachers: the ensemble's accuracy, and how far the teachers agree."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,14 +13,14 @@ from ...parts.teachers import Rule
 from ...server import Server
 from .fusion import side_by_side
 
-NOTED_SAMPLES = 128  # public samples on which the teachers are compared, for the report
+NOTED_SAMPLES = 128  # public samples on which the teachers are compared
 NOTED_TEACHERS = 200
 
 
 def report_teachers(
     models: Mapping[str, nn.Module], x: Replies, rule: Rule, d: Tensor, fed: Federation, server: Server
 ) -> None:
-    """Have the teachers' joint prediction measured, and note how far they agree on the public samples d."""
+    """Evaluate the ensemble of the teachers, and record how far they agree on the public samples d."""
     members = [(fed.architecture(k), x[k].weights) for k in models]
     copies = [float(fed.copies.get(k, 1)) for k in models]
     server.report_ensemble("teachers", members, rule, copies, names=list(models))
@@ -28,7 +28,7 @@ def report_teachers(
 
 
 def note_teachers(models: Mapping[str, nn.Module], d: Tensor, fed: Federation, server: Server) -> None:
-    """Write into the round's metrics how sure each teacher is and how often it dissents, on some of the samples d."""
+    """Write each teacher's confidence and how often it dissents into the round's metrics, for some of the samples d."""
     some = d[:: max(1, len(d) // NOTED_SAMPLES)][:NOTED_SAMPLES]
     if len(some):
         inputs = server.public[some]

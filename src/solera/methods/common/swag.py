@@ -1,4 +1,4 @@
-"""Teachers drawn around the clients' models (FedDF's Table 7, FedDistill): SWAG's normal distribution."""
+"""Teachers sampled around the clients' models (FedDF's Table 7, FedDistill) from SWAG's normal distribution."""
 
 from collections.abc import Iterator
 
@@ -13,30 +13,30 @@ from ...server import Server
 from ...settings import NonNegative, NonNegativeInt, Problem, settings
 from .fusion import with_statistics
 
-NORM_SAMPLES = 2048  # public samples that give a drawn model its BatchNorm statistics
+NORM_SAMPLES = 2048  # public samples for the BatchNorm statistics of a sampled model
 
 
 @settings
 class Swag:
-    """Teachers drawn from a normal distribution around the clients' models (FedDF's Table 7, FedDistill)."""
+    """Teachers sampled from a normal distribution around the clients' models (FedDF's Table 7, FedDistill)."""
 
-    samples: NonNegativeInt = 0  # how many are drawn each round; 0: none
-    scale: NonNegative = 0.5  # of the covariance; 0.5 gives SWAG's own factors
+    samples: NonNegativeInt = 0  # number of sampled teachers each round; 0: none
+    scale: NonNegative = 0.5  # of the covariance; 0.5 is SWAG's factor
     include_clients: bool = True  # the clients' models teach as well
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         if self.samples == 0 and (self.scale, self.include_clients) != (0.5, True):
-            yield "samples = 0 draws no teacher: set it, or leave out the other settings"
+            yield "samples = 0 samples no teacher: set it, or leave out the other settings"
 
 
 def drawn_around(
     teachers: dict[str, Frozen], cfg: Swag, d: Tensor, fed: Federation, server: Server, report: str | None
 ) -> dict[str, Frozen]:
-    """The teachers, all of one architecture, with models drawn around them beside them or in their place.
+    """The teachers, all of one architecture, together with or replaced by models sampled around them.
 
-    Nobody has trained these, so their BatchNorm statistics are taken anew from public samples. `report` is the rule by
-    which all of them are measured together.
+    The sampled models are untrained, so their BatchNorm statistics are estimated from public samples. `report` is the
+    rule by which the ensemble of all of them is evaluated.
     """
     if cfg.samples == 0:
         return teachers
@@ -56,9 +56,9 @@ def drawn_around(
 
 
 def swag_problems(name: str, cfg: Swag, server: Server) -> Iterator[str]:
-    """Models of different shapes, between which nothing can be drawn."""
+    """Models of different shapes, around which no model can be sampled."""
     if cfg.samples and len(server.architectures) > 1:
         yield (
-            f"{name}: swag.samples = {cfg.samples} draws around models of one architecture, but the clients have "
+            f"{name}: swag.samples = {cfg.samples} samples around models of one architecture, but the clients have "
             f"{', '.join(server.architectures)}: leave it out, or name one architecture in models.clients"
         )

@@ -1,4 +1,4 @@
-"""One round's clients at work for the framework: groups are started when their models are ready, collected together."""
+"""The clients of one round of the framework: groups start when their models are ready, and are collected together."""
 
 import time
 from collections.abc import Callable, Collection
@@ -20,17 +20,17 @@ Means = dict[Group, tuple[Any, int]]  # each group's mean reply, and of how many
 
 
 class Clock:
-    """Notes what was done when, in seconds since the round began: the overlap can be seen in the run's events."""
+    """Records start and end of each piece of work, in seconds since the round began; written to the run's events."""
 
     def __init__(self, server: Server):
         self.server, self.zero = server, time.monotonic()
 
     def timed(self, what: str, work: Callable[..., Any], *args: Any) -> Any:
-        """Do a piece of the server's work and note it."""
+        """Run a piece of the server's work and record its time."""
         return self.span(what, lambda: work(*args))()
 
     def span(self, what: str, wait: Callable[[], Any], **facts: Any) -> Callable[[], Any]:
-        """A piece of work that has begun; it is noted when its result is there."""
+        """A piece of work that has started; its time is recorded when the result arrives."""
         start = time.monotonic() - self.zero
 
         def result() -> Any:
@@ -44,7 +44,7 @@ class Clock:
 
 
 class Cohort:
-    """The clients S of a round, each with its group. With `individual` their models are seen one by one."""
+    """The clients S of a round, each with its group. With `individual` the server sees individual models."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Cohort:
         self.running: list[Callable[[], Any]] = []
 
     def start(self, groups: Collection[Group], w: Models, memory: Models, local: Local) -> None:
-        """Hand the clients of `groups` their models, in one exchange."""
+        """Send the clients of `groups` their models, in one exchange."""
         who = {k: g for k, g in self.S.items() if g in groups}
         if not who:
             return
@@ -74,18 +74,18 @@ class Cohort:
         self.running.append(self.clock.span("train", wait, groups=names))
 
     def collect(self, w: Models, probe: Tensor, secure: bool) -> tuple[Means, list[Upload]]:
-        """The mean reply of each group, and with `individual` the models it is of; `w` are those that were sent.
+        """The mean reply of each group and, with `individual`, the client models; `w` are the models that were sent.
 
-        `probe` are indices of public samples, to which a model must answer with finite numbers.
+        `probe` are indices of public samples: a model's logits on them must be finite.
         """
         got: dict[Any, Any] = {}
-        void = QuorumNotMet(f"round {self.fed.round}: no group has {MIN_SECURE} clients, method.secure asks for that")
+        void = QuorumNotMet(f"round {self.fed.round}: no group has {MIN_SECURE} clients, which method.secure requires")
         inputs = self.server.public[probe] if len(probe) and self.individual else probe
         for wait in self.running:
             try:
                 replies = wait()
                 got |= self._finite(replies, w, inputs) if self.individual else replies
-            except QuorumNotMet as e:  # its groups had no client, then: the others go on
+            except QuorumNotMet as e:  # its groups then have no client; the others continue
                 void = e
         if not got:
             raise void
@@ -100,12 +100,12 @@ class Cohort:
         return {g: (mean, answered.count(g)) for g, mean in got.items()}, []
 
     def _finite(self, replies: Replies, w: Models, inputs: Tensor) -> dict[str, Any]:
-        """The replies of clients whose models answer with finite numbers."""
+        """The replies of clients whose models have finite logits."""
         x = replies.read_as({k: Update(self.trainer.client_model(w[self.S[k]], r)) for k, r in replies.items()})
         return {k: replies[k] for k in finite_models(x, inputs, self.fed, self.server)}
 
     def _average(self, replies: dict[str, Any], w: Models) -> tuple[Means, list[Upload]]:
-        """As the federation would."""
+        """The mean reply of each group, as `Federation.mean` computes it, and the uploads."""
         fed, S = self.fed, self.S
         fine = sorted(replies, key=fed.clients.index)
         x = {k: self.trainer.client_model(w[S[k]], replies[k]) for k in fine}
@@ -119,9 +119,9 @@ class Cohort:
         return means, [Upload(S[k], x[k], examples[k], copies[k]) for k in fine]
 
     def aggregate(self, g: Group, mean: Any, count: int, sent: Weights, memory: Models) -> Weights | None:
-        """w^g_{t,k} of a group: what `mean`, of so many clients' replies, makes of the model that was sent.
+        """w^g_{t,k} of a group: the new model from the mean reply of `count` clients.
 
-        The trainer's memory of the group is brought up to date. None if the aggregate is not made of finite numbers.
+        Also updates the trainer's memory of the group. None if the aggregate is not finite.
         """
         owner, N = self.trainer.owner(g), len(members_of(self.fed, g[0]))
         found, kept = self.trainer.update(sent, memory[owner], mean, count / N)

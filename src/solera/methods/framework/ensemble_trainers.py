@@ -1,7 +1,7 @@
-"""Ensemble trainers, the second slot of the framework: whose joint prediction teaches.
+"""Ensemble trainers, the second slot of the framework: which models are members of the ensemble.
 
     clients      all client models of the round: FedDF; of several groups with K > 1       sections 4.1 1) and 4)
-    bayesian     these, their average, and models drawn around them: FedBE, FedDistill     2)
+    bayesian     these, their average, and models sampled around them: FedBE, FedDistill   2)
     aggregated   the K global models of the last R rounds, before any distillation         3) and 5)
 
 Numbers are those of FedEED's section 4.1. Only the last needs no individual client model.
@@ -24,12 +24,12 @@ from ...tensors import Weights
 from ..common.fusion import with_statistics
 from .local_trainers import Group, Models, Seeds
 
-NORM_SAMPLES = 1024  # public samples that give drawn models their BatchNorm statistics
+NORM_SAMPLES = 1024  # public samples for the BatchNorm statistics of sampled models
 
 
 @dataclass(frozen=True)
 class Member:
-    """A frozen model of the ensemble, and how much its voice counts."""
+    """A frozen model of the ensemble, and its weight."""
 
     architecture: str
     group: int
@@ -38,33 +38,33 @@ class Member:
 
 
 class Upload(NamedTuple):
-    """A client's model, where it must be seen."""
+    """A client's individual model, for ensembles that need it."""
 
     group: Group
     weights: Weights
-    examples: float  # times how often the client was drawn
+    examples: float  # times how often the client was sampled
     copies: int
 
 
 @settings
 class EnsembleTrainer:
-    """The ensembles there are by name. An object of your own with the same methods can take this one's place."""
+    """The built-in ensembles, by name. An object of your own with the same methods can replace this one."""
 
     kind: Literal["clients", "bayesian", "aggregated"] = "aggregated"
     R: PositiveInt = 1  # aggregated: checkpoints of the last R rounds
-    weighted: bool = False  # clients count by their examples
-    rule: Rule = "avg_logits"  # how voices become one; "confidence": Fed-ET's, who is sure counts more
+    weighted: bool = False  # weigh clients by their number of examples
+    rule: Rule = "avg_logits"  # how predictions are combined; "confidence": Fed-ET's, weighted by confidence
     posterior: Kind = "gaussian"
     samples: PositiveInt = 10  # M, of each global model
     alpha: Positive = 1.0  # dirichlet: all of its parameters
     scale: Positive = 0.5  # swag: of its covariance
-    update_normalised: bool = False  # gaussian: of the directions of the updates, as FedBE's code has it
+    update_normalised: bool = False  # gaussian: over the directions of the updates, as in FedBE's code
     include_clients: bool = True
     include_average: bool = True
-    sharpen: Positive | None = None  # temperature on the teacher's probabilities, below 1
+    sharpen: Positive | None = None  # temperature of the teacher's probabilities, below 1
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between the settings."""
+        """Settings that contradict each other."""
         if self.R > 1 and self.kind != "aggregated":
             yield f"R = {self.R}: only kind = 'aggregated' keeps checkpoints, not {self.kind!r}"
 
@@ -75,7 +75,7 @@ class EnsembleTrainer:
     def members(
         self, w: Models, uploads: Sequence[Upload], sent: Models, d: Tensor, seeds: Seeds, server: Server
     ) -> list[Member]:
-        """The ensemble's members of this round; `w` are the aggregates, `d` the round's public samples, if any."""
+        """The new members of this round; `w` are the aggregates, `d` the round's public samples, if any."""
         if self.kind == "aggregated":
             return [Member(A, k, weights, 1.0) for (A, k), weights in w.items()]
         clients = [Member(*u.group, u.weights, float(u.examples if self.weighted else u.copies)) for u in uploads]
@@ -93,13 +93,13 @@ class EnsembleTrainer:
                 inputs = server.public[d[torch.randperm(len(d), generator=some)[:NORM_SAMPLES]]]
                 samples = [with_statistics(A, s, inputs, server) for s in samples]
             drawn += [Member(A, k, s, 1.0) for s in [*average, *samples]]
-        if self.weighted:  # one client as heavy as one sample, on average
+        if self.weighted:  # on average, one client has the weight of one sampled model
             mean = sum(m.share for m in clients) / len(clients)
             clients = [Member(m.architecture, m.group, m.weights, m.share / mean) for m in clients]
         return (clients if self.include_clients else []) + drawn
 
     def draw(self, own: Sequence[Upload], sent: Weights, names: Sequence[str], seed: int) -> list[Weights]:
-        """M models from the distribution around the uploads of one group."""
+        """M models sampled around the uploads of one group."""
         models, n, M = [u.weights for u in own], [float(u.examples) for u in own], self.samples
         if self.posterior == "dirichlet":
             return dirichlet(models, n, M, seed, self.alpha)
@@ -110,7 +110,7 @@ class EnsembleTrainer:
         return gaussian(models, n, names, M, seed)
 
     def teacher(self, members: Sequence[Member], temperature: float, server: Server) -> Any:
-        """The members as one teacher of batches."""
+        """The members as one teacher: a function of a batch of inputs."""
         models = frozen([(m.architecture, m.weights) for m in members], server.model)
         teacher = Ensemble(models, self.rule, [m.share for m in members], temperature)
         return teacher if self.sharpen is None else sharpened(teacher, self.sharpen)

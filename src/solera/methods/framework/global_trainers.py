@@ -1,12 +1,12 @@
 """Global trainers, the third slot of the framework: which global models the ensemble teaches, and when.
 
-    none             nobody: Fed-ensemble
+    none             no model: Fed-ensemble
     basic            every model that was trained this round: FedDF
-    warmup           the same after W rounds, as FedEED reads codistillation (Anil et al., ICLR 2018)
-    codistillation   the same, with `exclude_self` as the original has it: a model does not teach itself
+    warmup           the same after W rounds, FedEED's version of codistillation (Anil et al., ICLR 2018)
+    codistillation   the same; with `exclude_self` as in the original: a model does not teach itself
     designated       the first model of each architecture only: FedEED
 
-Teachers are copies made before any student moves, and all students see the same mini-batches.
+Teachers are copies made before distillation starts, and all students see the same mini-batches.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -28,32 +28,32 @@ from .local_trainers import Group, Models, Seeds
 
 @settings
 class GlobalTrainer:
-    """The schemes there are by name. An object of your own with the same methods can take this one's place."""
+    """The built-in schemes, by name. An object of your own with the same methods can replace this one."""
 
     kind: Literal["none", "basic", "warmup", "codistillation", "designated"] = "designated"
     warmup: NonNegativeInt = 20  # W, of warmup and codistillation: rounds before the first distillation
-    exclude_self: bool = False  # codistillation: a model's own checkpoints and clients are not among its teachers
-    early_stop: bool = True  # by the server's validation set, where there is one
+    exclude_self: bool = False  # codistillation: exclude a model's own checkpoints and clients from its teachers
+    early_stop: bool = True  # by the server's validation set, if there is one
 
     needs_client_models: ClassVar[bool] = False
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between the settings."""
+        """Settings that contradict each other."""
         if self.exclude_self and self.kind != "codistillation":
             yield f"exclude_self = true: only with kind = 'codistillation', not {self.kind!r}"
 
     @property
     def designated(self) -> bool:
-        """Whether only the first model of each architecture is ever a student, so that the others need not wait."""
+        """Whether only the first model of each architecture is a student, so that the others need not wait."""
         return self.kind == "designated"
 
     @property
     def distils(self) -> bool:
-        """Whether there is a student at all: then public samples are needed."""
+        """Whether any model is distilled: then public samples are needed."""
         return self.kind != "none"
 
     def students(self, t: int, groups: Collection[Group], trained: Collection[Group]) -> list[Group]:
-        """Who is distilled in round t. A designated model also without clients this round; others then stay."""
+        """The models distilled in round t. A model without clients this round is distilled only if it is designated."""
         if self.kind == "designated":
             return [g for g in groups if g[1] == 0]
         if self.kind == "none" or (self.kind in ("warmup", "codistillation") and t < self.warmup):
@@ -70,7 +70,7 @@ class GlobalTrainer:
         server: Server,
         clock: Clock,
     ) -> "Lesson":
-        """Ask the teachers about the round's public samples, once. `seeds` are those of the round that is taught."""
+        """Compute the teachers' predictions for a round's public samples, once. `seeds` are those of that round."""
         if not students or not fusion.steps:
             return Lesson({}, torch.empty(0), fusion, seeds, server, clock)
         d = public_indices(fusion, seeds, server)
@@ -95,7 +95,7 @@ class GlobalTrainer:
         return Lesson(teachers, d, fusion, seeds, server, clock, self.early_stop)
 
     def misfits(self, fusion: Distill, server: Server) -> Iterator[str]:
-        """What would fail in the middle of a run."""
+        """Settings that would fail during a run."""
         if not self.distils or not fusion.steps:
             return
         if fusion.keep_init_if_better and (server.validation is None or not self.early_stop):
@@ -104,7 +104,7 @@ class GlobalTrainer:
 
 
 class Lesson:
-    """One round's distillation, ready to be given to its students together or one after another."""
+    """One round's distillation, ready to run for its students together or one after another."""
 
     def __init__(
         self,
@@ -117,12 +117,12 @@ class Lesson:
         validate: bool = True,
     ):
         self.teachers = {g: teacher for g, teacher in teachers.items() if teacher is not None}
-        self.place = {g: i for i, g in enumerate(teachers)}  # a student's random numbers do not depend on company
+        self.place = {g: i for i, g in enumerate(teachers)}  # random numbers do not depend on other students
         self.d, self.fusion, self.seeds, self.server = d, fusion, seeds, server
         self.clock, self.validate = clock, validate
 
     def teach(self, students: Models) -> Models:
-        """The students' weights after distillation; those without a teacher as they are."""
+        """The students' weights after distillation; unchanged without a teacher."""
         taught = {g: weights for g, weights in students.items() if g in self.teachers}
         if not taught:
             return students

@@ -1,4 +1,4 @@
-"""Who trains which global model in a round. It follows from the run's seed alone, never from what was learned."""
+"""Which clients train which global model in a round. Depends only on the run's seed, not on the training."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -25,7 +25,7 @@ def members_of(fed: Federation, A: str) -> torch.Tensor:
 
 
 def split(shares: Sequence[int], schedule: Schedule, fed: Federation, server: Server) -> dict[str, Group]:
-    """The cohort of this round in K groups inside each architecture: client -> (architecture, k)."""
+    """The cohort of this round, in K groups for each architecture: client -> (architecture, k)."""
     S, K = fed.sample(), len(shares)
     group: dict[str, Group] = {}
     for A in server.architectures:
@@ -46,7 +46,7 @@ def split(shares: Sequence[int], schedule: Schedule, fed: Federation, server: Se
 
 
 def _strata(S: Sequence[str], K: int, A: str, fed: Federation) -> dict[str, int]:
-    """Fed-ensemble's schedule: fixed strata of clients, in each age of K rounds every model meets each of them once."""
+    """Fed-ensemble's schedule: fixed strata of clients. In each age of K rounds a model trains on each stratum once."""
 
     def draw(n: int, *key: object) -> torch.Tensor:
         return torch.randperm(n, generator=torch.Generator().manual_seed(seed_from(fed.run_seed, *key)))
@@ -60,7 +60,7 @@ def _strata(S: Sequence[str], K: int, A: str, fed: Federation) -> dict[str, int]
 
 
 def check_groups(shares: Sequence[int], secure: bool, designated: bool, fed: Federation, server: Server) -> None:
-    """Refuse more groups than there can be clients for, and groups too small for what is asked of them."""
+    """Refuse more groups than clients, and groups that are too small for the settings."""
     K, fraction = len(shares), fed.config.fraction
     m = max(1, int(fraction * len(fed.clients) + 0.5))
     for A in server.architectures:
@@ -74,13 +74,13 @@ def check_groups(shares: Sequence[int], secure: bool, designated: bool, fed: Fed
             )
         if designated and K > 1 and (size := group_sizes(active, shares)[0]) < fed.config.min_replies:
             raise ConfigError(
-                f"federation.min_replies = {fed.config.min_replies}: the designated group is asked on its own, and has "
+                f"federation.min_replies = {fed.config.min_replies}: the designated group is a separate exchange with "
                 f"{size} clients of {A!r} at most"
             )
 
 
 def drop_small(group: dict[str, Group], server: Server) -> dict[str, Group]:
-    """The groups that secure aggregation can serve: those of at least two clients."""
+    """The groups that secure aggregation allows: those of at least two clients."""
     members: dict[Group, list[str]] = {}
     for k, g in group.items():
         members.setdefault(g, []).append(k)

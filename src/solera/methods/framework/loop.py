@@ -4,7 +4,7 @@ Ensemble of Aggregated Models"), Algorithm 1: K global models; a local, an ensem
 Each slot is filled by name in a configuration, or with an object of your own in Python. FedEED, FedBE, FedDistill,
 Fed-ensemble, codistillation and FedDF are settings of it. Clients of different architectures form K groups in each.
 
-With `pipeline`, clients train while the server distils: overlap.py turns this loop by half a round.
+With `pipeline`, clients train while the server distils: overlap.py shifts this loop by half a round.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ from .slots import Slots
 
 
 class Aggregated(NamedTuple):
-    """What the clients of a round have made of the global models."""
+    """The results of the clients' training in a round."""
 
-    w: Models  # w^g_{t,k}; a group without clients has the model it had, one that diverged is left out
+    w: Models  # w^g_{t,k}; unchanged for a group without clients, missing if the aggregate is not finite
     trained: set[Group]
     memory: Models
     history: list[list[Member]]
@@ -41,7 +41,8 @@ class Framework(Slots):
 
     @property
     def about(self) -> About:
-        single = f"for {', '.join(self.curious)}" if self.curious else "no slot needs single models"
+        slots = self.needs_individual
+        single = f"for {', '.join(slots)}" if slots else "no slot needs individual models"
         return About(
             title="Generalised framework",
             paper="FedEED's Algorithm 1, ICLR submission",
@@ -54,8 +55,8 @@ class Framework(Slots):
     class State:
         t: int  # the round of the newest aggregates; -1 at first
         models: dict[str, list[Weights]]  # w^g*_k of each architecture: what group k trains next
-        pending: dict[str, Weights]  # w^g_0 of each architecture, while its distillation is still to come
-        memory: dict[str, list[Weights]]  # what the local trainer keeps beside each model
+        pending: dict[str, Weights]  # w^g_0 of each architecture, if its distillation is not done yet
+        memory: dict[str, list[Weights]]  # the local trainer's memory for each model
         history: list[list[Member]]  # the ensemble: its members of the last R rounds
 
     # -- Algorithm 1 --
@@ -80,7 +81,7 @@ class Framework(Slots):
         return self.State(fed.round, nest(x), {}, nest(new.memory), new.history if self.keeps_ensemble else [])
 
     def aggregate(self, cohort: Cohort, w: Models, state: State, fed: Federation, server: Server) -> Aggregated:
-        """K groups of clients train one global model each; the ensemble is what came of that in the last R rounds."""
+        """K groups of clients train one global model each; the ensemble has the results of the last R rounds."""
         seeds, R = Seeds(fed.run_seed, fed.round), self.ensemble_trainer.R
         d = public_indices(self.fusion, seeds, server)
         means, uploads = cohort.collect(w, d[: self.fusion.batch], self.secure)  # w^l*_{t,k}
@@ -100,12 +101,12 @@ class Framework(Slots):
         """The clients of this round in their groups."""
         S = split(self.shares, self.schedule, fed, server)
         S = drop_small(S, server) if self.secure else S
-        return Cohort(S, self.local_trainer, bool(self.curious), fed, server, clock)
+        return Cohort(S, self.local_trainer, bool(self.needs_individual), fed, server, clock)
 
     def exchanges(self, server: Server) -> list[list[Group]]:
-        """Which groups are sent their models together: the designated ones each alone, after all the others.
+        """Which groups receive their models in one exchange: each designated group alone, after all the others.
 
-        They are exchanges of their own even where nothing overlaps, because a client's random numbers depend on the
+        Designated groups are separate exchanges even without overlap, because a client's random numbers depend on the
         number of its exchange.
         """
         everyone = [(A, k) for A in server.architectures for k in range(self.K)]
@@ -113,7 +114,7 @@ class Framework(Slots):
         return [[g for g in everyone if g not in designated], *([g] for g in designated)]
 
     def students(self, x: Models, new: Aggregated, fed: Federation, server: Server) -> Models:
-        """Who is distilled in this round, as it is before that."""
+        """The models to distil in this round, before distillation."""
         students = {g: x[g] for g in self.global_trainer.students(fed.round, list(x), new.trained)}
         for A in [A for A, k in students if k == 0 and self.report_ensemble]:
             server.report_average(A, students[A, 0])
@@ -125,14 +126,14 @@ class Framework(Slots):
     def lesson(
         self, students: Models, t: int, history: list[list[Member]], fed: Federation, server: Server, clock: Clock
     ) -> Lesson:
-        """The distillation of round t, its teachers asked already."""
+        """The distillation of round t, with the teachers' predictions already computed."""
         members, seeds = [m for checkpoint in history for m in checkpoint], Seeds(fed.run_seed, t)
         return self.global_trainer.lesson(
             list(students), members, self.ensemble_trainer, self.fusion, seeds, server, clock
         )
 
     def report(self, history: list[list[Member]], server: Server) -> None:
-        """Have the ensemble measured as it teaches: before any distillation."""
+        """Evaluate the ensemble before any distillation."""
         members = [m for checkpoint in history for m in checkpoint]
         if self.report_ensemble and members:
             voices, shares = [(m.architecture, m.weights) for m in members], [m.share for m in members]
@@ -147,7 +148,7 @@ class Framework(Slots):
         return first | {f"{A}.{k}": Model(A, state.models[A][k]) for A in first for k in range(1, shown)}
 
     def ensemble_of(self, state: State) -> EnsembleReport | None:
-        """The ensemble itself, for inference: its members, and how much each counts."""
+        """The ensemble itself, for inference: its members and their weights."""
         members = [m for checkpoint in state.history for m in checkpoint]
         if not members:
             return None

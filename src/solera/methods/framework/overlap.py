@@ -1,9 +1,9 @@
 """Clients train while the server distils (FedEED, appendix A.7): pipeline = "strict" or "eager".
 
-Only the designated models wait for a distillation; the other groups can go on. So the loop is turned by half a round:
-round t begins with the distillation of round t - 1 and ends when the aggregates of t are there. Nothing is under way at
-a checkpoint, and the last distillation comes at the end of the run. All updates are those of "off", to the bit; what a
-round reports as the designated model is that of the round before, except in the last round, where it is the same.
+Only the designated models wait for a distillation; the other groups can continue. So the loop is shifted by half a
+round: round t begins with the distillation of round t - 1 and ends with the aggregates of t. At a checkpoint no work is
+running. The last distillation comes at the end of the run. All updates have the same bits as with "off". A round
+reports the designated model of the round before, except the last round, which reports its own.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def overlapped(framework: "Framework", state: "Framework.State", fed: Federation, server: Server) -> "Framework.State":
-    """A round of the framework, with the distillation of the round before inside and its own still to come."""
+    """A round of the framework that includes the distillation of the round before and leaves its own to the next."""
     w, memory, clock = flat(state.models), flat(state.memory), Clock(server)
     cohort = framework.cohort(fed, server, clock)
     others, *designated = framework.exchanges(server)
@@ -27,7 +27,7 @@ def overlapped(framework: "Framework", state: "Framework.State", fed: Federation
     students = {(A, 0): student for A, student in state.pending.items()}
     lesson = framework.lesson(students, state.t, state.history, fed, server, clock)
     together = [designated] if framework.pipeline == "strict" else [[groups] for groups in designated]
-    for batch in together:  # strict: all are distilled before the first goes on; eager: each goes on when it is ready
+    for batch in together:  # strict: all are distilled before the first continues; eager: each continues when ready
         w |= lesson.teach({g: students[g] for (g,) in batch if g in students})
         for groups in batch:
             cohort.start(groups, w, memory, framework.local)
@@ -39,7 +39,7 @@ def overlapped(framework: "Framework", state: "Framework.State", fed: Federation
 
 
 def last_lesson(framework: "Framework", state: "Framework.State", fed: Federation, server: Server) -> "Framework.State":
-    """The distillation of the last round, where it was put off."""
+    """The distillation of the last round, if it is pending."""
     students = {(A, 0): student for A, student in state.pending.items()}
     lesson = framework.lesson(students, state.t, state.history, fed, server, Clock(server))
     x, history = flat(state.models) | lesson.teach(students), state.history if framework.keeps_ensemble else []

@@ -1,4 +1,4 @@
-"""What makes a dataclass of a paper's letters a named setting of the framework."""
+"""The base class of methods that are named settings of the framework."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from .loop import Framework
 
 
 def section_6() -> Distill:
-    """The server's training in FedEED's section 6.1, but for the steps (5,000 in the paper). T^2 is our reading."""
+    """The server's training in FedEED's section 6.1, except the steps (paper: 5,000). T^2 is our interpretation."""
     return Distill(
         batch=256,
         optimizer="sgd",
@@ -28,18 +28,18 @@ def section_6() -> Distill:
 
 
 class Setting(Method):
-    """A setting gives its `framework`; all work is the framework's, and so are the refusals."""
+    """A setting defines its `framework`, which does all the work and all checks."""
 
-    of_paper: ClassVar[About]  # what it says of itself, but for what a client keeps, which follows the settings
+    of_paper: ClassVar[About]  # its description, except for what a client keeps, which depends on the settings
     State = Framework.State
 
     @property
     @abstractmethod
     def framework(self) -> Framework:
-        """The three slots, filled."""
+        """The framework with its three slots filled."""
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between the settings: what the framework refuses. A setting has its names for its keys."""
+        """Settings that contradict each other: what the framework refuses, with this setting's names of the keys."""
         try:
             _ = self.framework
         except SettingsError as e:

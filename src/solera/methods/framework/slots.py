@@ -1,4 +1,4 @@
-"""The framework's settings: its three slots, and what follows from what is in them."""
+"""The framework's settings: its three slots, and what they require."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from .local_trainers import LocalTrainer
 
 @dataclass(frozen=True)
 class Slots(Method):
-    """Local trainer, ensemble trainer and global trainer, and how clients are grouped between them."""
+    """Local trainer, ensemble trainer and global trainer, and how clients are grouped."""
 
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=Distill)
@@ -25,26 +25,26 @@ class Slots(Method):
     ensemble_trainer: Annotated[EnsembleTrainer, Replaceable()] = field(default_factory=EnsembleTrainer)
     global_trainer: Annotated[GlobalTrainer, Replaceable()] = field(default_factory=GlobalTrainer)
     K: PositiveInt = 2  # global models (of each architecture), each trained by a group of clients
-    group_sizes: tuple[PositiveInt, ...] | None = None  # how the clients are shared out; left out: evenly
-    schedule: Schedule = "random"  # groups drawn anew each round, or Fed-ensemble's strata
+    group_sizes: tuple[PositiveInt, ...] | None = None  # relative sizes of the groups; default: equal
+    schedule: Schedule = "random"  # new random groups each round, or Fed-ensemble's strata
     pipeline: Literal["off", "strict", "eager"] = "off"  # designated only: clients train while the server distils
     secure: bool = False  # refuse what secure aggregation forbids: individual models, groups of one client
-    save_ensemble: bool = False  # keep the round's client models, for inference; aggregated ones always are
-    report_ensemble: bool = True  # measure the teachers' joint prediction each round (costs a pass of each)
+    save_ensemble: bool = False  # keep the round's client models, for inference; aggregates are always kept
+    report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between the settings."""
+        """Settings that contradict each other."""
         if self.group_sizes is not None and len(self.group_sizes) != self.K:
             yield f"group_sizes = {list(self.group_sizes)}: K = {self.K} sizes are needed"
         if self.group_sizes is not None and self.schedule == "strata":
             yield "group_sizes: strata are of equal size; leave it out, or set schedule = 'random'"
         if self.pipeline != "off" and not self.global_trainer.designated:
             yield f"pipeline = {self.pipeline!r}: only designated distillation leaves groups free to train"
-        if self.secure and self.curious:
-            yield f"secure = true: {', '.join(self.curious)} needs individual client models"
+        if self.secure and self.needs_individual:
+            yield f"secure = true: {', '.join(self.needs_individual)} needs individual client models"
 
     @property
-    def curious(self) -> list[str]:
+    def needs_individual(self) -> list[str]:
         """The slots that need individual client models."""
         slots = ("local_trainer", "ensemble_trainer", "global_trainer")
         return [f"method.{s}" for s in slots if getattr(self, s).needs_client_models]
@@ -56,19 +56,19 @@ class Slots(Method):
     @property
     def keeps_ensemble(self) -> bool:
         """Whether the ensemble stays in the state between rounds."""
-        return self.save_ensemble or not self.curious
+        return self.save_ensemble or not self.needs_individual
 
     def traits(self) -> Traits:
-        """What the slots need together."""
+        """The combined requirements of the slots."""
         distils = self.global_trainer.distils and self.fusion.steps > 0
         return Traits(
             across="knowledge" if distils else "predictions",
             public="server" if distils else "none",
-            replies="individual" if self.curious else "means",
+            replies="individual" if self.needs_individual else "means",
             groups="K" if self.K > 1 and self.group_sizes is None else "",
         )
 
     def fits(self, server: Server) -> Iterator[str]:
-        """What would fail in the middle of a run."""
+        """Settings that would fail during a run."""
         yield from self.local_trainer.misfits(self.local)
         yield from self.global_trainer.misfits(self.fusion, server)

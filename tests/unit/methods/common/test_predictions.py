@@ -135,7 +135,7 @@ def test_predictions_that_are_not_finite_are_never_sent():
 def test_what_probabilities_are(rows, fine):
     assert are_probabilities(torch.tensor(rows)) == fine
     if not fine:
-        with pytest.raises(ValueError, match="no probabilities"):
+        with pytest.raises(ValueError, match="not probabilities"):
             Probabilities(torch.tensor(rows))
 
 
@@ -155,7 +155,7 @@ def test_usable_predictions_are_stacked_and_others_rejected(world):
     assert S == ["c0"]
     assert s.tolist() == [fine.tolist()]
     assert list(x) == ["c0"]
-    assert all("no probabilities" in x.failures[k] for k in ("c1", "c2"))
+    assert all("not probabilities" in x.failures[k] for k in ("c1", "c2"))
 
 
 def test_everybody_takes_part_where_nobody_is_drawn(world):
