@@ -358,7 +358,7 @@ def test_a_clipped_update_is_noted_and_short_ones_are_not(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"swag": Swag(samples=2)}, "swag.samples = 2 draws around models of one architecture.*c, m"),
+        ({"swag": Swag(samples=2)}, "swag.samples = 2 samples around models of one architecture.*c, m"),
         ({"low_entropy_top": 0}, "low_entropy_top = 0: an integer of at least 1"),
         ({"low_entropy_top": 41}, "low_entropy_top = 41: a round has 40 public samples; keep 1 to 40"),
         ({"update_clip": 0.0}, "update_clip = 0.0: a number above 0"),
@@ -384,7 +384,7 @@ def test_samples_that_change_with_every_draw_cannot_be_chosen(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"samples": -1}, "samples = -1"), ({"scale": 0.7}, "draws no teacher"), ({"scale": -1.0}, "scale = -1")],
+    [({"samples": -1}, "samples = -1"), ({"scale": 0.7}, "samples no teacher"), ({"scale": -1.0}, "scale = -1")],
 )
 def test_impossible_settings_of_swag(options, message):
     with pytest.raises(ValueError, match=message):

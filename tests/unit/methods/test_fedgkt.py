@@ -260,7 +260,7 @@ def test_feature_maps_are_a_layer_s_output(tmp_path):
         (lambda r: dataclasses.replace(r, labels=r.labels + 2), "labels that are not of the classes 0 to 3"),
         (lambda r: dataclasses.replace(r, labels=r.labels - 1), "labels"),
         (lambda r: dataclasses.replace(r, labels=r.labels[:3]), "labels"),
-        (lambda r: dataclasses.replace(r, features=r.features * 1e38), "the tower's answer is not finite"),
+        (lambda r: dataclasses.replace(r, features=r.features * 1e38), "the tower's logits are not finite"),
         (lambda r: dataclasses.replace(r, logits=torch.full_like(r.logits, 1e30)), "too large for a softmax"),
         (lambda r: dataclasses.replace(r, logits=torch.full_like(r.logits, -1e30)), "too large for a softmax"),
     ],

@@ -149,7 +149,7 @@ def test_a_reply_too_large_to_be_a_gradient_costs_the_seat_not_the_hypernetwork(
     without.fed.engine = Faulty(without.fed.engine, lambda call: "drop" if call.client == "c1" else None)
     assert digest(end) == digest(without.run(PFedHN(LOCAL, SMALL))[-1])
     liars = set(lied.fed.clients)
-    with pytest.raises(QuorumNotMet, match=r"0 of . clients .*too large to be a gradient"):
+    with pytest.raises(QuorumNotMet, match=r"0 of . clients .*too large to use as a gradient"):
         mixed(tmp_path / "all").run(PFedHN(LOCAL, SMALL))
 
 

@@ -112,7 +112,7 @@ class Odd(nn.Module):
     ("what", "why"),
     [("twice", "'b' is used twice"), ("concatenated", "'getitem' is not supported"),
      ("softmax", "'softmax' is not supported"), ("free", "not the output of a layer|is not supported"),
-     ("branch", "forward cannot be traced"), ("unused", "'b.weight' belongs to no layer")],
+     ("branch", "forward cannot be traced"), ("unused", "'b.weight' belongs to no supported layer")],
 )  # fmt: skip
 def test_steps_that_are_not_understood_are_named(what, why):
     with pytest.raises(ValueError, match=why):

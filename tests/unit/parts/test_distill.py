@@ -357,7 +357,7 @@ def test_a_memo_rounds_for_all_students_alike():
 @pytest.mark.parametrize(("seed", "chosen"), [(8, torch.arange(50)), (7, torch.arange(10, 60))])
 def test_a_memo_has_no_answers_to_other_draws(seed, chosen):
     memo = Memo(ensemble(1), torch.arange(50), QUICK, 7)
-    with pytest.raises(ValueError, match="made for seed 7"):
+    with pytest.raises(ValueError, match="a memo for seed 7"):
         distill(Conv(0), Noisy(), memo, QUICK, seed, indices=chosen)
 
 

@@ -86,7 +86,7 @@ class Twice(nn.Module):
 
 
 def test_a_layer_used_twice_or_never_is_refused():
-    with pytest.raises(ValueError, match="'relu' does not give each sample features"):
+    with pytest.raises(ValueError, match="'relu' does not give one row of features per sample"):
         extract(Twice(), torch.randn(3, 4), "relu")
     model = Twice()
     model.spare = nn.Linear(1, 1)

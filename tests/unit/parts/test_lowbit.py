@@ -311,5 +311,5 @@ def test_settings_without_effect_are_refused():
             LowBit(**options)
         if options != {"mask": False}:
             assert LowBit(bits=1, **options).bits == 1
-    with pytest.raises(ValueError, match="belongs to training"):
+    with pytest.raises(ValueError, match="only for training"):
         LowBit(bits=1, training="error_feedback", mask=False)

@@ -285,7 +285,7 @@ def test_cache_asks_once_about_each_visited_sample_and_refuses_others():
     assert sorted(asked) == list(range(0, 100, 3))
     cache[torch.tensor([0, 3])]
     assert len(asked) == 34
-    with pytest.raises(IndexError, match="never shown"):
+    with pytest.raises(IndexError, match="no stored targets"):
         cache[torch.tensor([1])]
 
 
@@ -363,7 +363,7 @@ def test_the_file_has_no_name_and_is_gone_with_the_cache(tmp_path, monkeypatch):
 def test_a_full_disk_is_told_with_the_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: SIM115
-    with pytest.raises(OSError, match=r"has no room .* 3\.1 MiB .*set TMPDIR .*cache_on_disk") as caught:
+    with pytest.raises(OSError, match=r"has no space .* 3\.1 MiB .*set TMPDIR .*cache_on_disk") as caught:
         Rows(80000, on_disk=True).write(0, (torch.rand(7, 10),))
     assert str(tmp_path) in str(caught.value)
     assert caught.value.errno == errno.ENOSPC
