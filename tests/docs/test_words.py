@@ -23,15 +23,6 @@ INSTEAD = {
     r"\bprototypes?\b": "architecture",
 }
 # Files and packages below src/solera that still need new words. Only ever remove from this list.
-NOT_YET = (
-    "methods/ditto.py", "methods/scaffold.py", "methods/common/lowbit.py", "methods/common/training.py",
-    "parts/local.py", "parts/optimizers.py",
-    "cli/", "data/", "engines/", "experiments/", "inference/", "models/", "report/", "runner/", "runs/",
-    "testing/", "track/",
-    "__init__.py", "config.py", "devices.py", "errors.py", "federation.py", "files.py", "method.py", "plugins.py",
-    "randomness.py", "scenario.py", "server.py", "settings.py", "stopping.py", "supply.py", "task.py", "tensors.py",
-    "version.py", "wire.py",
-)  # fmt: skip
 SOURCES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
@@ -63,7 +54,7 @@ def test_pages_use_the_words_of_the_field(page):
     assert not (found := refused(page.read_text("utf-8"))), f"{page.name}: {found}"
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if not name.startswith(NOT_YET)])
+@pytest.mark.parametrize("name", SOURCES)
 def test_sources_use_the_words_of_the_field(name):
     texts = prose(SOURCES[name].read_text("utf-8"))
     found = [f"{name}:{line}: {why}" for line, text in texts if (why := refused(text))]
@@ -87,7 +78,3 @@ def test_docstrings_comments_and_messages_are_read(source):
 @pytest.mark.parametrize("source", ["prototype = nursery.shelf", 'f"{prototype}"', "# the paper's `prototypes`"])
 def test_code_and_quotations_are_left_alone(source):
     assert not [text for _, text in prose(source) if refused(text)]
-
-
-def test_the_list_of_what_remains_names_files_that_exist():
-    assert not [entry for entry in NOT_YET if not any(name.startswith(entry) for name in SOURCES)]

@@ -32,7 +32,7 @@ def update_both(client: Client, weights: Weights, local: Local, lam: float) -> U
     def pulled(name: str, gradient: Tensor) -> Tensor:  # v <- v - eta (grad f(v) + lambda (v - w))
         return gradient + lam * (at[name].detach() - w[name])
 
-    # Same seed: same minibatches. The pull is no part of the loss: far from w it would pass for a loss that blows up.
+    # Same seed: same minibatches. The pull is not part of the loss: far from w it would look like a diverged training.
     fit(v, client.train.inputs, client.train.labels, local, client.seed, correct=pulled)
     client.state["model"] = weights_of(v)
     return update

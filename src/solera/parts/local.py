@@ -21,7 +21,7 @@ from .optimizers import Adam, Optimizer, Sgd
 
 Correct = Callable[[str, Tensor], Tensor]
 
-TOO_LARGE = 1e3  # a loss above this is a training that has blown up
+TOO_LARGE = 1e3  # a loss above this is a training that has diverged
 BLOCK = 64  # minibatches that are gathered into one permuted copy
 
 
@@ -46,10 +46,10 @@ class Local:
 
 
 class Diverged(ValueError):
-    """A training blew up: its loss, its weights or its answers are no use. A client it happens to loses its seat."""
+    """A training diverged: its loss, weights or answers are of no use. Its client is dropped from the exchange."""
 
     def __init__(self, what: str, steps: int = 0):
-        super().__init__(f"training blew up: {what}")
+        super().__init__(f"training diverged: {what}")
         self.steps = steps  # taken before
 
 

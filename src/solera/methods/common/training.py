@@ -23,7 +23,7 @@ class Update:
 def local_update(client: Client, weights: Weights, local: Local, mu: float) -> Update:
     """Train a copy of the received model; with mu > 0, pulled back towards it: the loss + mu/2 ||w - received||^2.
 
-    Nothing is sent of a training that blows up: `fit` raises, and the client loses its seat in this round.
+    If the training diverges, `fit` raises: nothing is sent, and the client is dropped from this exchange.
     """
     model = client.model(weights)  # line 2
     loss = proximal(mu, beside(model, weights))
