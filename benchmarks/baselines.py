@@ -15,8 +15,8 @@ other settings are the common ones below, or else the methods' defaults. The res
 benchmarks/results/baselines-rates.json.
 
 Every run uses one core, as many run at a time as there are cores. Accuracies are means over the last three rounds, then
-over seeds with the standard deviation. There are 129 trials and 129 runs, of 5 to 80 CPU seconds each: 38 CPU minutes for the runs,
-about as many for the trials.
+over seeds with the standard deviation. There are 129 trials and 129 runs, of 5 to 80 CPU seconds
+each: 38 CPU minutes for the runs, about as many for the trials.
 """
 
 import argparse
