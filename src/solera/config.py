@@ -298,12 +298,13 @@ def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:
 
 def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[bool, list[str]]:
     """If an override names another method, keep [method.local]; check the other settings, then drop them: they are
-    tuned for the first method and would make the comparison unfair. Returns whether the method changed, and notes."""
+    tuned for the first method and would make the comparison unfair. A method that is derived from the first one is the
+    same but for an equation: it keeps them all. Returns whether the method changed, and notes."""
     old, new = given.get("method"), wanted.get("method")
     if not (isinstance(old, dict) and isinstance(new, dict) and old.get("name") and new.get("name")):
         return False, []
     before, after = _method_class(old), _method_class(new)
-    if before is None or after is None or before is after:
+    if before is None or after is None or issubclass(after, before):
         return False, []
     theirs = {k: v for k, v in old.items() if k != "name"}
     first = _build(before, theirs, "method", None, before)

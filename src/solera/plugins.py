@@ -250,7 +250,8 @@ class Registry(dict[str, T], Generic[T]):
         if name not in self and is_path(name):
             self._import(name, what)
         elif name not in self and not self._import_entry_point(name):
-            raise ConfigError(f"{what} is not known; {self.hint(name)}")
+            own = "" if ":" in name or ".py" in name or not name.isidentifier() else f"; {self.own(name)}"
+            raise ConfigError(f"{what} is not known; {self.hint(name)}{own}")
         return self[name]
 
     def names(self) -> list[str]:
@@ -265,6 +266,10 @@ class Registry(dict[str, T], Generic[T]):
         if ":" in name or ".py" in name:
             return f"a path to code is {FORM}"
         return "known names: " + ", ".join(sorted(self.names()))
+
+    def own(self, name: str) -> str:
+        """The way out for one's own: a decorator is of no use before its file is imported."""
+        return f"your own is named by its path, such as 'file.py:{name}', or by an entry point of your package"
 
     def load_entry_points(self) -> None:
         """Import all entry points of installed packages; those that fail are skipped with a warning."""

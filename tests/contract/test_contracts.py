@@ -3,7 +3,7 @@
 import pytest
 
 import solera.methods  # noqa: F401  (registers them)
-from solera.engines import ENGINES, InProcess, Processes, Threads
+from solera.engines import ENGINES, EngineConfig, InProcess, Processes, Threads
 from solera.engines.faulty import Faulty
 from solera.method import METHODS
 from solera.testing import check_engine, check_method
@@ -16,7 +16,7 @@ def test_method(name, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(ENGINES))
 def test_engine(name, tmp_path):
-    check_engine(lambda site, states: ENGINES[name](site, states, 2), tmp_path)
+    check_engine(EngineConfig(name, 2).open, tmp_path)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -502,11 +502,10 @@ def test_a_run_without_clients_stops_with_a_name_and_can_be_resumed(tmp_path, mo
 
     method = make("fedavg")
     run_toy(method, tmp_path / "gone", rounds=1)
-    import solera.runner.loop as module
 
-    open_engine = module._open_engine
+    open_engine = EngineConfig.open
     with monkeypatch.context() as m:
-        m.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), lambda c: "drop"))
+        m.setattr(EngineConfig, "open", lambda *a: Faulty(open_engine(*a), lambda c: "drop"))
         with pytest.raises(QuorumNotMet, match="3 rounds in a row were void"):
             simulate(
                 toy_for(method), method, tmp_path / "gone", RunConfig(rounds=9), FederationConfig(fraction=0.75),
@@ -526,11 +525,11 @@ def test_another_methods_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
         return {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
 
     before = files()
-    with pytest.raises(RunError, match=r"begun with method\.name = fedavg, not scaffold: .*choose another"):
+    with pytest.raises(RunError, match=r"started with method\.name = fedavg, not scaffold: .*choose another"):
         run_toy(make("scaffold"), tmp_path / "run", rounds=3)
-    with pytest.raises(RunError, match=r"begun with run\.seed = 0, not 1"):
+    with pytest.raises(RunError, match=r"started with run\.seed = 0, not 1"):
         run_toy(make("fedavg"), tmp_path / "run", rounds=3, seed=1)
-    with pytest.raises(RunError, match=r"begun with clients\.count = 8, not 6"):
+    with pytest.raises(RunError, match=r"started with clients\.count = 8, not 6"):
         run_toy(make("fedavg"), tmp_path / "run", rounds=3, clients=6)
     assert files() == before
     assert run_toy(make("fedavg"), tmp_path / "run", rounds=2).digest == whole
@@ -575,15 +574,14 @@ def test_a_quorum_that_can_never_be_met_is_refused_at_once(tmp_path):
 
 def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
     """SCAFFOLD's c is the mean of all c_k: it would not be, if those who answered in vain had moved on."""
-    import solera.runner.loop as module
     from solera.engines.faulty import Faulty
 
-    method, open_engine, config = make(STATEFUL), module._open_engine, FederationConfig(fraction=1.0, min_replies=8)
+    method, open_engine, config = make(STATEFUL), EngineConfig.open, FederationConfig(fraction=1.0, min_replies=8)
 
     def round_one_lacks_one(call):
         return "drop" if call.step // 1000 == 1 and call.client == "c03" else None
 
-    monkeypatch.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), round_one_lacks_one))
+    monkeypatch.setattr(EngineConfig, "open", lambda *a: Faulty(open_engine(*a), round_one_lacks_one))
     result = simulate(toy_for(method), method, tmp_path, RunConfig(rounds=2), config, EngineConfig(name="inprocess"))
     noted = [e["kind"] for m in lines_of(tmp_path) for e in m["events"]]
     assert [kind for kind in noted if kind != "variates"] == ["round_empty"]
@@ -600,16 +598,15 @@ def test_a_void_round_leaves_every_client_as_it_was(tmp_path, monkeypatch):
 
 def test_a_round_that_is_void_half_way_leaves_every_client_as_it_was(tmp_path, monkeypatch):
     """MNFL's clients have trained in the first exchange; in the second nobody answers."""
-    import solera.runner.loop as module
     from solera.engines.faulty import Faulty
 
-    method, open_engine = make("mnfl"), module._open_engine
+    method, open_engine = make("mnfl"), EngineConfig.open
     expected = run_toy(method, tmp_path / "one", rounds=1).digest
 
     def nobody_in_the_second(call):
         return "drop" if call.step == 1001 else None
 
-    monkeypatch.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), nobody_in_the_second))
+    monkeypatch.setattr(EngineConfig, "open", lambda *a: Faulty(open_engine(*a), nobody_in_the_second))
     void = run_toy(method, tmp_path / "two", rounds=2)
     assert [e["kind"] for m in lines_of(tmp_path / "two") for e in m["events"]].count("round_empty") == 1
     assert void.digest == expected
@@ -663,7 +660,7 @@ def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, m
         nonlocal seen
         seen += 1
         if seen == 6:  # the last of the first round
-            monkeypatch.setattr("solera.wire._build", lambda *a: os.kill(os.getpid(), signal.SIGTERM))
+            monkeypatch.setattr("solera.wire._Reading.__call__", lambda *a: os.kill(os.getpid(), signal.SIGTERM))
         return decode(message, *args)
 
     with monkeypatch.context() as m:
@@ -702,11 +699,10 @@ def test_a_state_that_does_not_fit_the_method_is_refused_and_kept(tmp_path):
 
 
 def test_a_run_in_which_every_round_was_void_says_so(tmp_path, monkeypatch):
-    import solera.runner.loop as module
     from solera.engines.faulty import Faulty
     from solera.federation import QuorumNotMet
 
-    open_engine = module._open_engine
-    monkeypatch.setattr(module, "_open_engine", lambda *a: Faulty(open_engine(*a), lambda c: "drop"))
+    open_engine = EngineConfig.open
+    monkeypatch.setattr(EngineConfig, "open", lambda *a: Faulty(open_engine(*a), lambda c: "drop"))
     with pytest.raises(QuorumNotMet, match="none of the 2 rounds"):
         run_toy(make("fedavg"), tmp_path, rounds=2)

@@ -265,7 +265,7 @@ def test_the_same_payload_is_packed_once(fed, monkeypatch):
 
 
 def test_wrong_payload_and_wrong_settings_are_refused(fed):
-    with pytest.raises(TypeError, match=r"takes \['each', 'weights'\], was given \['weights'\]"):
+    with pytest.raises(TypeError, match=r"takes \['each', 'weights'\], but was given \['weights'\]"):
         fed.map(add_id, ["c00"], weights=W)
     for bad in ({"fraction": 0.0}, {"fraction": 1.5}, {"min_replies": 0}, {"deadline_s": -1.0}, {"replacement": True}):
         with pytest.raises(ConfigError, match=f"FederationConfig.{next(iter(bad))}"):

@@ -1,5 +1,6 @@
 """Names, entry points and paths; and that a path is code."""
 
+import dataclasses
 import importlib.metadata
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from solera.plugins import Registry, anchored, architectures, code_allowed, is_p
 from solera.plugins import load as load_path
 from solera.scenario import Scenario, build_scenario
 from solera.settings import settings
-from solera.testing import check_engine, small, toy
+from solera.testing import check_engine, check_method, small, toy
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +151,7 @@ def test_what_a_path_lacks_is_named(own):
         ):
             with pytest.raises(ConfigError, match=said):
                 find_method(path)
-        with pytest.raises(ConfigError, match="builds a model is wanted, not a int"):
+        with pytest.raises(ConfigError, match="builds a model, got a int"):
             model_info("own.py:NOTHING", "models.clients")
         with pytest.raises(ConfigError, match=r"expected a function that returns a solera\.Dataset, not a int"):
             load("own.py:NOTHING")
@@ -368,5 +369,45 @@ def test_a_registry_for_anything():
     assert (registry.find("three"), registry.names()) == (3, ["zero", "three"])
     with pytest.raises(ConfigError, match=r"number 'tree' is not known; did you mean 'three'\?"):
         registry.find("tree")
-    with pytest.raises(ConfigError, match=r"key = 'qq' is not known; known are: three, zero"):
+    known = r"known names: three, zero; your own is named by its path, such as 'file\.py:qq'"
+    with pytest.raises(ConfigError, match=rf"key = 'qq' is not known; {known}"):
         registry.find("qq", "key")
+
+
+def test_a_loader_keeps_its_own_defaults():
+    seen = []
+
+    @register_data("has-defaults")
+    def has_defaults(train_size=40, test_size=None, *, seed):
+        seen.append((train_size, test_size, seed))
+        x = torch.zeros(train_size + 10, 2)
+        return solera.from_tensors((x[10:], torch.arange(train_size) % 2), (x[:10], torch.arange(10) % 2))
+
+    try:
+        assert len(load("has-defaults").train) == 40
+        assert len(load("has-defaults", train_size=20).train) == 20
+        assert [s[:2] for s in seen] == [(40, None), (20, None)]
+    finally:
+        del SOURCES["has-defaults"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived(solera.methods.FedProx):
+    """The same method, to be told from it by its name alone."""
+
+
+def test_a_derived_method_keeps_the_settings_of_the_first():
+    base = {"method": {"name": "fedprox", "mu": 0.5, "local": {"epochs": 3}}}
+    register("derived-prox")(Derived)
+    try:
+        config = load_config(base, ["method.name=derived-prox"])
+        assert (type(config.method), config.method.mu, config.method.local.epochs) == (Derived, 0.5, 3)
+        assert load_config(base, ["method.name=fedavgm"]).method.local.epochs == 3
+    finally:
+        del METHODS["derived-prox"]
+
+
+def test_a_method_need_not_be_registered_to_be_checked(tmp_path):
+    check_method(Derived(), tmp_path, engines=())
+    with pytest.raises(TypeError, match=r"does not derive from solera\.Method"):
+        check_method(3, tmp_path)

@@ -255,8 +255,8 @@ def register_data(name: str, title: str = "", licence: str = "yours") -> Callabl
     """Make a data set available as `data.name` and `public.name`: `@register_data("mine")` above a function.
 
     The function returns a `Dataset`. It is called with those of `path`, `train_size`, `test_size`, `seed`, `length` and
-    `image_size` that are among its parameters, and must return the same samples for the same arguments. If it does not
-    take the sizes, balanced samples are chosen from its result.
+    `image_size` that are among its parameters; of those that are not set it keeps its own defaults. It must return the
+    same samples for the same arguments. If it does not take the sizes, balanced samples are chosen from its result.
     """
 
     def add(loader: LoaderT) -> LoaderT:

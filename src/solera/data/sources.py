@@ -357,8 +357,11 @@ def _load_own(
     given = {"path": path, "train_size": train_size, "test_size": test_size, "image_size": image_size}
     parameters = inspect.signature(loader).parameters
     takes = {k: v for k, v in {**given, "seed": seed, "length": length}.items() if k in parameters}
+    for key in given.keys() & takes.keys():  # what nobody has set is left to the loader's own default
+        if given[key] is None and parameters[key].default is not inspect.Parameter.empty:
+            del takes[key]
     for key in ("path", "image_size"):
-        if given[key] is not None and key not in takes:
+        if given[key] is not None and key not in parameters:
             raise ConfigError(f"data.{key} = {str(given[key])!r}: the loader of {label(name)!r} takes no {key}")
     data = loader(**takes)
     if not isinstance(data, Dataset):
@@ -367,11 +370,11 @@ def _load_own(
             "solera.from_tensors returns it"
         )
     data = replace(data, name=label(name))
-    if train_size is not None and "train_size" not in takes:
+    if train_size is not None and "train_size" not in parameters:
         rows = _rows("train_size", data.train, train_size, seed)
         users = None if data.users is None else data.users[rows]
         data = replace(data, train=Data(data.train.inputs[rows], data.train.labels[rows]), users=users)
-    if test_size is not None and "test_size" not in takes:
+    if test_size is not None and "test_size" not in parameters:
         rows = _rows("test_size", data.test, test_size, seed)
         data = replace(data, test=Data(data.test.inputs[rows], data.test.labels[rows]))
     return data

@@ -80,7 +80,7 @@ class EngineConfig:
         if self.name not in (AUTO, *OPENED):
             near = difflib.get_close_matches(self.name, OPENED, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else "an engine of your own has settings of its own"
-            yield f"name = {show(self.name)}: one of {', '.join((AUTO, *OPENED))} is wanted; {hint}"
+            yield f"name = {show(self.name)}: expected one of {', '.join((AUTO, *OPENED))}; {hint}"
         elif self.threads > 1 and self.name != "inprocess":
             yield (
                 f"threads = {self.threads}: more than 1 only with engine.name = 'inprocess'; "

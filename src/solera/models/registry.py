@@ -51,7 +51,7 @@ class ModelInfo:
 def _entry(builder: Any, name: str) -> ModelInfo:
     """The entry of a builder that says nothing else about itself: one that asks for a vocabulary takes texts."""
     if not callable(builder):
-        raise TypeError(f"a function or class that builds a model is wanted, not a {type(builder).__name__}")
+        raise TypeError(f"expected a function or class that builds a model, got a {type(builder).__name__}")
     known = next((info for info in MODELS.values() if info.builder is builder), None)
     if known is not None:  # registered with its title and kind, and now found by its path
         return replace(known, name=name)

@@ -14,7 +14,7 @@ from ..devices import numerics
 from ..engines import Call, ClientStates, Engine, Host, InProcess
 from ..engines.faulty import Faulty
 from ..federation import Federation, FederationConfig
-from ..method import METHODS, Method, find_method, name_of
+from ..method import Method, check_class, find_method, name_of
 from ..randomness import Parallel, same_bits
 from ..runner.loop import NothingLearned
 from ..task import Client, task
@@ -34,7 +34,7 @@ def check_method(
 ) -> None:
     """Check the contract of a method. `method` is an object or a registered name."""
     given = find_method(method)() if isinstance(method, str) else method
-    assert type(given) in METHODS.values(), f"{type(given).__name__} is not registered: decorate it with @register"
+    check_class(type(given), name_of(given))  # as registering it would
     name, tmp, method = name_of(given), pathlib.Path(tmp), small(given)
 
     try:

@@ -117,11 +117,11 @@ def test_only_training_samples_of_clients_are_augmented():
 @pytest.mark.parametrize(
     ("inputs", "steps", "message"),
     [
-        (torch.randint(0, 9, (30, 6)), ["crop"], r"data\.augment = \['crop'\]: only images .* of mine are tokens"),
-        (torch.randn(30, 6), ["flip"], r"data\.augment = \['flip'\]: only images .* of mine are vectors of shape"),
+        (torch.randint(0, 9, (30, 6)), ["crop"], r"data\.augment = \['crop'\]: these steps need images.* of mine are tokens"),
+        (torch.randn(30, 6), ["flip"], r"data\.augment = \['flip'\]: these steps need images.* of mine are vectors of shape"),
         (torch.randn(30, 3, 8, 8), ["crop"], r"data\.augment = \['crop'\]: these steps need float images in \[0, 1\]"),
         (pictures(channels=2), ["crop", "gray"], r"jitter and gray need .* 1 or 3 channels, and those of mine have 2"),
-        (pictures(), ["crp"], r"data\.augment: there is no 'crp'; there are crop, flip, jitter, gray"),
+        (pictures(), ["crp"], r"data\.augment: there is no 'crp'; use crop, flip, jitter, gray"),
         (pictures(), [lambda batch: batch], r"data\.augment: .* cannot be called with \(samples, generator\)"),
     ],
 )  # fmt: skip
@@ -152,7 +152,7 @@ def test_the_setting():
     tables = {"method": {"name": "fedavg"}, "data": {"augment": ["crop", "flip"]}}
     assert load_config(tables).data.augment == ["crop", "flip"]
     assert load_config("quickstart/fedavg", ['data.augment=["flip"]']).data.augment == ["flip"]
-    with pytest.raises(ConfigError, match=r"data\.augment\[1\] = \"flop\": one of .*; did you mean 'flip'\?"):
+    with pytest.raises(ConfigError, match=r"data\.augment\[1\] = \"flop\": expected one of .*; did you mean 'flip'\?"):
         load_config(tables | {"data": {"augment": ["crop", "flop"]}})
     with pytest.raises(ConfigError, match=r"did you mean 'data\.augment'"):
         load_config({"method": {"name": "fedavg", "local": {"augment": ["crop"]}}})

@@ -307,8 +307,8 @@ def test_a_partition_of_named_clients():
     [
         ([0, 1], [0, 1], None, "offsets .0, 1. must increase from 0 to the number of rows, 2"),
         ([0, 1], [1, 2], None, "must increase from 0"),
-        ([0, 1], [0, 2, 1, 2], None, "must rise"),
-        ([0, 1], [0], None, "must rise"),
+        ([0, 1], [0, 2, 1, 2], None, "must increase"),
+        ([0, 1], [0], None, "must increase"),
         ([0.5, 1.0], [0, 2], None, "order must be a list of integers"),
         ([0, 1], [0, 1, 2], ("a",), "1 names for 2 clients"),
         ([0, 1], [0, 1, 2], ("b", "a"), r"names must differ and be sorted; Partition\.of"),
@@ -374,7 +374,7 @@ def test_a_million_clients_are_two_tensors(kind):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 0}, r"PartitionConfig\.clients = 0: an integer of at least 1"),
+        ({"clients": 0}, r"PartitionConfig\.clients = 0: expected an integer of at least 1"),
         ({"kind": "iid", "clients": 101}, r"partition\.clients = 101 .* only 100 training samples.* at most 100"),
         ({"kind": "iid", "clients": 20, "min_size": 6}, r"partition\.min_size = 6.* at most 16"),
         ({"kind": "iid", "min_size": 0}, r"PartitionConfig\.min_size = 0"),
@@ -388,7 +388,7 @@ def test_a_million_clients_are_two_tensors(kind):
         ({"kind": "classes", "clients": 90}, r"class \d has 10 samples for 18 clients"),
         ({"kind": "classes", "clients": 10, "min_size": 10, "classes_per_client": 1}, None),
         ({"kind": "user"}, r'partition\.kind = "user": this data set has no users'),
-        ({"kind": "shards"}, r"PartitionConfig\.kind = \"shards\": one of 'iid', 'dirichlet'"),
+        ({"kind": "shards"}, r"PartitionConfig\.kind = \"shards\": expected one of 'iid', 'dirichlet'"),
         ({"variant": "hsu"}, r"PartitionConfig\.variant = \"hsu\""),
         ({"variant": "class", "alpha": 1e-3, "clients": 50}, r"10000 redraws never gave each of 50 clients"),
         ({"variant": "class", "min_size": 6, "clients": 16, "alpha": 0.1}, r"redraws never .* partition\.min_size = 6"),

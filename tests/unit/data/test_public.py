@@ -201,7 +201,7 @@ def test_generated_images_are_scaled_and_converted(colour_task):
     [
         (lambda z: torch.full((len(z), 3, 12, 12), -1.0), r"range from -1 to -1, outside value_range"),
         (lambda z: torch.full((len(z), 3, 12, 12), float("nan")), r"outside value_range"),
-        (lambda z: z, r"answered \(4, 5\) to 4 latent vectors"),
+        (lambda z: z, r"returned \(4, 5\) for 4 latent vectors"),
     ],
 )
 def test_strange_generators_are_refused(colour_task, generate, message):
@@ -305,18 +305,18 @@ def test_subset_keeps_samples_labels_and_use_together(colour_task):
         ({"fraction": 1.5}, r"PublicConfig\.fraction = 1\.5"),
         ({"classes": []}, r"public\.classes = \[\]: none of 48 samples is left"),
         ({"classes": [77]}, r"none of .* samples is left"),
-        ({"augment": "always"}, r"PublicConfig\.augment = \"always\": a list of 'crop', 'flip', 'jitter', 'gray' is"),
-        ({"augment": ["crp"]}, r"PublicConfig\.augment\[0\] = \"crp\": one of .*; did you mean 'crop'"),
+        ({"augment": "always"}, r"PublicConfig\.augment = \"always\": expected a list of 'crop', 'flip', 'jitter', 'gray'"),
+        ({"augment": ["crp"]}, r"PublicConfig\.augment\[0\] = \"crp\": expected one of .*; did you mean 'crop'"),
         ({"fresh": True}, r"fresh = true: samples of source \"held-out\" are the same at each step"),
         ({"per_round": 100}, r"public\.per_round = 100: there are 48"),
-        ({"per_round": 0}, r"PublicConfig\.per_round = 0: an integer of at least 1"),
+        ({"per_round": 0}, r"PublicConfig\.per_round = 0: expected an integer of at least 1"),
         ({"source": "dataset"}, r"needs public\.name"),
         ({"source": "dataset", "name": "fashion-mnist", "size": 10_001}, r"public\.size = 10001: 10000 samples"),
         ({"source": "dataset", "name": "fashion-mnist", "classes": [10]}, r"fashion-mnist has the classes 0\.\.9"),
         ({"source": "noise"}, r"public\.size = None: set public\.size"),
         ({"source": "noise", "size": 5, "labels": True}, r"noise has no classes"),
         ({"source": "noise", "size": 5, "noise": "pink"}, r"PublicConfig\.noise = \"pink\""),
-        ({"source": "gan"}, r"PublicConfig\.source = \"gan\": one of 'held-out', 'dataset'"),
+        ({"source": "gan"}, r"PublicConfig\.source = \"gan\": expected one of 'held-out', 'dataset'"),
     ],
 )
 def test_impossible_settings_are_refused(colour_task, options, message):
@@ -345,7 +345,7 @@ def test_kinds_of_data_are_not_mixed(colour_task):
 def test_float_images_outside_the_unit_range_are_not_transformed():
     x = torch.randn(4, 1, 5, 5)
     task = from_tensors((x, torch.arange(4) % 2), (x, torch.arange(4) % 2))
-    with pytest.raises(ConfigError, match=r"must lie in \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"need float images in \[0, 1\]"):
         own(task, augment=ALL, fresh=True)
     with pytest.raises(ConfigError, match="these samples have no labels"):
         public_from_samples(task, x, None, PublicConfig(labels=True))

@@ -359,9 +359,9 @@ def test_a_clipped_update_is_noted_and_short_ones_are_not(tmp_path):
     ("settings", "message"),
     [
         ({"swag": Swag(samples=2)}, "swag.samples = 2 samples around models of one architecture.*c, m"),
-        ({"low_entropy_top": 0}, "low_entropy_top = 0: an integer of at least 1"),
+        ({"low_entropy_top": 0}, "low_entropy_top = 0: expected an integer of at least 1"),
         ({"low_entropy_top": 41}, "low_entropy_top = 41: a round has 40 public samples; keep 1 to 40"),
-        ({"update_clip": 0.0}, "update_clip = 0.0: a number above 0"),
+        ({"update_clip": 0.0}, "update_clip = 0.0: expected a number above 0"),
         ({"update_clip": float("inf")}, "update_clip = inf"),
         ({"low_entropy_top": 5, "fusion": Distill(steps=0)}, "fusion.steps = 0: swag and low_entropy_top"),
         ({"swag": Swag(samples=2), "fusion": Distill(steps=0)}, "fusion.steps = 0: swag and low_entropy_top"),

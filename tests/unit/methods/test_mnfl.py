@@ -498,7 +498,7 @@ def lie(world: Federation, monkeypatch, k: str, change) -> None:
     original, asked = predictions._predict, []
     client = world.client
 
-    def watched(name, seed, state):
+    def watched(name, seed, state, place=None):
         asked.append(name)
         return client(name, seed, state)
 

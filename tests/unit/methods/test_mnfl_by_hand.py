@@ -287,7 +287,7 @@ def test_what_a_client_says_of_itself_is_of_its_private_and_its_test_samples(tmp
     other = Data(*images(31, seed=77))
     client = world.client
 
-    def with_test_split(k, seed, state):
+    def with_test_split(k, seed, state, place=None):
         c = client(k, seed, state)
         c.test = other
         return c

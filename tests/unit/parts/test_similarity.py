@@ -281,7 +281,7 @@ def test_the_step_size_of_the_authors_code():
     [
         ({"lr": -0.1}, "lr"),
         ({"steps": -1}, "steps"),
-        ({"lam": 0.0}, r"lam = 0\.0: a number above 0"),
+        ({"lam": 0.0}, r"lam = 0\.0: expected a number above 0"),
         ({"rho": -0.1}, "rho"),
         ({"rho": math.nan}, "rho"),
         ({"rho": 10.0, "lr": 0.1}, "overshoots"),
