@@ -526,11 +526,11 @@ def test_another_methods_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
         return {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
 
     before = files()
-    with pytest.raises(RunError, match=r"begun with method\.name = fedavg, not scaffold: .*choose another"):
+    with pytest.raises(RunError, match=r"started with method\.name = fedavg, not scaffold: .*choose another"):
         run_toy(make("scaffold"), tmp_path / "run", rounds=3)
-    with pytest.raises(RunError, match=r"begun with run\.seed = 0, not 1"):
+    with pytest.raises(RunError, match=r"started with run\.seed = 0, not 1"):
         run_toy(make("fedavg"), tmp_path / "run", rounds=3, seed=1)
-    with pytest.raises(RunError, match=r"begun with clients\.count = 8, not 6"):
+    with pytest.raises(RunError, match=r"started with clients\.count = 8, not 6"):
         run_toy(make("fedavg"), tmp_path / "run", rounds=3, clients=6)
     assert files() == before
     assert run_toy(make("fedavg"), tmp_path / "run", rounds=2).digest == whole

@@ -368,5 +368,5 @@ def test_a_registry_for_anything():
     assert (registry.find("three"), registry.names()) == (3, ["zero", "three"])
     with pytest.raises(ConfigError, match=r"number 'tree' is not known; did you mean 'three'\?"):
         registry.find("tree")
-    with pytest.raises(ConfigError, match=r"key = 'qq' is not known; known are: three, zero"):
+    with pytest.raises(ConfigError, match=r"key = 'qq' is not known; known names: three, zero"):
         registry.find("qq", "key")

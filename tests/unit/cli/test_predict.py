@@ -178,7 +178,7 @@ def test_files(run, tmp_path):
     assert len(said) == 50
     assert sum(float(said[0][f"p{c}"]) for c in range(10)) == pytest.approx(1, abs=1e-4)
     result = solera("predict", run, "--model", "mlp", "-o", tmp_path / "p.json")
-    assert (result.stdout, "% of 50 right" in result.stderr) == ("", True)
+    assert (result.stdout, "% of 50 correct" in result.stderr) == ("", True)
     assert json.loads((tmp_path / "p.json").read_text())["model"] == "mlp"
     assert solera("predict", run, "--model", "mlp", "-o", tmp_path / "p.xls").exit_code == 2
     assert solera("predict", run, "--model", "mlp", "-o", tmp_path / "no/p.csv").exit_code == 4
@@ -359,7 +359,7 @@ def test_classes_that_have_names_are_called_by_them(tmp_path, images):
     execute(load_config(TINY, [*settings, 'data.train_size="none"']), tmp_path / "run")
     found = solera("predict", tmp_path / "run")
     assert {row["name"] for row in rows(found.stdout)} <= {"'=dog", "cat"}
-    assert "of 4 right" in found.stderr
+    assert "of 4 correct" in found.stderr
     assert open_run(tmp_path / "run").class_names == ("=dog", "cat")
     manifest = json.loads(solera("export", tmp_path / "run", "--json").stdout)
     assert manifest["labels"] == ["=dog", "cat"]

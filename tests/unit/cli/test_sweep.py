@@ -301,7 +301,7 @@ def test_the_display_of_a_terminal():
         display.update(progress)
     text = console.file.getvalue()
     assert "[6/40] x/s0 failed: [red]boom[/red], about 2 min 0 s left" in text
-    assert "6/40 runs · 3 were there · 1 failed" in text
+    assert "6/40 runs · 3 skipped · 1 failed" in text
     assert "round 1/20" in text
     assert "... 2 more" in text
 

@@ -76,8 +76,8 @@ def test_other_splits_of_emnist_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda b: b[:-1], r"promises 12x28x28 bytes but 9407 follow"),
-        (lambda b: b + b"\0", r"promises 12x28x28 bytes but 9409 follow"),
+        (lambda b: b[:-1], r"announces 12x28x28 bytes but 9407 follow"),
+        (lambda b: b + b"\0", r"announces 12x28x28 bytes but 9409 follow"),
         (lambda b: b"\0\0\x0d\x03" + b[4:], r"not an IDX file of bytes"),
         (lambda b: b[:7], r"not an IDX file"),
         (lambda b: b"", r"not an IDX file"),

@@ -303,7 +303,7 @@ def test_mlp_takes_any_shape_and_any_depth():
         ),
         (("resnet20", 10, (3, 32, 32)), {"head_hidden": 0}, "head_hidden = 0 has no effect with head = 'plain'"),
         (("resnet-20", 10, (3, 32, 32)), {}, "model 'resnet-20' is not known; did you mean 'resnet20'"),
-        (("qqqq", 10, (3, 32, 32)), {}, "model 'qqqq' is not known; known are: .*resnet20"),
+        (("qqqq", 10, (3, 32, 32)), {}, "model 'qqqq' is not known; known names: .*resnet20"),
     ],
 )
 def test_mistakes_are_named(arguments, options, message):

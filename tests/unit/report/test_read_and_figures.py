@@ -169,7 +169,7 @@ def test_directories_of_older_versions_give_the_figures_they_can(run):
     assert group["partition"] is group["confusion"] is group["teachers"] is group["timeline"] is None
     assert group["personal"]["clients"] == []
     assert len(group["personal"]["worst"]) == 10
-    assert sum("an older version made the run" in note for note in data["notes"]) == 2
+    assert sum("the run is of an older version" in note for note in data["notes"]) == 2
 
 
 @pytest.mark.parametrize("name", ["partition.json", "confusion.json", "regions.json"])
