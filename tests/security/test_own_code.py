@@ -143,7 +143,7 @@ def test_a_reader_that_asked_for_a_configuration_would_be_refused(folder):
     """None of them does. If one did, it would be told, and nothing would be imported."""
     code = "import solera, sys; solera.load_config(sys.argv[1])"
     done = python("-c", code, folder / "own.toml", cwd=folder)
-    assert "names code, which is imported only by commands that run something" in done.stderr
+    assert "names code. Only commands that run something" in done.stderr
     assert imports(folder) == 0
 
 
@@ -190,7 +190,7 @@ def test_a_sweep_does_not_import_what_is_in_the_folder_of_its_runs(folder, tmp_p
     shutil.copytree(folder / "run", tmp_path / "out" / "fedavg" / "s0")
     done = solera("sweep", "sweep.toml", "--out", "out", cwd=tmp_path)
     assert done.returncode == 4
-    assert "was begun with" in done.stderr
+    assert "was started with" in done.stderr
     assert imports(folder) == 0
 
 
@@ -217,7 +217,7 @@ def forged(folder: Path, how: str) -> str:
         other.write_text(SOURCE)
         config = folder / "run" / "config.toml"
         config.write_text(config.read_text().replace("own.py:", "other.py:"))
-        said = "it was begun without"
+        said = "it was started without"
     file.write_text(json.dumps(facts))
     return said
 
@@ -244,7 +244,7 @@ def test_a_run_from_elsewhere_is_used_once_it_is_trusted(use, folder, tmp_path):
 
 def test_the_rule_from_python(folder):
     forged(folder, "no proof")
-    with pytest.raises(RunError, match=r"--trust-code \(from Python, trust_code=True\)"):
+    with pytest.raises(RunError, match=r"--trust-code \(in Python, trust_code=True\)"):
         resume_run(folder / "run")
     with pytest.raises(RunError, match="names code"), code_of_run(folder / "run"):
         pytest.fail("it was allowed")
@@ -261,7 +261,7 @@ def test_a_key_that_others_can_read_proves_nothing(folder, tmp_path, monkeypatch
     with code_of_run(folder / "run"):
         pass
     key_file().chmod(0o644)
-    with pytest.raises(RunError, match="others have access to it"), code_of_run(folder / "run"):
+    with pytest.raises(RunError, match="other users have access to it"), code_of_run(folder / "run"):
         pytest.fail("it was allowed")
     key_file().unlink()
     with pytest.raises(RunError, match="No such file"), code_of_run(folder / "run"):
@@ -285,7 +285,7 @@ def test_changed_code_is_not_continued_and_said_when_it_is_used(folder, tmp_path
     own.write_text(SOURCE + "\n# a comment\n")
     done = solera("resume", folder / "run", cwd=tmp_path)
     assert done.returncode == 4
-    for word in ("own.py:", "is not the code that", "put the code back", "another --out"):
+    for word in ("own.py:", "is not the code that", "restore the code", "another --out"):
         assert word in done.stderr
     assert imports(folder) == 0
     done = solera("predict", folder / "run", "--model", "wide", cwd=tmp_path)

@@ -75,7 +75,7 @@ def test_settings_that_go_together_are_one_column(tmp_path):
             make_run(tmp_path / f"{name}{a}", partition__alpha=a, **data)
     out = solera("compare", tmp_path).stdout
     assert out.splitlines()[1].split()[:4] == ["method", "data.name", "alpha", "runs"]
-    assert "data.name stands for data.path, too" in out
+    assert "data.name changes together with data.path" in out
     by_both = solera("compare", tmp_path, "--by", "data.name,data.path").stdout
     assert by_both.splitlines()[1].split()[:4] == ["method", "data.name", "data.path", "runs"]
     assert "data.path" in solera("compare", tmp_path, "--csv").stdout

@@ -117,8 +117,8 @@ def test_only_training_samples_of_clients_are_augmented():
 @pytest.mark.parametrize(
     ("inputs", "steps", "message"),
     [
-        (torch.randint(0, 9, (30, 6)), ["crop"], r"data\.augment = \['crop'\]: these steps need images.* of mine are tokens"),
-        (torch.randn(30, 6), ["flip"], r"data\.augment = \['flip'\]: these steps need images.* of mine are vectors of shape"),
+        (torch.randint(0, 9, (30, 6)), ["crop"], r"data\.augment = \['crop'\]: these steps need.* of mine are tokens"),
+        (torch.randn(30, 6), ["flip"], r"data\.augment = \['flip'\]: these steps need.* of mine are vectors of shape"),
         (torch.randn(30, 3, 8, 8), ["crop"], r"data\.augment = \['crop'\]: these steps need float images in \[0, 1\]"),
         (pictures(channels=2), ["crop", "gray"], r"jitter and gray need .* 1 or 3 channels, and those of mine have 2"),
         (pictures(), ["crp"], r"data\.augment: there is no 'crp'; use crop, flip, jitter, gray"),

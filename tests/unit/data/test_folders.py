@@ -90,7 +90,7 @@ def test_what_is_refused_is_named(photos, tmp_path):
     with pytest.raises(DataError, match=r"bird/1\.png"):
         from_folder(photos)
     picture(tmp_path / "one" / "cat" / "1.png")
-    with pytest.raises(DataError, match="only the folder cat; wanted is a folder for each class"):
+    with pytest.raises(DataError, match="only the folder cat; expected a folder for each class"):
         from_folder(tmp_path / "one")
     with pytest.raises(DataError, match="no folders"):
         from_folder(photos / "cat")
