@@ -290,8 +290,8 @@ def test_changed_code_is_not_continued_and_said_when_it_is_used(folder, tmp_path
     assert imports(folder) == 0
     done = solera("predict", folder / "run", "--model", "wide", cwd=tmp_path)
     assert done.returncode == 0
-    assert "own.py:Wide has changed since the run was begun" in done.stderr
-    assert "own.py:points has changed since the run was begun" in done.stderr
+    assert "own.py:Wide has changed since the run was started" in done.stderr
+    assert "own.py:points has changed since the run was started" in done.stderr
     done = solera("export", folder / "run", "-f", "torchscript", "-o", "out", cwd=tmp_path)
     assert "own.py:make_small has changed" in done.stderr
     own.unlink()

@@ -144,7 +144,7 @@ def test_functions_may_change_samples_of_any_kind_but_not_their_form():
     train = scenario(tokens, [swapped]).client("c00", 0, {}).train.inputs
     assert torch.equal(train.draw(rows, 1), train[rows].flip(1))
     for wrong in (lambda batch, rng: batch[1:], lambda batch, rng: batch.double(), lambda batch, rng: None):
-        with pytest.raises(DataError, match=r"augment: .*<lambda> made .* it must keep both"):
+        with pytest.raises(DataError, match=r"augment: .*<lambda> returned .* it must keep both"):
             scenario(vectors, [wrong]).client("c00", 0, {}).train.inputs.draw(rows, 1)
 
 

@@ -153,7 +153,10 @@ def test_transforms_keep_the_depth():
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.array([[0, 70_000]], np.int32), "image 0 has int32 pixels from 0 to 70000; gray images of 8 or 16 bits"),
+        (
+            np.array([[0, 70_000]], np.int32),
+            "image 0 has int32 pixels from 0 to 70000; only gray images of 8 or 16 bits",
+        ),
         (np.array([[-5, 70]], np.int32), "image 0 has int32 pixels from -5 to 70"),
         (np.array([[0.25, 3000.0]], np.float32), "image 0 has float32 pixels from 0.25 to 3000.0"),
     ],
