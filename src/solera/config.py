@@ -27,7 +27,7 @@ from .data.sources import source_info
 from .engines import ENGINES, EngineConfig, EngineSettings
 from .errors import ConfigError
 from .federation import FederationConfig
-from .method import METHODS, find_method, name_of
+from .method import METHODS, Method, find_method, name_of
 from .models import model_info
 from .plugins import allowed, anchored, is_path
 from .runs.keys import flat
@@ -87,7 +87,7 @@ class Config:
     public: PublicConfig
     models: ModelsConfig
     federation: FederationConfig
-    method: Any  # an instance of a registered method: its fields are the hyper-parameters
+    method: Method  # an instance of a registered method: its fields are the hyper-parameters
     engine: EngineSettings  # an instance of a registered engine's settings
     track: TrackConfig
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # what was set for the method, and why

@@ -6,7 +6,7 @@ TopK-pFL takes the plain mean of the K nearest.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -38,7 +38,7 @@ def about(title: str) -> About:
     )
 
 
-def similar_round(method: Any, c: Tensor, fed: Federation, server: Server) -> Tensor:
+def similar_round(method: "SimPFL | TopKPFL", c: Tensor, fed: Federation, server: Server) -> Tensor:
     """Train, predict, distil from the mixture `method.mixture(cosines)`; returns the matrix with the columns used."""
     x, A = draw(method.public_size, fed, server), participants(fed)
     if len(x) == 0:
