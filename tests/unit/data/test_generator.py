@@ -125,7 +125,7 @@ def test_files_that_are_no_generator_are_refused(file, tmp_path):
         (header(good, format="other"), "is not a generator: its format is 'other'"),
         (header(good, latent="-5"), "latent = '-5' is not an integer"),
         (header(good, features="9" * 30), "not an integer"),
-        (header(good, features="9999999"), "features = 9999999: 1 to 1024"),
+        (header(good, features="9999999"), "features = 9999999: expected 1 to 1024"),
         (header(good, height="0"), "height = 0"),
         (header(good, features="1024", latent="4096"), "dense.0.weight is"),
         (safetensors.torch.save(less, about), "grow.0.weight"),
