@@ -35,6 +35,8 @@ def confidence(probs: Tensor) -> Tensor:
     Computed relative to the first class, so that a uniform prediction has a variance of exactly 0. Otherwise rounding
     errors would be compared with rounding errors.
     """
+    if probs.numel() == 0:  # no sample: torch would warn of a variance of nothing
+        return probs.sum(-1)
     return (probs - probs[..., :1]).var(-1, correction=0)
 
 
@@ -56,8 +58,7 @@ Weighting = Callable[[Tensor, Tensor | None], Tensor]
 def consensus(probs: Tensor, copies: Tensor | None = None, weights: Weighting = confidence_weights) -> Consensus:
     """The consensus of the teachers' probabilities [teachers, samples, classes]."""
     alpha = weights(probs, copies)
-    if weights is not confidence_weights:
-        check_weights(alpha, probs)
+    check_weights(alpha, probs)
     weighted = alpha[..., None] * probs
     s = weighted.sum(0)  # eq. 2
     y = s.argmax(-1)  # eq. 4
@@ -66,7 +67,7 @@ def consensus(probs: Tensor, copies: Tensor | None = None, weights: Weighting = 
 
 
 def check_weights(alpha: Tensor, probs: Tensor) -> None:
-    """Refuse teacher weights, of a user's own equation, that are no weights."""
+    """Refuse what cannot be teacher weights: a user may have replaced the equation."""
     wanted = tuple(probs.shape[:2])
     if not isinstance(alpha, Tensor) or tuple(alpha.shape) != wanted:
         got = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha).__name__
