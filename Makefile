@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help run test lint docs unit faults mutants bench bench-quick bench-record clean
+.PHONY: help run test lint docs unit faults mutants bench bench-quick bench-record reproduce-tiny clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -46,6 +46,9 @@ bench-quick: $(STAMP) ## the regression guard: about two minutes; fails when a r
 
 bench-record: $(STAMP) ## measure this machine for the guard
 	PYTHONPATH=benchmarks $(BIN)/python -m bench --quick --record benchmarks/recorded.json
+
+reproduce-tiny: $(STAMP) ## every table and figure of the four papers on embedded data (an hour); stopped, it continues
+	$(BIN)/solera reproduce all --scale tiny --workers 0 --out build/reproduce --summary benchmarks/results/reproduce-tiny.json
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build site src/*.egg-info

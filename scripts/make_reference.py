@@ -21,6 +21,7 @@ import textwrap
 import tokenize
 import typing
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,14 +30,17 @@ import torch
 import solera.methods  # noqa: F401  (registers them)
 from solera.config import TABLES, load_config, recipe_names, recipe_text
 from solera.data import SOURCES
+from solera.data.sites import SiteConfig
 from solera.errors import ConfigError
+from solera.experiments.papers import PAPERS, load_paper, paper_names
+from solera.experiments.reproduce import needs
 from solera.method import METHODS, Method, Traits, described, name_of
 from solera.models import MODELS, build, size_of
 from solera.settings import OFF, hints, optional, strip, words
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- generated: ([a-z -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 OF_US = "solera.methods."  # methods of users (or of tests) are not part of the documentation
 
 MEANINGS = {
@@ -51,7 +55,8 @@ MEANINGS = {
     "partition.kind": "how the training samples are divided, see [partitions](data.md#partitions)",
     "partition.clients": "number of clients, K; default: 20; kind `user`: all users, or a random sample of so many",
     "partition.alpha": "of the Dirichlet draws (kinds `dirichlet` and `quantity`): small = skewed, large = equal",
-    "partition.variant": "which of the three Dirichlet partitions (kind `dirichlet`)",
+    "partition.variant": "which of the [four Dirichlet partitions](data.md#partitions) (kind `dirichlet`)",
+    "partition.fraction": "share of its samples that each client keeps: less local data, the same partition",
     "partition.classes_per_client": "kind `classes`: every client holds samples of exactly so many classes",
     "partition.min_size": "fewest samples of a client (kinds `iid`, `quantity`, `classes` and variant `class`); kind "
     "`user`: users with fewer are left out",
@@ -60,15 +65,27 @@ MEANINGS = {
     "public.path": "source `dataset`: the folder to read it from; source `generator`: its file",
     "public.size": "number of samples. held-out: taken out of the training set (default: a fifth of it); dataset: kept "
     "(default: all); noise and generator: generated (no default)",
+    "public.classes": "only samples of these classes of their own data set: a list of numbers, or "
+    "[a named list](data.md#public-data)",
     "public.labels": "keep the labels, for methods that need labelled public data",
     "data.augment": "random changes of clients' training images at each step, in this order, see "
     "[augmentation](data.md#augmentation)",
     "public.augment": "random changes of public images, in this order: once, or at each step (`fresh`)",
     "public.fresh": "new random changes (and new noise or generated images) at each step, not only once",
+    "data.mean": "normalisation constants, one per channel on the scale 0 to 1; default: those of the data set, or of "
+    "its training images",
+    "data.std": "as many as `mean`: pixels become (x/255 - mean) / std",
+    "data.shape": "with sites: the shape of one sample, which no site can find in the others' data; default: that of "
+    "the named data set",
+    "data.classes": "with sites: the names of the classes, in the order of their numbers; default: the numbers of the "
+    "named data set's",
+    "public.where": "who holds the public inputs before the run: every client has its own copy, or the server sends it "
+    "to each client once",
     "public.noise": "source `noise`: uniform in [0, 1], or Gaussian, rescaled to [0, 1] in each batch",
     "models.clients": "architectures by name or [path](plug-ins.md), dealt to the clients; repeat one to give it more "
     "clients",
     "models.server": "the architecture of the server's own model, for methods that train one; a name or a path",
+    "models.options": "a table for each architecture, see [options](models.md#options-of-one-architecture)",
     "models.norm": "normalisation layers of the architectures that have such layers",
     "models.head": "`shared`: one representation layer of the same shape in every model, see [heads](models.md#heads)",
     "models.assign": "`even`: in turn; `random`: each client draws one",
@@ -76,10 +93,17 @@ MEANINGS = {
     "federation.max_empty_rounds": "stop (exit code 5, resumable) after so many void rounds in a row",
     "engine.name": "`inprocess`, `threads`, `processes`, or [your own](own-engine.md), which has its own settings; "
     "`auto`: `inprocess` with one worker; with more, `processes` on Linux and `threads` elsewhere",
+    "engine.workers": "clients at once; 0: one for each core, or `per_device` for each accelerator",
+    "engine.device": '`"cpu"`, `"cuda"` (all that are visible), `"cuda:0,1"`, `"mps"` or `"xpu"`; `"auto"`: an '
+    "accelerator if there is one; see [on a GPU](howto/gpu.md)",
+    "engine.per_device": "clients at once on one accelerator, as far as its memory allows",
+    "engine.precision": "of products on an accelerator; `bf16` and `fp16` are mixed precision",
+    "engine.deterministic": "on an accelerator: use only algorithms that repeat their bits",
+    "engine.resident": "share of an accelerator's memory for data that stays there",
     "Local.epochs": "passes over the client's data",
     "Local.steps": "minibatches, instead of epochs",
     "Local.batch": "samples in a minibatch; a client with fewer uses all of them",
-    "Local.lr": "learning rate, constant",
+    "Local.lr": "learning rate, at the beginning of every training",
     "Local.momentum": "of SGD",
     "Local.weight_decay": "L2 penalty inside the optimizer",
     "Local.optimizer": "a new one for every training: its state is not kept between rounds",
@@ -254,7 +278,7 @@ def shared_tables() -> dict[str, type]:
 
 def places() -> list[tuple[str, type]]:
     """Everything that has settings, with the first part of its keys in MEANINGS."""
-    return [*TABLES.items(), *our_methods().items(), *shared_tables().items()]
+    return [*TABLES.items(), ("sites", SiteConfig), *our_methods().items(), *shared_tables().items()]
 
 
 def missing_meanings() -> list[str]:
@@ -313,6 +337,12 @@ def configuration() -> str:
     parts = [HEAD]
     for name, cls in TABLES.items():
         parts += [f"## [{name}]\n\n", f"{inspect.getdoc(cls)}\n\n", table(head, settings(cls, name)), "\n"]
+    parts += [
+        "## [sites.NAME]\n\n",
+        f"{inspect.getdoc(SiteConfig)} See [sites](sites.md).\n\n",
+        table(head, settings(SiteConfig, "sites")),
+        "\n",
+    ]
     parts.append("## [method]\n\n`method.name` chooses the method; the other keys are its hyper-parameters.\n\n")
     for name, cls in our_methods().items():
         title = cls().about.title
@@ -448,7 +478,23 @@ def choose_table() -> str:
     return table(head, [(*key, ", ".join(names)) for key, names in rows])
 
 
+def papers_table(paper: str) -> str:
+    """The tables and figures of a paper, with the recipes that hold them."""
+    rows = []
+    for recipe in paper_names():
+        p = load_paper(recipe)
+        if p.paper == paper:
+            cells = list(p.cells())
+            skipped = sum(bool(c.skip) for c in cells)
+            count = f"{len(cells)}, {skipped} of which cannot be run" if skipped else str(len(cells))
+            needed = ", ".join(needs(p))
+            rows.append((", ".join((p.item, *p.also)), f"`{recipe}`", p.title, count, needed))
+    rows.sort(key=lambda row: [row[0].split()[0] != "Table", *map(int, re.findall(r"\d+", row[0])[:1]), row[1]])
+    return table(("in the paper", "recipe", "what it shows", "cells", "needs at full scale"), rows)
+
+
 BLOCKS = {
+    **{f"paper {paper}": partial(papers_table, paper) for paper in PAPERS},
     "choose": choose_table,
     "methods": methods_table,
     "recipes": recipes_table,

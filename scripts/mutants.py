@@ -57,7 +57,7 @@ ALGORITHM_1 = ("cohort", "groups", "loop", "overlap", "setting", "slots")  # of 
 EVERYWHERE = ("test_defaults.py",)
 OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*.py are found
     "parts/data_free.py": ("parts/test_generators.py", "methods/test_fedftg.py", "methods/test_fedgen.py"),
-    "parts/timeline.py": ("parts/test_groups.py",),
+    "parts/diversity.py": ("parts/test_diversity.py",),
     "parts/effort.py": ("runner/test_dry.py",),
     "parts/robust.py": ("parts/test_filtered_mean.py",),
     "parts/consensus.py": ("parts/test_agreement.py",),

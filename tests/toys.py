@@ -115,6 +115,9 @@ class Samples:
     def __getitem__(self, indices: Tensor) -> Tensor:
         return self.inputs[indices]
 
+    def at(self, place: Any) -> "Samples":
+        return self
+
     def round_indices(self, per_round: int | None, seed: int) -> Tensor:
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         return order[:per_round].sort().values

@@ -23,12 +23,14 @@ from annotated_types import Ge, Le
 from . import methods  # noqa: F401  (the import registers them)
 from .data.partition import PartitionConfig
 from .data.public import PublicConfig
+from .data.sites import SiteConfig
 from .data.sources import source_info
 from .engines import ENGINES, EngineConfig, EngineSettings
 from .errors import ConfigError
 from .federation import FederationConfig
 from .method import METHODS, Method, find_method, name_of
 from .models import model_info
+from .models.options import variant_of
 from .plugins import allowed, anchored, is_path
 from .runs.keys import flat
 from .runs.stop import StopConfig
@@ -51,6 +53,7 @@ from .settings import (
 )
 from .supply import supplied
 from .track.export import TrackConfig
+from .wire import safe_name
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
 D = TypeVar("D", DataConfig, PublicConfig)
@@ -90,8 +93,12 @@ class Config:
     method: Method  # an instance of a registered method: its fields are the hyper-parameters
     engine: EngineSettings  # an instance of a registered engine's settings
     track: TrackConfig
+    sites: dict[str, SiteConfig] = dataclasses.field(default_factory=dict)  # instead of a partition
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # what was set for the method, and why
 
+
+SITES = "sites"  # the table of tables [sites.NAME]
+PAPER = "paper"  # the table of a recipe for `solera reproduce`: no setting of a run
 
 TABLES: dict[str, type] = {
     "run": RunConfig,
@@ -116,6 +123,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     """
     given, decided, notes = _merged(source, overrides)
     config = _built(given)
+    if config.sites:
+        decided = {*decided, "public.source"}  # nothing can be held out
     needed = supplied(
         config.method, config.data, config.partition, config.public, config.models, config.federation, decided
     )
@@ -128,6 +137,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         config,
         data=_absolute(config.data),
         public=_absolute(config.public),
+        sites={k: _absolute_site(site) for k, site in config.sites.items()},
         track=config.track.absolute(),
         notes=tuple(notes),
     )
@@ -143,6 +153,8 @@ def _merged(
 ) -> tuple[dict[str, Any], set[str], list[str]]:
     """The tables, the keys that were given for their method, and the notes."""
     given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read(source)
+    if isinstance(given.get(PAPER), Mapping):
+        del given[PAPER]
     folder = folder_of(source)
     given, wanted = anchored(given, folder), anchored(_parse_overrides(overrides), folder)
     exchanged, notes = _exchange_method(given, wanted)
@@ -155,7 +167,7 @@ def _built(given: Mapping[str, Any]) -> Config:
     """The configuration in these tables. Raises ConfigError if they are invalid."""
     method = _method_class(given.get("method"))
     for key, value in given.items():
-        if key not in TABLES and key != "method":
+        if key not in TABLES and key not in ("method", SITES):
             raise ConfigError(_unknown(None, "", key, value, method))
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
@@ -166,19 +178,57 @@ def _built(given: Mapping[str, Any]) -> Config:
     for name in ("engine", "method"):  # the name has selected the class, which may have no such field
         if "name" not in hints(classes[name]):
             tables[name] = {k: v for k, v in tables[name].items() if k != "name"}
-    config = Config(**{name: _build(cls, tables[name], name, None, method) for name, cls in classes.items()})
+    sites = {k: _built_site(k, table) for k, table in given.get(SITES, {}).items()}
+    tables = _with_sites(tables, sites)
+    config = Config(
+        **{name: _build(cls, tables[name], name, None, method) for name, cls in classes.items()}, sites=sites
+    )
     _check_names(config)
     return config
+
+
+def _built_site(name: str, given: Any) -> SiteConfig:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"sites.{name} = {show(given)}: this is a table; write [sites.{name}] and its settings below")
+    safe_name(name, "site")
+    return _build(SiteConfig, given, f"sites.{name}", None, None)
+
+
+def _with_sites(tables: Mapping[str, Any], sites: Mapping[str, SiteConfig]) -> dict[str, Any]:
+    """The tables, with what follows from the sites: how many clients there are, and their models."""
+    out = dict(tables)
+    if not sites:
+        return out
+    if tables["partition"]:
+        raise ConfigError("[partition] with [sites]: each site brings its own data; leave [partition] out")
+    models = [site.model for _, site in sorted(sites.items()) if site.model is not None]
+    for key, default in (("clients", models), ("assign", "even")):
+        if tables["models"].get(key, default) != default:
+            raise ConfigError(f"models.{key} = {show(tables['models'][key])}: with [sites], each names its own model")
+    if tables["public"].get("source") == "held-out":
+        raise ConfigError(
+            'public.source = "held-out": nobody takes samples out of what a site holds; use "dataset", "generator" or '
+            '"noise", or "none"'
+        )
+    out["partition"] = {"kind": "iid", "clients": len(sites)}
+    out["models"] = {**tables["models"], **({"clients": models} if models else {})}
+    out["public"] = {"source": "none", **tables["public"]}
+    return out
 
 
 def _check_names(config: Config) -> None:
     """Refuse unknown data sets and architectures now, before any data is loaded."""
     if config.public.source == "dataset" and not config.public.name:
         raise ConfigError("public.name is missing: public.source = 'dataset' needs the name of a data set")
-    for name in config.models.clients:
-        model_info(name, "models.clients")
-    if config.models.server is not None:
-        model_info(config.models.server, "models.server")
+    for k, site in config.sites.items():
+        if site.model is not None:
+            model_info(variant_of(site.model, config.models.options).model, f"sites.{k}.model")
+    clients = [] if config.sites else config.models.clients
+    for key, names in (("clients", clients), ("server", [config.models.server])):
+        for name in names:
+            if name is not None:
+                model = variant_of(name, config.models.options).model
+                model_info(model, f"models.{key}" if model == name else f"models.options.{name}.model")
     for key, source in (("data.name", config.data.name), ("public.name", config.public.name)):
         if source is not None and is_path(source):  # other names are looked up when the data is loaded
             source_info(source, key)
@@ -188,9 +238,12 @@ def to_toml(config: Config) -> str:
     """Every setting, defaults included, as TOML that loads to an equal configuration."""
     tables: dict[str, Any] = {}
     for f in dataclasses.fields(config):
-        if f.name == "notes":  # not a setting
-            continue
         table = getattr(config, f.name)
+        if f.name == "notes" or (f.name == "partition" and config.sites):  # not a setting, or follows from others
+            continue
+        if f.name == SITES:
+            tables |= {SITES: {k: _dump(site, None) for k, site in table.items()}} if table else {}
+            continue
         registry = {"method": METHODS, "engine": ENGINES}.get(f.name)
         head = {} if registry is None else {"name": registry.name_of(type(table))}
         tables[f.name] = head | _dump(table, None)
@@ -498,3 +551,10 @@ def _absolute(table: D) -> D:
     if table.path is None:
         return table
     return dataclasses.replace(table, path=os.path.abspath(os.path.expanduser(table.path)))
+
+
+def _absolute_site(site: SiteConfig) -> SiteConfig:
+    def whole(path: str | None) -> str | None:
+        return path if path is None or is_path(path) else os.path.abspath(os.path.expanduser(path))
+
+    return dataclasses.replace(site, data=whole(site.data), key=whole(site.key))

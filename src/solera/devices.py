@@ -6,15 +6,16 @@ thread only, so that engines would differ. Whoever computes something that must 
 one context that sets that state, records it and puts it back.
 
 `TRICKS` is a table of what is done for the speed or the bits of one kind of device; `Placement` puts data and models
-on one. So far there is the CPU.
+on one. Which devices this machine has, and what the settings of an engine say about them, is in `compute.py`.
 """
 
 import contextlib
 import copy
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from torch.optim import optimizer
 from torch.utils._device import DeviceContext
 
 from .errors import ConfigError, SoleraError
-from .tensors import device_of
+from .tensors import CPU, device_of
 
 T = TypeVar("T")
 
@@ -100,6 +101,35 @@ _KNOBS = (
     ),
 )
 _AUTOCAST = ("cpu", "cuda")
+Precision = Literal["float32", "tf32", "bf16", "fp16"]
+HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _device_knobs(kind: str, precision: Precision, deterministic: bool) -> tuple[_Knob, ...]:
+    """What is set beside `_KNOBS` where a run computes on a device of this kind. None of it opens the device."""
+    if kind == "cpu":
+        return ()
+    knobs = [_Knob("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode,
+                   2 * deterministic)]  # fmt: skip
+    if kind == "cuda":
+        wanted = "tf32" if precision == "tf32" else "ieee"  # convolutions are tf32 unless somebody says otherwise
+        knobs += [
+            _Knob(
+                f"fp32 precision of cuda {what}",
+                functools.partial(torch._C._get_fp32_precision_getter, "cuda", what),
+                functools.partial(torch._C._set_fp32_precision_setter, "cuda", what),
+                wanted,
+            )
+            for what in ("matmul", "conv", "rnn")
+        ]
+        cudnn = torch.backends.cudnn
+        knobs += [
+            _Knob("cuDNN deterministic", *_flag(cudnn, "deterministic"), deterministic),
+            _Knob("cuDNN benchmark", *_flag(cudnn, "benchmark"), not deterministic),  # its choice varies with timing
+        ]
+    return tuple(knobs)
+
+
 _HOOKS: dict[str, dict] = {
     name.removeprefix("_global_"): registered
     for owner in (module, optimizer)
@@ -127,13 +157,18 @@ class Numerics:
 
 
 @contextlib.contextmanager
-def numerics(threads: int | None = None) -> Iterator[Numerics]:
+def numerics(
+    threads: int | None = None, kind: str = "cpu", precision: Precision = "float32", deterministic: bool = True
+) -> Iterator[Numerics]:
     """Compute as if nothing had been set in torch, with so many `threads` (left out: as many as there are).
 
-    All that was set otherwise is put back at the end, whatever happens. What cannot be set aside is refused.
+    On a `kind` of device other than the CPU it is set besides how precise products are, and whether only deterministic
+    algorithms are used. All that was set otherwise is put back at the end, whatever happens. What cannot be set aside
+    is refused.
     """
     _refuse_what_stays()
-    knobs = _KNOBS
+    own = _device_knobs(kind, precision, deterministic)
+    knobs = (*(k for k in _KNOBS if k.name not in {o.name for o in own}), *own) if own else _KNOBS
     if threads is not None:  # their number changes the bits of a sum
         knobs += (_Knob("threads", torch.get_num_threads, torch.set_num_threads, threads),)
     with contextlib.ExitStack() as aside:
@@ -222,7 +257,22 @@ class Tricks:
     sgd: Callable[..., None]
     adam: Callable[..., None]
     set_allocator: Callable[[], bool]
+    look_every: int
 
+
+def _leave_alone() -> bool:
+    return False
+
+
+_ACCELERATOR = Tricks(
+    asked=1024,  # a small batch leaves most of an accelerator idle
+    least_rows=1,  # nothing is gained by padding: kernels are chosen by the whole shape
+    layout=torch.channels_last,  # what convolutions of half precision want; full precision takes either
+    sgd=torch._fused_sgd_,  # one kernel, where each parameter's own would take longer to launch than to run
+    adam=torch._fused_adam_,
+    set_allocator=_leave_alone,  # torch keeps what is freed on a device anyway
+    look_every=50,  # steps: reading a loss makes the program wait for all that was queued before it
+)
 
 TRICKS: dict[str, Tricks] = {
     "cpu": Tricks(
@@ -232,7 +282,11 @@ TRICKS: dict[str, Tricks] = {
         sgd=torch._fused_sgd_,  # all parameters in one call: of a small model's step a tenth would be bookkeeping
         adam=torch._fused_adam_,
         set_allocator=keep_freed_memory,  # pages that are cleared again and again take up to a tenth of a step
+        look_every=1,  # a loss is there as soon as it is computed: a training that diverges ends at that very step
     ),
+    "cuda": _ACCELERATOR,
+    "mps": _ACCELERATOR,
+    "xpu": _ACCELERATOR,
 }
 
 
@@ -241,24 +295,93 @@ def tricks_of(device: torch.device) -> Tricks:
     try:
         return TRICKS[device.type]
     except KeyError:
-        raise ConfigError(f"nothing can be computed on {str(device)!r} yet; there is {', '.join(TRICKS)}") from None
+        raise ConfigError(f"nothing can be computed on {str(device)!r}; there is {', '.join(TRICKS)}") from None
+
+
+_OPENED: set[str] = set()  # kinds of devices, besides the CPU, that this process computes on
+
+
+def opened() -> set[str]:
+    """The kinds of devices, besides the CPU, whose generators count here."""
+    return _OPENED
+
+
+def device_memory(device: torch.device) -> int | None:
+    """All the memory of a device, in bytes; None of one that does not tell. It opens the device."""
+    module = torch.get_device_module(device)
+    if hasattr(module, "mem_get_info"):
+        return int(module.mem_get_info(device)[1])
+    limit = getattr(module, "recommended_max_memory", None)  # mps
+    return None if limit is None else int(limit())
+
+
+def room_for(device: torch.device, size: int) -> torch.device:
+    """`device`, if so many bytes leave half of its free memory to others, and the CPU if they do not."""
+    if device == CPU:
+        return device
+    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return device if ask is None or 2 * size <= ask(device)[0] else CPU
 
 
 class Placement:
     """The device of one process, or of one worker of it, and what is there already.
 
     Never shared between processes: a worker makes its own after the fork, because what another process put on a
-    device is of no use to it.
+    device is of no use to it. Making one does not open the device; the first use does.
+
+    `resident` is the share of the device's memory that data may occupy for good.
     """
 
-    def __init__(self, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        resident: float = 1.0,
+        precision: Precision = "float32",
+        deterministic: bool = True,
+    ):
         self.device = torch.device(device)
         self.tricks = tricks_of(self.device)
+        self.resident, self.precision, self.deterministic = resident, precision, deterministic
         self._there: dict[int, tuple[Any, Any]] = {}  # by identity: what was put, which stays alive, and its copy
+        self._kept = 0  # bytes of it
+
+    def open(self) -> None:
+        """From now on this process computes there: whoever seeds generators seeds the device's."""
+        if self.device.type != "cpu":
+            _OPENED.add(self.device.type)
+
+    def numerics(self, threads: int | None = None) -> contextlib.AbstractContextManager[Numerics]:
+        """Compute with the settings of this place, and with nothing that the program has set."""
+        return numerics(threads, self.device.type, self.precision, self.deterministic)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Have the device compute products in half precision, if that is what is set."""
+        if self.precision not in HALF:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, HALF[self.precision])
 
     def put(self, tensor: Tensor) -> Tensor:
         """The tensor on this device: itself, or one copy, made when it is first asked for."""
-        return tensor if tensor.device == self.device else self._once(tensor, lambda: tensor.to(self.device))
+        return tensor if tensor.device == self.device else self._once(tensor, lambda: self._bring(tensor))
+
+    def _bring(self, tensor: Tensor) -> Tensor:
+        self._kept += tensor.nbytes
+        return tensor.to(self.device)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether it is here, or the budget has room for it."""
+        if tensor.device == self.device or id(tensor) in self._there:
+            return True
+        budget = self.budget
+        return budget is None or self._kept + tensor.nbytes <= budget
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes of data that may stay on the device; None: no limit is known."""
+        if not hasattr(self, "_budget"):
+            total = None if self.device.type == "cpu" else device_memory(self.device)
+            self._budget = None if total is None else int(total * self.resident)
+        return self._budget
 
     def module(self, template: nn.Module) -> nn.Module:
         """The same of a model that nobody trains; copies of the result are on this device."""

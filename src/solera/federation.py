@@ -4,6 +4,7 @@ Seeds, order, validation, quorum and byte counts are handled here. So an engine 
 like its paper.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -16,6 +17,8 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
+from .availability import Availability, Clock, Trip, samples_of
+from .content import content_of, public_rows
 from .engines.base import SHA256, Call, Engine, Reply, Roster, Version
 from .errors import RunError, SoleraError
 from .parts.aggregate import RunningMean
@@ -50,6 +53,7 @@ class FederationConfig:
     min_replies: PositiveInt = 1  # with fewer valid replies an exchange is void
     deadline_s: Positive | None = None  # time limit of a client for one task
     max_empty_rounds: PositiveInt = 3  # stop after so many void rounds in a row
+    availability: Availability | None = None  # a simulated clock: who is online and drops out, and how fast all are
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
@@ -95,14 +99,16 @@ class Traffic:
     bytes: int = 0
     floats: int = 0
     integers: int = 0
+    content: Counter[str] = dataclasses.field(default_factory=Counter)  # bytes by kind, see `content`
 
     def sent(self, size: int) -> None:
         """Count a message of `size` bytes, valid or not."""
         self.messages += 1
         self.bytes += size
 
-    def held(self, message: Packed) -> None:
-        """Count the numbers in a valid message."""
+    def held(self, message: Packed, content: Mapping[str, int]) -> None:
+        """Count the numbers in a valid message, and its bytes by kind."""
+        self.content.update(content)
         self.floats += message.floats
         self.integers += message.integers
 
@@ -192,13 +198,17 @@ class Federation:
         progress: Callable[[str, int, int], None] | None = None,
         ledger: Mapping[str, Version] | None = None,
         summing: Summing | None = None,
+        elapsed_s: float = 0.0,
     ):
         self.engine, self.run_seed = engine, seed
         self.config, self.limits = config or FederationConfig(), limits or Limits()
         self.clients: Roster = engine.roster
+        self.sample_bytes = 0  # of a public sample, if clients do not hold them and have to be sent what is drawn
         self.progress = progress or (lambda what, done, of: None)
         self.summing: Summing = summing or Plain()
         self.ledger: dict[str, Version] = dict(ledger or {})  # only clients that keep a state
+        known = self.config.availability
+        self.clock = None if known is None else Clock(known, len(self.clients), seed, elapsed_s)
         self.begin(0)
 
     def begin(self, round: int, kept: Sequence[Mapping[str, Version]] = ()) -> None:
@@ -217,6 +227,9 @@ class Federation:
         self.answered: set[str] = set()
         self.verbs: set[str] = set()  # which of map and mean were used: tells what the server saw of clients
         self.waited_s = 0.0  # time spent waiting for clients
+        self._timed_calls = True
+        if self.clock is not None:
+            self.clock.begin(round)
         self.idle: Callable[[], None] = lambda: None  # called after an exchange, when no client is working
 
     def settle(self) -> None:
@@ -239,6 +252,15 @@ class Federation:
         """End the cohort's work: from here on every client counts once, however often it was drawn."""
         self.copies = Counter()
 
+    @contextlib.contextmanager
+    def untimed(self) -> Iterator[None]:
+        """For measuring: exchanges take no simulated time, and every client is there."""
+        self._timed_calls = False
+        try:
+            yield
+        finally:
+            self._timed_calls = True
+
     def seed(self, *key: Any) -> int:
         """A seed determined by (run, round, key), never by scheduling, arrival order or engine."""
         return seed_from(self.run_seed, self.round, *key)
@@ -247,6 +269,8 @@ class Federation:
         """The cohort of this round, in canonical order. It depends on the run's seed, never on the method."""
         sizes, g = self.clients.sizes, torch.Generator().manual_seed(self.seed("sample"))
         m = self.config.cohort(len(sizes))
+        if self.clock is not None:
+            sizes = sizes * self.clock.online()  # draw_clients takes nobody without examples
         drawn = draw_clients(sizes, m, g, self.config.sampling, self.config.replacement)
         self.copies = Counter(self.clients.id(int(i)) for i in drawn)
         return sorted(self.copies)
@@ -389,16 +413,23 @@ class Federation:
         quorum = self.config.min_replies if min_replies is None else min_replies
         exchange = _Exchange(task.name, len(asked), quorum, {k: self.ledger.get(k) for k in asked}, self.ledger)
         sent, calls = {}, []
-        packed: dict[tuple[int, ...], Packed] = {}
+        packed: dict[tuple[int, ...], tuple[Packed, Counter[str]]] = {}
+        clock, trips = self.clock if self._timed_calls else None, dict[str, Trip]()
         for k in asked:
             values = {a: v.of(k) if isinstance(v, per_client) else v for a, v in payload.items()}
             key = tuple(id(v) for v in values.values())  # the same objects give the same message: pack it once
             if key not in packed:
-                packed[key] = Packed(values)
+                packed[key] = Packed(values), content_of(values) + Counter(data=self.sample_bytes * public_rows(values))
             sent[k] = values
-            m = packed[key]
-            down.sent(m.size)
-            down.held(m)
+            m, content = packed[key]
+            size = m.size + content["data"]
+            down.sent(size)
+            down.held(m, content)
+            if clock is not None:
+                samples = samples_of(values, self.num_examples(k))
+                trips[k] = clock.send(self.clients.index(k), k, size, samples)
+                if trips[k].lost:
+                    continue
             seed = seed_from(self.run_seed, round, number, k, "task")
             after, keep = exchange.after[k], self._keep(k)
             first, limit_s = round * STEPS, self.config.deadline_s
@@ -408,7 +439,8 @@ class Federation:
         def arriving(failures: dict[str, str]) -> Iterator[tuple[str, Any]]:
             waiting = dict.fromkeys(asked)
             early: dict[str, Any] = {}  # replies that arrived before their turn
-            heard: set[str] = set()
+            heard = {k for k, trip in trips.items() if trip.lost}
+            failures.update(dict.fromkeys(heard, "dropped out during the round (federation.availability.dropout)"))
             turn, valid = 0, 0
             self.progress(task.name, 0, len(asked))
             for r in self._timed(collect()):
@@ -424,9 +456,11 @@ class Federation:
                 try:
                     if r.error is not None:
                         raise WireError(r.error)
+                    if clock is not None and (late := _late(clock, trips[r.client], r.message)):
+                        raise WireError(late)
                     version = _version_of(r, step, exchange.after[r.client])
                     reply = decode(r.message, task.returns, sent[r.client], self.limits)
-                    up.held(r.message if isinstance(r.message, Packed) else Packed(reply))
+                    up.held(r.message if isinstance(r.message, Packed) else Packed(reply), content_of(reply))
                     early[r.client] = reply
                     exchange.set(r.client, version)
                 except WireError as e:
@@ -439,6 +473,8 @@ class Federation:
                         yield k, early.pop(k)
             self._pending.difference_update(asked)
             self.idle()
+            if clock is not None:
+                clock.collected(trips)
             for k in asked:
                 if k not in heard:
                     failures[k] = "no reply"
@@ -490,6 +526,12 @@ def _mean_reply(task: Task, means: Mapping[str, RunningMean]) -> Any:
         return task.returns(**values)
     except ValueError as e:  # each reply was just inside its allowed range, and rounding moved the mean out of it
         raise QuorumNotMet(f"the mean of the replies to {task.name} is not usable: {e}") from None
+
+
+def _late(clock: Clock, trip: Trip, message: Any) -> str | None:
+    """Send a reply back through simulated time; the reason if it comes too late."""
+    trip.back(message.size if isinstance(message, Packed) else len(message or b""))
+    return clock.late(trip)
 
 
 def _version_of(r: Reply, step: int, after: Version | None) -> Version | None:

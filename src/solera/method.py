@@ -42,6 +42,8 @@ class Traits:
     split: Literal["none", "split", "shared features", "shared head", "chain", "cut"] = "none"
     server_model: Literal["none", "own", "larger"] = "none"  # of the server's own; larger: models.server names it
     batchnorm: bool = True  # models may have running statistics
+    next_token: bool = False  # also learns language models: data.task = "causal-lm"
+    precision: Literal["full", "mixed"] = "full"  # of clients' weights; mixed: a few bits where models.options says so
     replies: Literal["none", "means", "individual", "data"] = "individual"  # what the server sees of a client
     personal: bool = False  # scored by each client's own model, on its own test split
     bytes_vary: str = ""  # why the bytes of a run depend on what is learned, as text; empty: they do not

@@ -35,6 +35,7 @@ D = TypeVar("D")
 log = logging.getLogger("solera")
 
 KEYS = ("method.name", "models.clients", "models.server", "data.name", "public.name", "engine.name")  # may be paths
+SITE_KEYS = ("data", "model")  # of each [sites.NAME], may be paths
 RESERVED = ("hf:",)  # prefixes that are not modules
 PATH = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^\0\n]*\.py):(?P<attribute>[A-Za-z_]\w*)", re.ASCII)
 FORM = "'package.module:attribute', or 'file.py:attribute' with the file beside the TOML"
@@ -57,19 +58,22 @@ def label(name: str) -> str:
 
 def short(name: str) -> str:
     """A name that can be used for a folder: of a path, only the attribute."""
+    if isinstance(name, str) and name.startswith(RESERVED):  # of a folder or repository, its last part
+        return name.partition(":")[2].partition("@")[0].rstrip("/").rpartition("/")[2]
     return name.rpartition(":")[2] if is_path(name) else name
 
 
 def architectures(models: Iterable[str]) -> dict[str, str]:
     """The names of the models in a run, mapped to their names in the configuration.
 
-    A model that is given by a path is named after its attribute, in lower case. Equal names get a number.
+    A model that is given by a path is named after its attribute, in lower case, one of Hugging Face after its
+    repository or folder. Equal names get a number.
     """
     given = list(dict.fromkeys(models))
-    called = {name: name for name in given if not is_path(name)}
+    called = {name: name for name in given if not (is_path(name) or name.startswith(RESERVED))}
     for name in given:
-        if is_path(name):
-            first = free = short(name).lower().lstrip("_")
+        if is_path(name) or name.startswith(RESERVED):
+            first = free = re.sub(r"[^a-z0-9._-]", "-", short(name).lower()).lstrip("._-") or "model"
             n = 1
             while free in called:
                 n += 1
@@ -81,17 +85,34 @@ def architectures(models: Iterable[str]) -> dict[str, str]:
 def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Tables of a configuration with absolute paths to files, so that they do not depend on the current folder."""
     out = dict(tables)
-    for key in KEYS:
-        table, _, leaf = key.partition(".")
-        if isinstance(inside := out.get(table), Mapping) and leaf in inside:
-            value = inside[leaf]
-            whole = [absolute(n, folder) for n in value] if isinstance(value, list) else absolute(value, folder)
-            out[table] = {**inside, leaf: whole}
+    for *table, leaf in _keys(tables):
+        home = out
+        for name in table:  # copied on the way: the caller's tables stay as they are
+            home[name] = dict(home[name])
+            home = home[name]
+        value = home[leaf]
+        home[leaf] = [absolute(n, folder) for n in value] if isinstance(value, list) else absolute(value, folder)
     return out
 
 
+def _keys(tables: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The keys in these tables whose values may be paths."""
+    for key in KEYS:
+        table, _, leaf = key.partition(".")
+        if isinstance(inside := tables.get(table), Mapping) and leaf in inside:
+            yield table, leaf
+    sites = tables.get("sites")
+    for name, site in sites.items() if isinstance(sites, Mapping) else ():
+        if isinstance(site, Mapping):
+            yield from (("sites", name, leaf) for leaf in SITE_KEYS if leaf in site)
+
+
 def absolute(name: Any, folder: Path) -> Any:
-    """A path to a file, made absolute; any other name unchanged."""
+    """A path to a file or a folder, made absolute; any other name unchanged."""
+    if isinstance(name, str) and name.startswith(RESERVED):
+        prefix, _, where = name.partition(":")
+        near = where.startswith(("./", "../", "~"))
+        return f"{prefix}:{os.path.abspath(folder / os.path.expanduser(where))}" if near else name
     origin, _, attribute = name.rpartition(":") if is_path(name) else ("", "", "")
     return f"{os.path.abspath(folder / os.path.expanduser(origin))}:{attribute}" if origin.endswith(".py") else name
 
@@ -99,13 +120,13 @@ def absolute(name: Any, folder: Path) -> Any:
 def paths_in(tables: Mapping[str, Any]) -> dict[str, str]:
     """The paths to code in the tables of a configuration, each with the first key that names it."""
     found: dict[str, str] = {}
-    for key in KEYS:
-        table, _, leaf = key.partition(".")
-        inside = tables.get(table)
-        value = inside.get(leaf) if isinstance(inside, Mapping) else None
+    for key in _keys(tables):
+        value: Any = tables
+        for part in key:
+            value = value[part]
         for name in value if isinstance(value, list) else [value]:
             if isinstance(name, str) and is_path(name):
-                found.setdefault(name, key)
+                found.setdefault(name, ".".join(key))
     return found
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .devices import opened
 from .errors import SoleraError
 from .stopping import inherited
 
@@ -81,16 +82,34 @@ def seeded(seed: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _generators_seeded(seed: int) -> Iterator[None]:
     kept = _global_state()
+    on_devices = [_DeviceGenerators(kind) for kind in opened()]
     # torch.manual_seed would take a millisecond: it formats a stack trace for each accelerator type not in use.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
+    for generators in on_devices:
+        generators.seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
     try:
         yield
     finally:
         _restore(kept)
+        for generators in on_devices:
+            generators.restore()
+
+
+class _DeviceGenerators:
+    """The generators of the devices of one kind, which dropout draws from there: their state when this was made."""
+
+    def __init__(self, kind: str):
+        self.module = torch.get_device_module(kind)
+        every = hasattr(self.module, "get_rng_state_all")  # mps has only one device
+        self.kept = self.module.get_rng_state_all() if every else self.module.get_rng_state()
+
+    def seed(self, seed: int) -> None:
+        getattr(self.module, "manual_seed_all", self.module.manual_seed)(seed)
+
+    def restore(self) -> None:
+        getattr(self.module, "set_rng_state_all", self.module.set_rng_state)(self.kept)
 
 
 def _global_state() -> tuple[Any, Any, Any]:

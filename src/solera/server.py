@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from .availability import Clock
 from .devices import Placement, numerics
 from .errors import ConfigError
 from .parts.chain import resized
@@ -15,6 +16,7 @@ from .task import Data
 from .tensors import Weights
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Tensor | nn.Module)
 Builder = Callable[[], nn.Module]
 # How models answer together: (models, their weights) -> a function of inputs; its first output is probabilities.
 Joint = Callable[[list[nn.Module], list[float]], Callable[[Tensor], tuple[Tensor, ...]]]
@@ -30,6 +32,8 @@ class EnsembleReport:
     weights: list[float] | None = None  # how much each counts; left out: the same
     names: list[str] | None = None  # of the members, for the report
     teacher: Joint | None = None  # instead of the rule, where a method's own equation was replaced
+    build: Callable[[str, Weights], nn.Module] | None = None  # of a member, if it answers otherwise than `Server.model`
+    alike: Mapping[str, list[list[int]]] | None = None  # members to compare with each other; left out: all of them
 
 
 class Server:
@@ -50,16 +54,34 @@ class Server:
         shape: tuple[int, ...] | None = None,
         tokens: bool = False,
         place: Placement | None = None,
+        precision: Mapping[str, Mapping[str, int]] | None = None,
+        positions: int | None = None,
     ):
         self.builders, self.architectures, self.large = dict(builders), sorted(architectures), large
         self.run_seed, self.num_classes = seed, num_classes
-        self.public, self.per_round, self.validation = public, per_round, validation
+        self._public, self.per_round, self._validation = public, per_round, validation
         self.shape, self.tokens = shape, tokens  # of one prepared input, if known, and whether it is a row of token ids
+        self.positions = positions  # of a text at which its next token is predicted; None: one prediction a sample
+        self.precision = dict(precision or {})  # of clients' models: bits of weights and activations, where not 32
         self._all_train = all_train
-        self.place = place or Placement()  # where its models are
         self._templates: dict[str, nn.Module] = {}
         self.parallel = Parallel(workers)
+        self.sample_bytes = 0  # of a public sample that is sent to clients; 0: they hold the public samples
+        self.clock: Clock | None = None  # simulated time, if the run has one
+        self.move(place or Placement())
         self.begin()
+
+    def move(self, place: Placement) -> None:
+        """From now on models, public samples and the validation set are in `place`, and weights where they always are.
+
+        On a device one job runs at a time: dropout draws from its generator, which several would share unnoticed.
+        """
+        self.place = place  # where its models are
+        self.public: Any = None if self._public is None else self._public.at(place)
+        self.validation: Data | None = None if self._validation is None else self._validation.at(place)
+        if place.device.type != "cpu":
+            place.open()
+            self.parallel = Parallel(1)
 
     def begin(self) -> None:
         """Forget the notes of the last round."""
@@ -96,6 +118,15 @@ class Server:
         model.eval()  # in a line of its own: a model's own train() need not return the model
         return model
 
+    def bring(self, what: M) -> M:
+        """A module or a tensor on the device of the server's models."""
+        return what.to(self.place.device)  # type: ignore[return-value]
+
+    @property
+    def answer(self) -> tuple[int, ...]:
+        """The shape of a model's logits for one sample; the classes (of language models: the tokens) are last."""
+        return (self.num_classes,) if self.positions is None else (self.positions, self.num_classes)
+
     def feature_dim(self, A: str) -> int:
         """How many features the body of architecture `A` gives; only models that are split have them."""
         dim = getattr(self.template(A), "feature_dim", None)
@@ -125,14 +156,17 @@ class Server:
         weights: Sequence[float] | None = None,
         names: Sequence[str] | None = None,
         teacher: Joint | None = None,
+        build: Callable[[str, Weights], nn.Module] | None = None,
+        alike: Mapping[str, list[list[int]]] | None = None,
     ) -> None:
         """Have the joint prediction of these (architecture, weights) measured at the end of the round.
 
         `teacher(models, weights)`, where given, is used instead of the rule: inputs -> (probabilities, ...).
+        `alike` are sets of members, by position, whose diversity is measured: by name, several sets taken together.
         """
         shares = None if weights is None else list(weights)
         told = None if names is None else list(names)
-        self.ensembles.append(EnsembleReport(name, list(members), rule, shares, told, teacher))
+        self.ensembles.append(EnsembleReport(name, list(members), rule, shares, told, teacher, build, alike))
 
     def report_average(self, A: str, weights: Weights) -> None:
         """Have the average of the clients' models measured too, as it was before it was distilled."""
@@ -142,6 +176,11 @@ class Server:
         """Have the clients' own models reported at several points of the round, by name, in their order: the scores
         of those who took part, or None for the end of the round, where the run measures all of them."""
         self.stages = dict(stages)
+
+    def worked(self, samples: float) -> None:
+        """The server has trained on so many samples: that takes simulated time, if the run has a clock."""
+        if self.clock is not None:
+            self.clock.worked(samples)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Note something that happened in this round; it is written to the run's metrics."""

@@ -13,12 +13,20 @@ import torch
 from .data import PartitionConfig, PublicConfig
 from .federation import FederationConfig
 from .method import Method, Traits
-from .models import MODELS, build
+from .models import build, model_info
 from .scenario import DataConfig, ModelsConfig
 
 CLIENT_TEST = 0.2  # share of each client's samples
-LARGE = {"image": ("fedet-cnn", "vgg9", "vgg11", "vgg19"), "text": ("lstm",)}  # for the server, the smallest first
-SIZED_ON = {"image": ((1, 28, 28), None), "text": ((64,), 1000)}  # shape and vocabulary on which sizes are compared
+LARGE = {
+    "image": ("fedet-cnn", "vgg9", "vgg11", "vgg19"),
+    "text": ("lstm", "bert-mini", "minilm-l6"),
+    "causal-lm": ("gpt-micro",),
+}  # for the server, the smallest first
+SIZED_ON = {
+    "image": ((1, 28, 28), None),
+    "text": ((64,), 1000),
+    "causal-lm": ((64,), 256),
+}  # shape and vocabulary on which sizes are compared
 
 
 class Supplied(NamedTuple):
@@ -60,12 +68,12 @@ def _of_data(traits: Traits, data: DataConfig, public: PublicConfig) -> Iterator
 
 def _of_models(traits: Traits, models: ModelsConfig) -> Iterator[Supplied]:
     server = models.server
-    if traits.server_model == "larger" and server is None and (server := _larger(models.clients)):
+    if traits.server_model == "larger" and server is None and (server := _larger(models.built)):
         yield Supplied("models.server", server, "it trains a server model that is larger than the clients' models")
     alike = traits.split in ("shared head", "shared features")
     if alike and models.head == "plain" and len({*models.clients, server} - {None}) > 1:
         yield Supplied("models.head", "shared", "it needs heads of the same shape in all models")
-    with_norm = models.norm != "none" and any(MODELS[name].has_norm for name in models.clients)
+    with_norm = models.norm != "none" and any(model_info(name).has_norm for name in models.built)
     if traits.split == "chain" and with_norm:
         yield Supplied("models.norm", "none", "it needs plain chains of layers, without norm layers")
     elif not traits.batchnorm and models.norm == "batch" and with_norm:
@@ -91,13 +99,15 @@ def _of_groups(
 
 def _larger(clients: list[str]) -> str | None:
     """A built-in model for the server: the smallest in LARGE that is larger than all client models."""
-    kind = MODELS[clients[0]].kind
-    most = max((_size(name) for name in clients if not MODELS[name].own), default=0)
+    kind = model_info(clients[0]).kind
+    most = max((_size(name) for name in clients if not model_info(name).own), default=0)
     return next((name for name in LARGE[kind] if name not in clients and _size(name) > most), None)
 
 
 def _size(name: str) -> int:
     """The number of parameters of a built-in model, without allocating them."""
-    shape, vocabulary = SIZED_ON[MODELS[name].kind]
+    info = model_info(name)
+    shape, vocabulary = SIZED_ON[info.kind]
+    options: dict[str, Any] = {"weights": "random"} if "weights" in info.options else {}
     with torch.device("meta"):
-        return sum(p.numel() for p in build(name, 10, shape, vocabulary=vocabulary).parameters())
+        return sum(p.numel() for p in build(name, 10, shape, vocabulary=vocabulary, **options).parameters())

@@ -13,11 +13,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .devices import Placement
 from .randomness import seed_from
-from .tensors import Inputs, Weights
+from .tensors import Brought, Inputs, Weights, device_of
 from .wire import check_ties, check_type
 
 X = TypeVar("X", bound=Inputs, covariant=True)
+M = TypeVar("M", bound=Tensor | nn.Module)
 TASKS: dict[str, "Task"] = {}
 
 
@@ -30,6 +32,17 @@ class Data(Generic[X]):
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def at(self, place: Placement) -> "Data[Inputs]":
+        """The same samples in `place`: put there once if they fit, otherwise brought there as they are asked for."""
+        return Data(
+            brought(self.inputs, place) if isinstance(self.inputs, Tensor) else self.inputs, place.put(self.labels)
+        )
+
+
+def brought(inputs: Tensor, place: Placement, prepare: Callable[[Tensor], Tensor] = lambda x: x) -> Inputs:
+    """Samples in `place`, `prepare`d there. What does not fit comes a block of rows at a time."""
+    return prepare(place.put(inputs)) if place.fits(inputs) else Brought(inputs, place.device, prepare)
 
 
 @dataclasses.dataclass
@@ -53,6 +66,10 @@ class Client:
             model.load_state_dict(weights)
         model.train()  # on its own line: a user's model may override train() without returning self
         return model
+
+    def bring(self, what: M) -> M:
+        """A module or a tensor on the device of this client's models."""
+        return what.to(device_of(self.template))  # type: ignore[return-value]
 
     @property
     def num_examples(self) -> int:

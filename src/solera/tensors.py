@@ -26,9 +26,9 @@ def weights_of(model: nn.Module) -> Weights:
     }
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Where `model` is, going by its first tensor; the CPU for one without any."""
-    return next((t.device for t in chain(model.parameters(), model.buffers())), CPU)
+def device_of(model: nn.Module, otherwise: torch.device = CPU) -> torch.device:
+    """Where `model` is, going by its first tensor; `otherwise` for one without any."""
+    return next((t.device for t in chain(model.parameters(), model.buffers())), otherwise)
 
 
 def beside(model: nn.Module, weights: Weights) -> Weights:
@@ -39,7 +39,10 @@ def beside(model: nn.Module, weights: Weights) -> Weights:
 
 def is_finite(weights: Weights) -> bool:
     """Whether no number in `weights` is infinite or not a number."""
-    return all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point())
+    numbers = [t for t in weights.values() if t.is_floating_point()]
+    if not numbers or numbers[0].device == CPU:
+        return all(bool(torch.isfinite(t).all()) for t in numbers)
+    return bool(torch.stack([torch.isfinite(t).all() for t in numbers]).all())  # a device is asked once
 
 
 # ---- samples ----------------------------------------------------------------------------------------
@@ -69,7 +72,7 @@ class Views:
     size: int
     taken: Callable[[Tensor], Tensor]
     drawn: Callable[[Tensor, int], Tensor]
-    fresh: ClassVar[bool] = True
+    fresh: bool = True
 
     def __len__(self) -> int:
         return self.size
@@ -79,6 +82,38 @@ class Views:
 
     def draw(self, rows: Tensor, seed: int) -> Tensor:
         return self.drawn(rows, seed)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """Samples that are too many for a device: rows come there as they are asked for, and are made ready for a model."""
+
+    kept: Tensor
+    device: torch.device
+    prepare: Callable[[Tensor], Tensor]
+    fresh: ClassVar[bool] = False
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.prepare(self.kept.index_select(0, rows.to(CPU)).to(self.device))
+
+    def draw(self, rows: Tensor, seed: int) -> Tensor:
+        return self[rows]
+
+
+def rows_of(*tables: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """The rows of `tables` at some positions, as a function. Tables are brought to where positions are, once."""
+    there: dict[torch.device, tuple[Tensor, ...]] = {}
+
+    def look_up(positions: Tensor) -> tuple[Tensor, ...]:
+        device = positions.device
+        if device not in there:
+            there[device] = tuple(t.to(device) for t in tables)
+        return tuple(t[positions] for t in there[device])
+
+    return look_up
 
 
 def is_fresh(inputs: Inputs) -> bool:
@@ -109,7 +144,8 @@ def subset(inputs: Inputs, rows: Tensor) -> Inputs:
     """Only these samples, in this order."""
     if isinstance(inputs, Tensor):
         return take(inputs, rows)
-    return Views(len(rows), lambda some: inputs[rows[some]], lambda some, seed: draw(inputs, rows[some], seed))
+    taken, drawn = lambda some: inputs[rows[some]], lambda some, seed: draw(inputs, rows[some], seed)
+    return Views(len(rows), taken, drawn, is_fresh(inputs))
 
 
 def joined(first: Inputs, second: Tensor) -> Inputs:
@@ -120,7 +156,10 @@ def joined(first: Inputs, second: Tensor) -> Inputs:
 
     def both(look: Callable[..., Tensor], rows: Tensor, *seed: int) -> Tensor:
         own, out = rows < n, second.new_empty((len(rows), *second.shape[1:]))
-        out[own], out[~own] = look(rows[own], *seed), second[rows[~own] - n]
+        mine, others = (mask.nonzero().flatten().to(out.device) for mask in (own, ~own))
+        out[mine], out[others] = look(rows[own], *seed), take(second, rows[~own] - n)
         return out
 
-    return Views(n + len(second), partial(both, partial(take, first)), partial(both, partial(draw, first)))
+    return Views(
+        n + len(second), partial(both, partial(take, first)), partial(both, partial(draw, first)), is_fresh(first)
+    )

@@ -23,7 +23,7 @@ import typer.main
 import solera.methods  # noqa: F401  (registers them)
 from solera.cli.errors import EXIT_CODES
 from solera.cli.main import app
-from solera.config import Config, load_config, recipe_names
+from solera.config import Config, load_config
 from solera.data import SOURCES, load
 from solera.engines import ENGINES
 from solera.experiments.sweep import plan
@@ -354,17 +354,3 @@ def test_the_families_of_the_readme_are_those_of_the_site():
         if heads == ["family", "methods"]
     }
     assert in_readme == in_site
-
-
-def test_every_recipe_of_a_paper_is_on_the_page_about_them():
-    titles = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet32": "ImageNet32", "mnist": "MNIST"}
-    titles |= {"fashion-mnist": "Fashion-MNIST", "toy-2d": "made by the package"}
-    wanted = {}
-    for recipe in recipe_names():
-        if not re.search(r"laptop|quickstart/|toy$", recipe):
-            config = load_config(recipe)
-            public = f", public {titles[config.public.name]}" if config.public.source == "dataset" else ""
-            wanted[f"`{recipe}`"] = titles[config.data.name] + public
-    page = DOCS / "howto" / "reproduce-a-paper.md"
-    said = {cells[2]: cells[3] for heads, cells in rows(page) if heads[:1] == ["paper"]}
-    assert said == wanted

@@ -14,6 +14,7 @@ import time
 import pytest
 import torch
 
+import fresh
 import solera
 from run_directories import lines_of
 from solera.config import EngineConfig, RunConfig
@@ -155,23 +156,21 @@ print(done.digest, flush=True)
 """
 
 
-def start(name, out, engine, rounds=8, augment=False) -> subprocess.Popen:
+def start(name, out, engine, rounds=8, augment=False) -> fresh.Process:
     fraction = 0.25 if name in ("fedamp", "fedfomo") else 0.75  # a few: checkpoints that refer to older files
-    args = [sys.executable, "-c", SCRIPT, name, str(out), engine, str(rounds), str(fraction), "yes" if augment else ""]
-    process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "go\n", process.stderr.read() if process.stderr else ""
+    process = fresh.Process("-c", SCRIPT, name, out, engine, rounds, fraction, "yes" if augment else "")
+    assert process.stdout.readline() == b"go\n", process.stderr.read().decode()
     return process
 
 
 @pytest.mark.parametrize(
     ("name", "engine", "kills", "augment"),
     [
-        ("scaffold", "inprocess", 5, False),
-        ("scaffold", "processes", 5, True),
-        ("local", "processes", 5, False),
-        ("feddf", "processes", 5, False),
-        ("fedfomo", "inprocess", 5, True),
+        ("scaffold", "inprocess", 3, False),
+        ("scaffold", "processes", 3, True),
+        ("local", "processes", 3, False),
+        ("feddf", "processes", 3, False),
+        ("fedfomo", "inprocess", 3, True),
         pytest.param("fedamp", "inprocess", 50, False, marks=pytest.mark.slow),
         pytest.param("fedfomo", "processes", 50, False, marks=pytest.mark.slow),
         pytest.param("scaffold", "inprocess", 50, False, marks=pytest.mark.slow),

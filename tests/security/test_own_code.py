@@ -8,12 +8,12 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tomli_w
 
+import fresh
 from own_code import SOURCE, TABLES, imports, write_own
 from solera.errors import RunError
 from solera.plugins import code_allowed
@@ -50,9 +50,7 @@ def solera_each(*commands: list[str], cwd: Path) -> list[tuple[int, str]]:
 def python(*args: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     env = {**os.environ, "PYTHONPATH": path, **env}
-    return subprocess.run(
-        [sys.executable, *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True, check=False
-    )
+    return fresh.run(*args, cwd=cwd, env=env)
 
 
 @pytest.fixture(scope="module")

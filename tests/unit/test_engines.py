@@ -493,7 +493,7 @@ def test_a_fork_right_after_threads_have_worked_does_not_hang():
     """A thread that is just ending holds a lock of the matrix library; a process forked then would spin for ever."""
     side_by_side, square = Parallel(4), torch.ones(64, 64)
     work = [lambda: (square @ square).sum()] * 4
-    for _ in range(300):
+    for _ in range(100):
         side_by_side(work, range(4))
         _let_threads_end()
         pid = os.fork()

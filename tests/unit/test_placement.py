@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from solera import devices
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.devices import TRICKS, Placement, tricks_of
 from solera.engines import ClientStates, InProcess, Processes, Threads
@@ -33,13 +34,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:for .* copying from a non-meta p
 def elsewhere(monkeypatch):
     """A place on another device than the CPU."""
     monkeypatch.setitem(TRICKS, "meta", TRICKS["cpu"])
+    monkeypatch.setattr(devices, "device_memory", lambda device: None)  # it has none
+    monkeypatch.setattr(Placement, "open", lambda self: None)  # nor a generator
     return Placement("meta")
 
 
 def test_a_device_without_a_row_in_the_table_is_refused_by_its_name():
     assert tricks_of(CPU) is TRICKS["cpu"]
     for make in (lambda: tricks_of(torch.device("meta")), lambda: Placement("meta")):
-        with pytest.raises(ConfigError, match="nothing can be computed on 'meta' yet; there is cpu"):
+        with pytest.raises(ConfigError, match="nothing can be computed on 'meta'; there is cpu, cuda"):
             make()
 
 
@@ -101,7 +104,7 @@ def test_a_client_has_its_data_and_its_models_where_it_is_served(elsewhere, augm
     assert device_of(client.model()).type == "meta"
     assert device_of(client.model(with_images.server.init("m"))).type == "meta"
     assert {t.device.type for t in with_images.server.init("m").values()} == {"cpu"}
-    with_images.server.place = elsewhere
+    with_images.server.move(elsewhere)
     assert device_of(with_images.server.model("m", with_images.server.init("m"))).type == "meta"
 
 
@@ -116,8 +119,8 @@ def scenario(augment) -> Scenario:
 def test_whoever_serves_a_call_has_a_place_of_its_own_process(kind, tmp_path, monkeypatch):
     made = Placement.__init__
 
-    def noted(self, *args):
-        made(self, *args)
+    def noted(self, *args, **options):
+        made(self, *args, **options)
         self.pid = os.getpid()
 
     monkeypatch.setattr(Placement, "__init__", noted)

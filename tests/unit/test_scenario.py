@@ -25,7 +25,7 @@ from solera.methods import FedAvg, FedAvgFT, FedDF, FedMD
 from solera.parts.local import Local
 from solera.report.figures import report_data
 from solera.report.read import read_all
-from solera.runner.loop import simulate
+from solera.runner.loop import scenario_of, simulate
 from solera.scenario import Scenario
 from solera.task import Data
 from solera.testing import small, toy
@@ -507,3 +507,23 @@ def test_a_scenario_keeps_its_data_whatever_becomes_of_the_callers():
 def test_settings_from_python_are_checked_as_those_of_a_file(settings, says):
     with pytest.raises(ConfigError, match=says):
         toy(**settings)
+
+
+def test_normalisation_constants_of_a_configuration_replace_those_of_the_data_set():
+    """The reference is the stored byte itself: (x / 255 - mean) / std."""
+    config = load_config(
+        {"method": {"name": "fedavg"}, "data": {"mean": [0.25], "std": [0.5]}, "public": {"source": "none"}},
+        ["data.train_size=40", "data.test_size=20", "partition.clients=2"],
+    )
+    scenario = scenario_of(config)
+    stored = scenario.dataset.test.inputs[3, 0, 14, 14].item()
+    assert scenario.test.inputs[3, 0, 14, 14].item() == pytest.approx((stored / 255 - 0.25) / 0.5, abs=1e-6)
+    assert (scenario.dataset.mean, scenario.dataset.std) == ((0.25,), (0.5,))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"mean": [0.5]}, "give both"), ({"mean": [0.5], "std": [0.0]}, r"data.std\[0\] = 0.0")]
+)
+def test_normalisation_constants_that_cannot_be_are_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        load_config({"method": {"name": "fedavg"}, "data": given})

@@ -27,7 +27,9 @@ def compare(
     ],
     target: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Also show rounds and bytes until this accuracy, such as 0.7."),
+        typer.Option(
+            min=0.0, max=1.0, help="Also show rounds, bytes, numbers and hours to this accuracy, such as 0.7."
+        ),
     ] = None,
     by: Annotated[
         list[str] | None,

@@ -9,6 +9,7 @@ import typer
 
 from ..version import __version__
 from .compare import compare
+from .deploy import app as deploy
 from .doctor import doctor
 from .errors import EXIT_CODES
 from .export import export
@@ -17,9 +18,11 @@ from .output import Unwritable, careful
 from .predict import predict
 from .quickstart import quickstart
 from .report import report
+from .reproduce import reproduce
 from .run import resume, run
 from .show import show
 from .sweep import sweep
+from .tune import tune
 from .watch import watch
 
 app = typer.Typer(
@@ -30,8 +33,24 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (quickstart, run, resume, show, report, watch, compare, sweep, predict, export, ls, doctor):
+for command in (
+    quickstart,
+    run,
+    resume,
+    show,
+    report,
+    watch,
+    compare,
+    sweep,
+    tune,
+    reproduce,
+    predict,
+    export,
+    ls,
+    doctor,
+):
     app.command(epilog=EXIT_CODES)(command)
+app.add_typer(deploy, name="deploy")
 
 
 def _version(wanted: bool) -> None:

@@ -23,8 +23,8 @@ def predict(
         Path | None,
         typer.Argument(
             metavar="[INPUT]",
-            help="A .npy, .npz, .parquet or .txt file, an image or a folder of images. Default: the run's own test "
-            "set.",
+            help="A .npy, .npz or .parquet file, texts (.txt, .csv, .tsv, .jsonl), an image or a folder of images. "
+            "Default: the run's own test set.",
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Which model. Default: the server's own or the only one.")] = (None),
@@ -75,6 +75,6 @@ def _csv(found: "Predictions", every: bool) -> str:
     rows = list(found.rows(every))
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    names = [key for key in ("input", "name") if key in rows[0]]  # a file name must not become a formula
+    names = [key for key in ("input", "name", "text") if key in rows[0]]  # a file name must not become a formula
     writer.writerows(row | {key: plain_cell(row[key]) for key in names} for row in rows)
     return out.getvalue()

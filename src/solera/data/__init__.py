@@ -1,7 +1,7 @@
 """Data: sources by name, users' own data, partitions among clients, and public data for distillation."""
 
 from .catalogue import SOURCES, SourceInfo, register_data
-from .dataset import Dataset, from_tensors, from_torch
+from .dataset import Dataset, from_tensors, from_texts, from_torch
 from .partition import Partition, PartitionConfig, class_counts, partition, split_test
 from .public import (
     Public,
@@ -30,6 +30,7 @@ __all__ = [
     "from_folder",
     "from_hf",
     "from_tensors",
+    "from_texts",
     "from_torch",
     "hold_out",
     "load",

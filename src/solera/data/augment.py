@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from ..tensors import Views
+from ..tensors import CPU, Views
 from . import transforms
 from .sampling import torch_rng
 
@@ -23,7 +23,7 @@ PADDING = 4  # black pixels added on each side before a crop
 
 def crop(images: Tensor, rng: torch.Generator) -> Tensor:
     """Pad the image with 4 black pixels and crop it at a random position to its size."""
-    corner = torch.randint(0, 2 * PADDING + 1, (2, len(images)), generator=rng)
+    corner = torch.randint(0, 2 * PADDING + 1, (2, len(images)), generator=rng).to(images.device)
     return transforms.crop(images, corner[0], corner[1], PADDING)
 
 
@@ -44,7 +44,7 @@ def gray(images: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _chosen(p: float, images: Tensor, rng: torch.Generator) -> Tensor:
-    return (torch.rand(len(images), generator=rng) < p)[:, None, None, None]
+    return (torch.rand(len(images), generator=rng) < p)[:, None, None, None].to(images.device)
 
 
 STEPS: dict[Name, Step] = {"crop": crop, "flip": flip, "jitter": jitter, "gray": gray}
@@ -63,13 +63,18 @@ def augmented(raw: Tensor, steps: Sequence[Name | Step], rng: torch.Generator) -
     return values
 
 
-def drawn_anew(raw: Tensor, steps: Sequence[Name | Step], prepare: Callable[[Tensor], Tensor]) -> Views:
-    """Stored samples with these steps applied at each draw; `prepare` makes them ready for a model."""
+def drawn_anew(
+    raw: Tensor, steps: Sequence[Name | Step], prepare: Callable[[Tensor], Tensor], device: torch.device = CPU
+) -> Views:
+    """Stored samples with these steps applied at each draw on `device`; `prepare` makes them ready for a model."""
+
+    def stored(rows: Tensor) -> Tensor:
+        return raw.index_select(0, rows.to(raw.device)).to(device)
 
     def drawn(rows: Tensor, seed: int) -> Tensor:
-        return prepare(augmented(raw.index_select(0, rows), steps, torch_rng(seed, "augment")))
+        return prepare(augmented(stored(rows), steps, torch_rng(seed, "augment")))
 
-    return Views(len(raw), lambda rows: prepare(raw.index_select(0, rows)), drawn)
+    return Views(len(raw), lambda rows: prepare(stored(rows)), drawn)
 
 
 def check_steps(key: str, steps: Sequence[Name | Step], raw: Tensor, dataset: str) -> None:

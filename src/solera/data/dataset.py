@@ -1,29 +1,41 @@
 """A data set: training and test samples in compact form, and how they are prepared for a model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..devices import numerics
-from ..errors import DataError
+from ..encodings import Columns, Encoding, Text, encoded
+from ..errors import ConfigError, DataError
 from ..randomness import isolated, seed_from
 from ..task import Data
 from .images import channel_statistics, channels_first, stack
+from .sampling import hold_out
+from .text import LENGTH, VOCABULARY, WORDS, tokenize
 from .transforms import DEPTH, normalise
 
 Arrays = tuple[Any, Any]  # inputs and labels, as tensors, numpy arrays or lists
+Task = Literal["classification", "causal-lm"]
 READ_TWICE = 64  # samples of a torch data set that are read twice, to detect random transforms
+
+
+class Texts(NamedTuple):
+    """The texts of a data set, row by row."""
+
+    train: tuple[Text, ...]
+    test: tuple[Text, ...]
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Samples as stored: images [N, C, H, W] (uint8, uint16 or float32), float32 vectors [N, F], int64 tokens [N, L].
 
-    It keeps its own copy: later changes to the caller's tensors have no effect.
+    It keeps its own copy: later changes to the caller's tensors have no effect. A text data set keeps its texts beside
+    the tokens of the hashing tokenizer, so that `encoded` can have other tokenizers read them.
     """
 
     name: str
@@ -36,6 +48,9 @@ class Dataset:
     vocabulary: int = 0  # text only: the number of token ids
     class_names: tuple[str, ...] = ()  # if known
     user_names: tuple[str, ...] = ()  # by number, if known
+    texts: Texts | None = None  # text only, if known
+    columns: tuple[Columns, ...] = ()  # whose tokens are where in a sample; empty: one tokenizer's, in all of it
+    task: Task = "classification"  # causal-lm: a sample is a block of tokens, and all but its first are predicted
 
     def __post_init__(self) -> None:
         for field in ("train", "test"):
@@ -44,7 +59,7 @@ class Dataset:
         if self.users is not None:
             object.__setattr__(self, "users", self.users.detach().clone())
         for split, data in (("train", self.train), ("test", self.test)):
-            _check_split(f"{self.name}, {split}", data, self.classes, self.vocabulary)
+            check_samples(f"{self.name}, {split}", data, self.classes, self.vocabulary)
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
             raise DataError(
                 f"{self.name}: training samples have shape {self.shape}, "
@@ -57,6 +72,9 @@ class Dataset:
         _check_constants(self)
         if self.class_names and len(self.class_names) != self.classes:
             raise DataError(f"{self.name}: {len(self.class_names)} names for {self.classes} classes")
+        for split, data in (("train", self.train), ("test", self.test)):
+            if self.texts is not None and len(getattr(self.texts, split)) != len(data):
+                raise DataError(f"{self.name}, {split}: {len(getattr(self.texts, split))} texts for {len(data)} labels")
         if self.users is not None and self.users.shape != self.train.labels.shape:
             raise DataError(f"{self.name}: {len(self.users)} users for {len(self.train)} training samples")
         if self.users is not None and self.user_names and int(self.users.max()) >= len(self.user_names):
@@ -65,22 +83,89 @@ class Dataset:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one prepared sample."""
-        return tuple(self.train.inputs.shape[1:])
+        shape = tuple(self.train.inputs.shape[1:])
+        return shape if self.task == "classification" else (shape[0] - 1,)
+
+    @property
+    def outputs(self) -> int:
+        """The number of a model's outputs for one prediction: classes, or tokens."""
+        return self.classes if self.task == "classification" else self.vocabulary
+
+    @property
+    def length(self) -> int:
+        """Text only: the tokens that one model reads of a text."""
+        return self.columns[0].length if self.columns else self.shape[0]
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Stored samples as input of a model: normalised float32, or tokens unchanged."""
         return normalise(inputs, self.mean, self.std)
 
+    def encoded(self, encodings: Sequence[Encoding]) -> "Dataset":
+        """The same texts, read by these tokenizers: their tokens stand side by side in every sample."""
+        if list(encodings) == [WORDS]:
+            return self
+        if self.texts is None:
+            kind = "token ids only" if self.vocabulary else f"samples of shape {self.shape}"
+            other = next(e.name for e in encodings if e != WORDS)
+            raise ConfigError(
+                f"{self.name}: a model brings the tokenizer {other!r} and needs "
+                f"texts, but this data set has {kind}; give texts (solera.from_texts), or choose another model"
+            )
+        length = self.length
+        train, cuts = encoded(self.texts.train, encodings, length)
+        test, _ = encoded(self.texts.test, encodings, length)
+        columns = [Columns(e, i * length, (i + 1) * length, cuts[i]) for i, e in enumerate(encodings)]
+        return replace(
+            self,
+            train=Data(train, self.train.labels),
+            test=Data(test, self.test.labels),
+            vocabulary=max(e.vocabulary for e in encodings),
+            columns=tuple(columns),
+        )
+
+    def tokens(self, texts: Sequence[Text]) -> Tensor:
+        """More texts as samples of this data set."""
+        return encoded(texts, [c.encoding for c in self.columns] or [WORDS], self.length)[0]
+
+    def sampled(self, split: Literal["train", "test"], rows: Tensor) -> "Dataset":
+        """Only these rows of a split, in this order."""
+        data = getattr(self, split)
+        fields: dict[str, Any] = {split: Data(data.inputs[rows], data.labels[rows])}
+        if split == "train" and self.users is not None:
+            fields["users"] = self.users[rows]
+        if self.texts is not None:
+            every = getattr(self.texts, split)
+            fields["texts"] = self.texts._replace(**{split: tuple(every[i] for i in rows.tolist())})
+        return replace(self, **fields)
+
+    def normalised(self, mean: Sequence[float], std: Sequence[float]) -> "Dataset":
+        """The same samples with other normalisation constants."""
+        return replace(self, mean=tuple(float(m) for m in mean), std=tuple(float(s) for s in std))
+
+    def pooled(self, test_share: float, seed: int) -> "Dataset":
+        """Training and test samples put together and divided anew, with this share of each class for testing."""
+        if self.users is not None or self.texts is not None:
+            what = "users" if self.users is not None else "texts"
+            raise ConfigError(f"data.split: {self.name} has {what}, and its samples cannot be pooled; leave it out")
+        inputs = torch.cat([self.train.inputs, self.test.inputs])
+        labels = torch.cat([self.train.labels, self.test.labels])
+        kept, held = hold_out(labels, round(test_share * len(labels)), seed)
+        return replace(self, train=Data(inputs[kept], labels[kept]), test=Data(inputs[held], labels[held]))
+
     def matching(self, samples: Data | Arrays, what: str) -> Data[Tensor]:
         """More samples (inputs and labels), stored like the training samples. Raises DataError for another kind."""
+        if self.task == "causal-lm":
+            raise DataError(f"{what}: for data.task = 'causal-lm' give a share of the data, not samples")
         inputs, labels = (samples.inputs, samples.labels) if isinstance(samples, Data) else samples
-        data = _data(what, inputs, labels)
+        if self.texts is not None and _are_texts(inputs):
+            inputs = self.tokens(inputs)
+        data = data_of(what, inputs, labels)
         if tuple(data.inputs.shape[1:]) != self.shape or not _same_kind(data.inputs, self.train.inputs):
             raise DataError(
                 f"{what}: samples are {data.inputs.dtype} of shape {tuple(data.inputs.shape[1:])}, those of "
                 f"{self.name} {self.train.inputs.dtype} of shape {self.shape}; give them like the training samples"
             )
-        _check_split(what, data, self.classes, self.vocabulary)
+        check_samples(what, data, self.classes, self.vocabulary)
         return Data(data.inputs.clone(), data.labels.clone())
 
 
@@ -103,7 +188,7 @@ def from_tensors(
     uint16) are normalised with the statistics of the training images, and floats are not changed; pass `mean=(),
     std=()` for no normalisation. `users` gives the user of each training sample, by number or by name.
     """
-    parts = {split: _data(f"{name}, {split}", *pair) for split, pair in (("train", train), ("test", test))}
+    parts = {split: data_of(f"{name}, {split}", *pair) for split, pair in (("train", train), ("test", test))}
     labels = torch.cat([part.labels for part in parts.values()])
     inputs = parts["train"].inputs
     if (mean is None) != (std is None):
@@ -127,6 +212,40 @@ def from_tensors(
         tuple(class_names),
         names,
     )
+
+
+def from_texts(
+    train: Arrays,
+    test: Arrays,
+    classes: int | None = None,
+    name: str = "own",
+    length: int = LENGTH,
+    users: Any = None,
+    class_names: Sequence[str] = (),
+) -> Dataset:
+    """A data set from (texts, labels) pairs. A text is a string, or a pair of strings.
+
+    The texts are kept: every model of a run reads them with its own tokenizer. `length` is how many tokens each of them
+    reads of a text; the rest is cut.
+    """
+    texts = {split: tuple(pair[0]) for split, pair in (("train", train), ("test", test))}
+    for split, rows in texts.items():
+        if strange := [i for i, text in enumerate(rows) if not _is_text(text)]:
+            found = type(rows[strange[0]]).__name__
+            raise DataError(f"{name}, {split}: sample {strange[0]} is {found}; expected a text, or a pair of texts")
+    first, second = ((tokenize(texts[split], length), pair[1]) for split, pair in (("train", train), ("test", test)))
+    made = from_tensors(first, second, classes, name, (), (), users, VOCABULARY, class_names)
+    return replace(made, texts=Texts(texts["train"], texts["test"]))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, str) for part in value)
+    )
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and bool(values) and all(map(_is_text, values))
 
 
 def from_torch(train: Iterable[Any], test: Iterable[Any], **options: Any) -> Dataset:
@@ -194,7 +313,8 @@ def _items(samples: Any) -> Iterable[Any]:
     return (samples[i] for i in range(len(samples))) if _by_position(samples) else samples
 
 
-def _data(what: str, inputs: Any, labels: Any) -> Data[Tensor]:
+def data_of(what: str, inputs: Any, labels: Any) -> Data[Tensor]:
+    """Inputs and labels (tensors, numpy arrays or lists) in stored form."""
     labels = _tensor(labels, f"{what}, labels")
     if labels.dtype.is_floating_point or labels.dtype == torch.bool or labels.ndim != 1:
         raise DataError(f"{what}: labels must be a list of integers, not {labels.dtype} {tuple(labels.shape)}")
@@ -235,7 +355,8 @@ def _same_kind(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype or (a.dtype in DEPTH and b.dtype in DEPTH)
 
 
-def _check_split(what: str, data: Data[Tensor], classes: int, vocabulary: int) -> None:
+def check_samples(what: str, data: Data[Tensor], classes: int, vocabulary: int) -> None:
+    """Refuse samples that are not finite, or that have other labels or tokens than there can be."""
     inputs, labels = data.inputs, data.labels
     if len(inputs) != len(labels):
         raise DataError(f"{what}: {len(inputs)} inputs but {len(labels)} labels")

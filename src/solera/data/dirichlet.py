@@ -1,10 +1,11 @@
-"""The three partitions that the literature calls "Dirichlet with parameter alpha", and their common functions.
+"""The partitions that the literature calls "Dirichlet with parameter alpha", and their common functions.
 
 Each function returns the owner (client number) of every sample.
 
-- `block_owners`: Lin et al. 2020 (FedDF), after the authors' code.
+- `client_owners`: Hsu, Qi, Brown 2019; the definition in FedDF's appendix C.2 (Lin et al. 2020), and FedEED's.
+- `equal_owners`: what FedDF's authors' code does: it draws as `block`, joins the lists and cuts them into equal parts.
+- `block_owners`: the same draw without the last step.
 - `class_owners`: Yurochkin et al. 2019.
-- `client_owners`: Hsu, Qi, Brown 2019.
 """
 
 from typing import NoReturn
@@ -21,8 +22,9 @@ REDRAW_BUDGET = 50_000_000  # limit of random numbers for the redraws of the `cl
 def block_owners(labels: np.ndarray, classes: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """Blocks of ten clients, each with its part of a shuffle, divided by class inside the block.
 
-    A client that already has its fair share (block samples / block clients) gets no more. A block is redrawn until its
-    smallest client has at least half the fair share.
+    A client that already has its fair share (block samples / block clients) gets nothing of later classes; the
+    class that fills it may bring it far above (twice the fair share is common at alpha = 0.1). A block is redrawn until
+    its smallest client has at least half the fair share.
     """
     total, blocks, whole = len(labels), -(-clients // BLOCK), clients // BLOCK
     order = rng.permutation(total)
@@ -39,6 +41,19 @@ def block_owners(labels: np.ndarray, classes: int, clients: int, alpha: float, r
     owners = np.empty(total, np.int64)
     owners[order[np.argsort(cells, kind="stable")]] = np.repeat(holders.ravel(), pieces.ravel())
     return owners
+
+
+def equal_owners(labels: np.ndarray, classes: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """The `block` division, its lists joined client after client and cut into parts whose sizes differ by one at most.
+
+    Within a client's list samples are in the order of their classes, at random inside a class: so where a list is cut,
+    its last classes go to the next client.
+    """
+    total, owners = len(labels), block_owners(labels, classes, clients, alpha, rng)
+    joined = np.lexsort((rng.random(total), labels, owners))
+    equal = np.empty(total, np.int64)
+    equal[joined] = np.repeat(np.arange(clients), np.diff(np.arange(clients + 1) * total // clients))
+    return equal
 
 
 def class_owners(

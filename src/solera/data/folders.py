@@ -28,42 +28,47 @@ def folder_splits(folder: Path, size: int | None) -> dict[str, Split]:
     """
     if size is not None and size < 1:
         raise ConfigError(f"data.image_size = {size}: at least 1 pixel is needed")
-    homes = _homes(folder)
-    files = {split: _pictures_by_class(home) for split, home in homes.items()}
+    files = {split: _pictures_by_class(home) for split, home in homes(folder).items()}
     every = [path for rows in files.values() for path, _ in rows]
     shape, deep = _common_form(every, size)
     return {
         split: Split(
             np.array([name for _, name in rows]),
-            lambda wanted, rows=rows: _decoded([rows[i][0] for i in wanted], shape, deep),  # type: ignore[misc]
+            lambda wanted, rows=rows: decoded([rows[i][0] for i in wanted], shape, deep),  # type: ignore[misc]
         )
         for split, rows in files.items()
     }
 
 
-def _homes(folder: Path) -> dict[str, Path]:
+def homes(folder: Path) -> dict[str, Path]:
     """The folder that contains the class folders, for each split."""
-    inside = {path.name.lower(): path for path in _folders(folder)}
+    inside = {path.name.lower(): path for path in class_folders(folder)}
     found = {split: next((inside[n] for n in names if n in inside), None) for split, names in SPLITS.items()}
     train, test = found["train"], found["test"]
-    if train is None or not _folders(train):
+    if train is None or not class_folders(train):
         return {"train": folder}
     return {"train": train} if test is None else {"train": train, "test": test}
 
 
-def _folders(folder: Path) -> list[Path]:
+def class_folders(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted."""
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The images in a folder and its subfolders, sorted."""
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in PICTURES and p.is_file())
 
 
 def _pictures_by_class(home: Path) -> list[tuple[Path, str]]:
     """Every image below the class folders of `home`, with the name of its class."""
-    classes = _folders(home)
+    classes = class_folders(home)
     if len(classes) < 2:
         there = f"only the folder {classes[0].name}" if classes else "no folders"
         raise DataError(f"{home}: contains {there}; expected {LAYOUT}")
     rows = []
     for home_of_class in classes:
-        pictures = sorted(p for p in home_of_class.rglob("*") if p.suffix.lower() in PICTURES and p.is_file())
+        pictures = pictures_in(home_of_class)
         if not pictures:
             raise DataError(f"{home_of_class}: a class without images ({', '.join(PICTURES)}); add some or remove it")
         rows += [(path, home_of_class.name) for path in pictures]
@@ -87,5 +92,6 @@ def _common_form(paths: list[Path], size: int | None) -> tuple[tuple[int, int, i
     return (channels, height, width), deep
 
 
-def _decoded(paths: list[Path], shape: tuple[int, ...], deep: bool) -> Tensor:
+def decoded(paths: list[Path], shape: tuple[int, ...], deep: bool) -> Tensor:
+    """Images in one form: channels, height and width, and 16 bits per pixel or 8."""
     return torch.cat([to_shape(stack_pictures([p.read_bytes()], str(p), shape[0], deep), shape) for p in paths])

@@ -4,33 +4,35 @@ A partition is the rows of the training set in client order, and the positions w
 also for a million clients.
 
 - `iid`: a shuffle cut into equal parts.
-- `dirichlet`: skewed class distributions, in the three variants of `dirichlet.py`.
+- `dirichlet`: skewed class distributions, in the variants of `dirichlet.py`.
 - `classes`: every client holds samples of exactly `classes_per_client` classes.
 - `quantity`: class distribution as in the whole set, sizes drawn from a Dirichlet distribution.
 - `user`: each client is a user and has the user's name.
+
+With `fraction` every client keeps a random part of what the partition gives it: less local data, the same partition.
 """
 
 import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from annotated_types import Gt
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from ..settings import Hint, PositiveInt, settings
+from ..settings import Hint, NonNegativeInt, PositiveInt, Problem, settings
 from ..wire import SAFE_NAME, safe_name
-from .dirichlet import block_owners, class_owners, client_owners, dirichlet, shuffled_by_group
+from .dirichlet import block_owners, class_owners, client_owners, dirichlet, equal_owners, shuffled_by_group
 from .sampling import largest_remainder, numpy_rng, rank_within, torch_rng
 
 Kind = Literal["iid", "dirichlet", "classes", "quantity", "user"]
-Variant = Literal["block", "class", "client"]
+Variant = Literal["block", "equal", "class", "client"]
 Alpha = Annotated[float, Gt(0), Hint('small: skewed, large: equal; for equal shares use partition.kind = "iid"')]
 CLIENTS = 20  # the default, if the number does not follow from the users
 
@@ -96,7 +98,16 @@ class PartitionConfig:
     alpha: Alpha = 0.1  # of the Dirichlet draws: small = skewed, large = equal
     variant: Variant = "block"
     classes_per_client: PositiveInt = 2
+    fraction: Annotated[float, Gt(0), Le(1)] = (
+        1.0  # share of its samples that each client keeps: less data, same partition
+    )
     min_size: PositiveInt = 1  # minimum of samples of a client; kind "user": users with fewer are left out
+    min_per_class: NonNegativeInt = 0  # samples of every class that each client gets before the rest is divided
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings that contradict each other."""
+        if self.min_per_class and self.kind in ("classes", "user"):
+            yield f"min_per_class = {self.min_per_class}: with kind = {self.kind!r} clients do not have all classes"
 
     def __post_init__(self) -> None:
         if self.clients is None and self.kind != "user":
@@ -115,7 +126,28 @@ def partition(
 
     `users` are numbers; `user_names[number]` is the name of a user. Without names, the number is the name.
     """
+    whole = _whole(cfg, labels, classes, seed, users, user_names)
+    return whole if cfg.fraction == 1 else kept_fraction(whole, cfg.fraction, seed)
+
+
+def kept_fraction(whole: Partition, fraction: float, seed: int) -> Partition:
+    """The same clients, each with floor(fraction n + 1/2) of its n samples, drawn at random, and at least one."""
+    kept, _ = _drawn_apart(whole, fraction, numpy_rng(seed, "fraction"), at_least=0)
+    return replace(kept, names=whole.names)
+
+
+def _whole(
+    cfg: PartitionConfig,
+    labels: Tensor,
+    classes: int,
+    seed: int,
+    users: Tensor | None,
+    user_names: Sequence[str] | None,
+) -> Partition:
+    """All samples, divided."""
     _check(cfg, labels, classes)
+    if cfg.min_per_class:
+        return _with_every_class(cfg, labels, classes, seed)
     total, rng = len(labels), numpy_rng(seed, "partition")
     if cfg.kind == "user":
         return _by_user(cfg, users, user_names, total, rng)
@@ -134,10 +166,36 @@ def partition(
         owners = _by_classes(cfg, clients, known, rng)
     elif cfg.variant == "block":
         owners = block_owners(known, classes, clients, cfg.alpha, rng)
+    elif cfg.variant == "equal":
+        owners = equal_owners(known, classes, clients, cfg.alpha, rng)
     elif cfg.variant == "class":
         owners = class_owners(known, classes, clients, cfg.alpha, cfg.min_size, rng)
     else:
         owners = client_owners(known, classes, clients, cfg.alpha, rng)
+    return _from_owners(owners, clients)
+
+
+def _with_every_class(cfg: PartitionConfig, labels: Tensor, classes: int, seed: int) -> Partition:
+    """Each client gets `min_per_class` samples of each class that there is; the rest is divided as without that."""
+    clients, each = cfg.clients, cfg.min_per_class
+    assert clients is not None
+    known = labels.numpy()
+    by_class = shuffled_by_group(known, numpy_rng(seed, "every class"))
+    rank = rank_within(known[by_class])
+    counts = np.bincount(known, minlength=classes)
+    if len(short := np.flatnonzero((counts > 0) & (counts < clients * each))):
+        raise ConfigError(
+            f"partition.min_per_class = {each}: class {short[0]} has {counts[short[0]]} samples for {clients} clients; "
+            "choose a smaller number, fewer clients, or more data"
+        )
+    owners = np.full(len(known), -1, np.int64)
+    first = rank < clients * each
+    owners[by_class[first]] = rank[first] // each
+    given, rows = each * int((counts > 0).sum()), np.flatnonzero(owners < 0)
+    least = max(1, cfg.min_size - given)
+    if len(rows) >= clients * least:  # else the few that are left are nobody's
+        rest = partition(replace(cfg, min_per_class=0, min_size=least), labels[torch.from_numpy(rows)], classes, seed)
+        owners[rows[rest.order.numpy()]] = np.repeat(np.arange(clients), rest.sizes.numpy())
     return _from_owners(owners, clients)
 
 
@@ -156,19 +214,30 @@ def split_test(partition: Partition, fraction: float, seed: int) -> tuple[Partit
     """
     if not 0 <= fraction < 1:
         raise ConfigError(f"test fraction = {fraction}: must be at least 0 and below 1")
+    test, train = _drawn_apart(partition, fraction, numpy_rng(seed, "split test"), at_least=1)
+    return train, test
+
+
+def _drawn_apart(
+    partition: Partition, fraction: float, rng: np.random.Generator, at_least: int
+) -> tuple[Partition, Partition]:
+    """A random share of each client's samples, and the rest, of which at least `at_least` stay.
+
+    Of n samples floor(fraction n + 1/2) are drawn, but at least one if the fraction is above 0 and so many are there.
+    """
     sizes = partition.sizes.numpy()
     clients = np.repeat(np.arange(len(sizes)), sizes)
-    shuffled = numpy_rng(seed, "split test").permutation(len(clients))
+    shuffled = rng.permutation(len(clients))
     rank = np.empty(len(clients), np.int64)
     rank[shuffled] = rank_within(clients[shuffled])
     wanted = np.floor(fraction * sizes + 0.5).astype(np.int64)
     if fraction > 0:
-        wanted = np.minimum(np.maximum(wanted, 1), np.maximum(sizes - 1, 0))
-    is_test = torch.from_numpy(rank < wanted[clients])
-    test_sizes = torch.from_numpy(wanted)
+        wanted = np.minimum(np.maximum(wanted, 1), np.maximum(sizes - at_least, 0))
+    drawn = torch.from_numpy(rank < wanted[clients])
+    counts = torch.from_numpy(wanted)
     return (
-        Partition(partition.order[~is_test], _offsets(partition.sizes - test_sizes)),
-        Partition(partition.order[is_test], _offsets(test_sizes)),
+        Partition(partition.order[drawn], _offsets(counts)),
+        Partition(partition.order[~drawn], _offsets(partition.sizes - counts)),
     )
 
 

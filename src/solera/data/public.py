@@ -16,16 +16,21 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Gt, Le
+from annotated_types import Gt, Le, Lt
 from torch import Tensor, nn
 
+from ..devices import Placement
+from ..encodings import Text, digest_of
 from ..errors import ConfigError, DataError
 from ..settings import PositiveInt, Problem, Was, settings
 from .augment import STEPS, Name, augmented, check_steps
+from .blocks import blocks_of
 from .dataset import Dataset
 from .generator import load_generator
+from .overlap import named_classes
 from .sampling import hold_out, torch_rng
-from .sources import load
+from .sites import Form
+from .sources import STL10, load, read_stl10_unlabelled
 from .text import LENGTH
 from .transforms import DEPTH, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
@@ -46,16 +51,25 @@ class PublicConfig:
     name: str | None = None  # source "dataset": its name or hub id ...
     path: str | None = None  # ... and folder; source "generator": its file
     size: PositiveInt | None = None  # number of samples: held out, kept of the data set, or generated
+    users: Annotated[float, Gt(0), Lt(1)] | None = None  # source "held-out": all samples of this share of the users
     fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # share of them that is used
-    classes: list[int] | None = None  # only samples of these classes (of their own data set)
+    classes: list[int] | str | None = None  # only samples of these classes (of their own data set), or a named list
     per_round: PositiveInt | None = None  # samples used in a round; default: all
     labels: bool = False  # keep the labels
     augment: Augment = field(default_factory=list)  # random changes of images, in this order
     fresh: bool = False  # true: new random changes (and new noise or generated images) at each step, not only once
     noise: Noise = "uniform"
+    where: Literal["server", "everywhere"] = "everywhere"  # who holds the public inputs before the run
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
+        if isinstance(self.classes, str):
+            try:
+                named_classes(self.classes)
+            except ConfigError as e:
+                yield str(e).removeprefix("public.")
+        if self.users is not None and (self.source != "held-out" or self.size is not None):
+            yield f'users = {self.users}: for source = "held-out" and without size: all samples of so many users'
         if self.fresh and not self.augment and self.source in ("held-out", "dataset"):
             yield (
                 f'fresh = true: samples of source "{self.source}" are the same at each step; set augment to change '
@@ -80,18 +94,34 @@ class Public:
         labels: Tensor | None = None,
         augment: Sequence[Name] = (),
         make: Make | None = None,
+        texts: Sequence[Text] | None = None,
+        place: Placement | None = None,
     ):
         self.raw = raw  # in stored form: images as bytes
+        self.texts = None if texts is None else tuple(texts)  # where models read them with different tokenizers
         self.labels = labels
+        self._place = place or Placement()
         self.augment = list(augment)
         self._mean, self._std, self._make = mean, std, make
 
     def __len__(self) -> int:
         return len(self.raw)
 
+    @property
+    def sample_bytes(self) -> int:
+        """The bytes of a sample as it is stored."""
+        return self.raw[:1].numel() * self.raw.element_size()
+
     def __getitem__(self, rows: Tensor) -> Tensor:
         """The samples with these indices, ready for a model. Always the same."""
-        return normalise(self.raw.index_select(0, torch.as_tensor(rows)), self._mean, self._std)
+        return normalise(self._stored(rows), self._mean, self._std)
+
+    def _stored(self, rows: Tensor) -> Tensor:
+        """Rows in stored form: of the whole set in its place, or, where that does not fit, brought there."""
+        rows, place = torch.as_tensor(rows), self._place
+        if place.fits(self.raw):
+            return place.put(self.raw).index_select(0, rows.to(place.device))
+        return self.raw.index_select(0, rows.to(self.raw.device)).to(place.device)
 
     def draw(self, rows: Tensor, seed: int) -> Tensor:
         """The samples drawn with this seed: augmented or newly generated if they are `fresh`, else as with [].
@@ -101,8 +131,14 @@ class Public:
         if not self.fresh:
             return self[rows]
         rng = torch_rng(seed, "public view")
-        raw = self.raw.index_select(0, torch.as_tensor(rows)) if self._make is None else self._make(len(rows), rng)
+        raw = self._stored(rows) if self._make is None else self._make(len(rows), rng).to(self._place.device)
         return normalise(augmented(raw, self.augment, rng), self._mean, self._std)
+
+    def at(self, place: Placement) -> "Public":
+        """The same samples in `place`. Labels stay where they are: a training takes them along."""
+        if place.device == self._place.device:
+            return self
+        return Public(self.raw, self._mean, self._std, self.labels, self.augment, self._make, self.texts, place)
 
     @property
     def fresh(self) -> bool:
@@ -127,11 +163,15 @@ class Public:
     def subset(self, indices: Tensor) -> "Public":
         """Only these samples, in this order."""
         labels = None if self.labels is None else self.labels[indices]
-        return Public(self.raw[indices], self._mean, self._std, labels, self.augment, self._make)
+        texts = None if self.texts is None else [self.texts[i] for i in indices.tolist()]
+        return Public(self.raw[indices], self._mean, self._std, labels, self.augment, self._make, texts, self._place)
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of content, order, normalisation, augmentation and, if kept, labels."""
+        """sha256 of content, order, normalisation, augmentation and, if kept, labels.
+
+        Of texts that are read with different tokenizers it is the texts that count: parties need not have them all.
+        """
         about = {
             "samples": list(self.raw.shape),
             "dtype": str(self.raw.dtype),
@@ -141,70 +181,101 @@ class Public:
             "fresh": self.fresh,
             "labels": self.labels is not None,
         }
+        if self.texts is not None:
+            about |= {"samples": [len(self.texts)], "texts": digest_of(self.texts)}
         total = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-        for part in self.raw.split(CHUNK):
+        for part in self.raw.split(CHUNK) if self.texts is None else ():
             total.update(part.contiguous().numpy().tobytes())
         if self.labels is not None:
             total.update(self.labels.numpy().tobytes())
         return total.hexdigest()
 
 
-def make_public(cfg: PublicConfig, task: Dataset, held_out: Tensor, seed: int) -> Public | None:
+def make_public(cfg: PublicConfig, task: Dataset | Form, held_out: Tensor, seed: int) -> Public | None:
     """The public data of a configuration; `held_out` are the indices of the training samples held out for it (used only
     by the source "held-out")."""
     match cfg.source:
         case "none":
             return None
         case "held-out":
-            return public_from_samples(task, task.train.inputs[held_out], task.train.labels[held_out], cfg, seed)
+            assert isinstance(task, Dataset)  # sites are refused before: nobody takes samples out of what they hold
+            inputs, labels, texts = task.train.inputs[held_out], task.train.labels[held_out], _texts(task)
+            said = None if texts is None else [texts[i] for i in held_out.tolist()]
+            return _assemble(task, inputs, labels, cfg, None, seed, texts=said)
         case "dataset":
             if cfg.name is None:
                 raise ConfigError('public.source = "dataset" needs public.name: the data set to use')
             if cfg.name == "folder":
                 return _from_folder(task, cfg, seed)
+            if cfg.name == STL10:
+                return _assemble(task, read_stl10_unlabelled(cfg.path, task.shape), None, cfg, cfg.size, seed)
             # Its test split is not used, so only one sample of it is decoded.
-            length = task.shape[0] if task.vocabulary else LENGTH
-            return public_from_dataset(task, load(cfg.name, cfg.path, test_size=1, length=length), cfg, seed)
+            length = task.length if task.vocabulary else LENGTH
+            other = load(cfg.name, cfg.path, test_size=1, length=length, task=task.task)
+            return public_from_dataset(task, other, cfg, seed)
         case "noise":
             return public_from_noise(task, cfg, seed)
         case "generator":
             return _from_generator_file(task, cfg, seed)
 
 
-def _from_folder(task: Dataset, cfg: PublicConfig, seed: int) -> Public:
+def chosen_classes(cfg: PublicConfig) -> list[int]:
+    """The classes that are kept, by number."""
+    return named_classes(cfg.classes) if isinstance(cfg.classes, str) else list(cfg.classes or ())
+
+
+def _from_folder(task: Dataset | Form, cfg: PublicConfig, seed: int) -> Public:
     """All images in a folder and its subfolders, without labels."""
     if cfg.path is None:
         raise ConfigError('public.name = "folder" needs public.path: a folder with images in it')
-    _, samples = read_samples(Path(cfg.path), task.shape, bool(task.vocabulary))
+    _, samples = read_samples(Path(cfg.path), task.shape, task.tokens if task.vocabulary else None)
     return _assemble(task, samples, None, cfg, cfg.size, seed)
 
 
 def public_from_samples(
-    task: Dataset, inputs: Tensor, labels: Tensor | None, cfg: PublicConfig | None = None, seed: int = 0
+    task: Dataset | Form, inputs: Tensor, labels: Tensor | None, cfg: PublicConfig | None = None, seed: int = 0
 ) -> Public:
     """Public data from samples in the task's stored form. All are used (`cfg.size` was already applied), except those
     that `classes` and `fraction` leave out."""
     return _assemble(task, inputs, labels, cfg or PublicConfig(), None, seed)
 
 
-def public_from_dataset(task: Dataset, other: Dataset, cfg: PublicConfig, seed: int = 0) -> Public:
+def public_from_dataset(task: Dataset | Form, other: Dataset, cfg: PublicConfig, seed: int = 0) -> Public:
     """Public data from the training samples of another data set, converted to the task's shape."""
     if bool(task.vocabulary) != bool(other.vocabulary) or len(task.shape) != len(other.shape):
         raise ConfigError(
             f"public.name: {other.name} has samples of shape {other.shape}, the task {task.name} of {task.shape}; "
             "public data must be of the same kind as the task's (images for images, text for text)"
         )
+    if task.task == "causal-lm":
+        return _public_blocks(task, other, cfg, seed)
+    if task.columns and not other.columns:
+        other = other.encoded([c.encoding for c in task.columns])
     if task.vocabulary != other.vocabulary:
         raise ConfigError(
             f"public.name: {other.name} has {other.vocabulary} token ids, the task {task.name} {task.vocabulary}; "
             "both must use the same tokenizer"
         )
-    if cfg.classes is not None and not set(cfg.classes) <= set(range(other.classes)):
+    if cfg.classes is not None and not set(chosen_classes(cfg)) <= set(range(other.classes)):
         raise ConfigError(f"public.classes = {cfg.classes}: {other.name} has the classes 0..{other.classes - 1}")
-    return _assemble(task, other.train.inputs, other.train.labels, cfg, cfg.size, seed)
+    return _assemble(task, other.train.inputs, other.train.labels, cfg, cfg.size, seed, texts=_texts(other))
 
 
-def public_from_noise(task: Dataset, cfg: PublicConfig, seed: int = 0) -> Public:
+def _public_blocks(task: Dataset | Form, other: Dataset, cfg: PublicConfig, seed: int) -> Public:
+    """The training texts of another data set for language models, read with the tokenizer of the task."""
+    if other.texts is None:
+        raise ConfigError(f"public.name: {other.name} has no texts, and data.task = 'causal-lm' needs some")
+    what, labels = f"{other.name}, public", other.train.labels
+    blocks, rows = blocks_of(other.texts.train, task.columns[0].encoding, task.length, labels, None, what)
+    return _assemble(task, blocks, labels[rows], cfg, cfg.size, seed)
+
+
+def _texts(data: Dataset) -> tuple[Text, ...] | None:
+    """The training texts, where models read them with tokenizers of their own."""
+    return data.texts.train if data.columns and data.texts is not None else None
+
+
+def public_from_noise(task: Dataset | Form, cfg: PublicConfig, seed: int = 0) -> Public:
     """Noise images: `uniform` in [0, 1] per pixel, or `gauss`: N(0, 1) rescaled to [0, 1] by the extremes of each batch
     of 128. Pixels are rounded to bytes like those of other images, then normalised with the task's constants.
 
@@ -219,7 +290,9 @@ def public_from_noise(task: Dataset, cfg: PublicConfig, seed: int = 0) -> Public
     return _made(task, cfg, make, "public noise", seed)
 
 
-def _noise_vectors(task: Dataset) -> Make:
+def _noise_vectors(task: Dataset | Form) -> Make:
+    if isinstance(task, Form):
+        raise ConfigError('public.source = "noise": the range of vectors is not known where sites hold the samples')
     low, high = task.train.inputs.amin(0), task.train.inputs.amax(0)
     return lambda size, rng: low + (high - low) * torch.rand(size, *task.shape, generator=rng)
 
@@ -239,7 +312,7 @@ def _noise_images(kind: Noise, shape: tuple[int, ...]) -> Make:
     return make
 
 
-def _made(task: Dataset, cfg: PublicConfig, make: Make, purpose: str, seed: int) -> Public:
+def _made(task: Dataset | Form, cfg: PublicConfig, make: Make, purpose: str, seed: int) -> Public:
     """Generated samples; with `fresh`, each draw generates new ones."""
     raw = make(_size_to_make(cfg), torch_rng(seed, purpose))
     return _assemble(task, raw, None, cfg, None, seed, make if cfg.fresh else None)
@@ -256,7 +329,7 @@ def _size_to_make(cfg: PublicConfig) -> int:
     return cfg.size
 
 
-def _from_generator_file(task: Dataset, cfg: PublicConfig, seed: int) -> Public:
+def _from_generator_file(task: Dataset | Form, cfg: PublicConfig, seed: int) -> Public:
     """Images from the generator in the file `cfg.path`, then treated like others."""
     if cfg.path is None:
         raise ConfigError('public.source = "generator" needs public.path: a file written by scripts/train_generator.py')
@@ -267,7 +340,7 @@ def _from_generator_file(task: Dataset, cfg: PublicConfig, seed: int) -> Public:
 
 def public_from_generator(
     generate: Callable[[Tensor], Tensor] | nn.Module,
-    task: Dataset,
+    task: Dataset | Form,
     size: int,
     latent: int | tuple[int, ...],
     seed: int = 0,
@@ -289,7 +362,7 @@ def public_from_generator(
 
 def _generating(
     generate: Callable[[Tensor], Tensor] | nn.Module,
-    task: Dataset,
+    task: Dataset | Form,
     latent: int | tuple[int, ...],
     value_range: tuple[float, float],
 ) -> Make:
@@ -335,13 +408,14 @@ def _generated_bytes(
 
 
 def _assemble(
-    task: Dataset,
+    task: Dataset | Form,
     inputs: Tensor,
     labels: Tensor | None,
     cfg: PublicConfig,
     size: int | None,
     seed: int,
     make: Make | None = None,
+    texts: Sequence[Text] | None = None,
 ) -> Public:
     """Choose samples, drop labels, convert, and transform once unless `fresh`."""
     chosen = _choose(len(inputs), labels, cfg, size, seed)
@@ -350,7 +424,8 @@ def _assemble(
     if cfg.augment and not cfg.fresh:
         raw = _transformed(raw, cfg.augment, seed)
     kept = labels[chosen] if cfg.labels and labels is not None else None
-    public = Public(raw, task.mean, task.std, kept, cfg.augment if cfg.fresh else (), make)
+    said = None if texts is None else [texts[i] for i in chosen.tolist()]
+    public = Public(raw, task.mean, task.std, kept, cfg.augment if cfg.fresh else (), make, said)
     if cfg.per_round is not None:
         public.round_indices(cfg.per_round, seed)  # raises now and not in the first round
     return public
@@ -362,7 +437,7 @@ def _choose(total: int, labels: Tensor | None, cfg: PublicConfig, size: int | No
         raise ConfigError("public.labels or public.classes: these samples have no labels; leave both out")
     chosen = torch.arange(total)
     if cfg.classes is not None and labels is not None:
-        chosen = chosen[torch.isin(labels, torch.tensor(cfg.classes, dtype=labels.dtype))]
+        chosen = chosen[torch.isin(labels, torch.tensor(chosen_classes(cfg), dtype=labels.dtype))]
     if size is not None and not 1 <= size <= len(chosen):
         raise ConfigError(f"public.size = {size}: {len(chosen)} samples are available; choose 1 to {len(chosen)}")
     if not len(chosen):
@@ -375,7 +450,7 @@ def _choose(total: int, labels: Tensor | None, cfg: PublicConfig, size: int | No
     return chosen
 
 
-def _fit(raw: Tensor, task: Dataset) -> Tensor:
+def _fit(raw: Tensor, task: Dataset | Form) -> Tensor:
     """Samples in the task's shape: images are converted, texts are cut or padded with token 0."""
     if tuple(raw.shape[1:]) == task.shape:
         return raw

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..encodings import Text
 from ..errors import DataError
 from .catalogue import SourceInfo
 
@@ -29,8 +30,9 @@ class Split:
     """The rows of a training or test set. Labels are read at once; inputs are decoded by `take`."""
 
     labels: np.ndarray  # integers, or names
-    take: Callable[[np.ndarray], Tensor]  # gives the inputs of these rows (sorted)
+    take: Callable[[np.ndarray], Tensor | list[Text]]  # gives the inputs of these rows (sorted)
     users: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()  # if the files name them
 
 
 def files_in(folder: Path, depth: int = 2) -> list[Path]:
@@ -135,6 +137,14 @@ def stl10_splits(folder: Path, info: SourceInfo) -> dict[str, Split]:
                 _check_sum(path, content.tobytes(), info.sums[path.name])
         splits[split] = image_split(pixels.reshape(-1, 3, 96, 96), labels, images_path, "stl10", info)
     return splits
+
+
+def stl10_unlabelled(file: Path) -> np.ndarray:
+    """STL-10's images without labels [n, 3, columns, rows], mapped into memory and not yet read."""
+    size, one = file.stat().st_size, 3 * 96 * 96
+    if size == 0 or size % one:
+        raise DataError(f"{file}: {size} bytes are not a whole number of images of {one} bytes; download it again")
+    return np.memmap(file, np.uint8, "r").reshape(-1, 3, 96, 96)
 
 
 def image_split(images: np.ndarray, labels: np.ndarray, path: Path, form: str, info: SourceInfo) -> Split:

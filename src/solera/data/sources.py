@@ -10,28 +10,40 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..devices import numerics
+from ..encodings import Text
 from ..errors import ConfigError, DataError
 from ..plugins import is_path, label
 from ..task import Data
 from .catalogue import SOURCES, Loader, SourceInfo, unnamed
-from .dataset import Dataset, number_users, refuse_random
+from .dataset import Dataset, Task, Texts, number_users, refuse_random
 from .folders import LAYOUT, folder_splits
+from .grammar import toy_texts
 from .images import channel_statistics
-from .readers import Split, cifar_splits, files_in, idx_splits, image_split, read_idx, stl10_splits
-from .sampling import balanced, hold_out
-from .tables import csv_splits, find_columns, hub_split, parquet_splits, split_word
-from .text import LENGTH, VOCABULARY
+from .readers import (
+    Split,
+    cifar_splits,
+    files_in,
+    idx_splits,
+    image_split,
+    read_idx,
+    stl10_splits,
+    stl10_unlabelled,
+)
+from .sampling import balanced, hold_out, numpy_rng
+from .tables import Given, csv_splits, file_split, find_columns, hub_split, jsonl_splits, parquet_splits, split_word
+from .text import LENGTH, VOCABULARY, tokenize
 from .toy import toy_2d
-from .transforms import DEPTH
+from .transforms import DEPTH, to_shape
 
 log = logging.getLogger("solera")
 
@@ -42,14 +54,18 @@ EMBEDDED = {  # sha256 of the uncompressed files written by scripts/make_fashion
     "t10k-images-idx3-ubyte": "15a92dd1e9b16ea361928086e77df4dfa890c255c00b5a8c8162c1040ce8eef1",
     "t10k-labels-idx1-ubyte": "234596aeb6eb48133ec99a62541f90bc0728c9559a681f1e0638037462458f2c",
 }
+STL10, STL10_FILE = "stl10-unlabelled", "unlabeled_X.bin"  # public data only: nobody has labelled it
+PART = 2000  # images that are read at a time
 FILES = {  # the files of each format, for error messages
     "idx": "IDX files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-...; also .gz)",
     "cifar": "CIFAR binary files (data_batch_1.bin ... test_batch.bin, or train.bin and test.bin)",
     "stl10": "STL-10 binary files (train_X.bin, train_y.bin, test_X.bin, test_y.bin)",
     "parquet": "parquet files (train-*.parquet, test-*.parquet)",
     "csv": "csv files (train.csv, test.csv)",
+    "jsonl": "JSON lines (train.jsonl, test.jsonl)",
     "images": LAYOUT,
 }
+MADE = {"points": toy_2d, "texts": toy_texts}
 PICKLES = re.compile(r"data_batch_\d+|test_batch|batches\.meta|train|test|meta|.*\.(pkl|pickle)")
 
 
@@ -62,6 +78,14 @@ def load(
     seed: int = 0,
     length: int = LENGTH,
     image_size: int | None = None,
+    *,
+    text_column: str | None = None,
+    pair_column: str | None = None,
+    label_column: str | None = None,
+    user_column: str | None = None,
+    user_min: int = 1,
+    test_users: float = 0.0,
+    task: Task = "classification",
 ) -> Dataset:
     """The data set called `name`: one of SOURCES, a hub id "owner/name", or a path to a function that loads it.
 
@@ -70,15 +94,60 @@ def load(
     `train_size` and `test_size` take a sample with equal classes (as far as the data allow), determined by the seed. If
     a set has no test split, a tenth of its training samples (or `test_size`) becomes the test split, always the same
     ones. `length` is the number of tokens of a text. The images of a "folder" are resized to `image_size` pixels on
-    each side.
+    each side. The columns of a table are found by their usual names unless they are given. Users with fewer than
+    `user_min` training samples are left out; a share `test_users` of the others, always the same ones, are the test
+    split. For the task "causal-lm" texts need no labels.
     """
     info = source_info(name)
+    columns = Given(text_column, pair_column, label_column, user_column, labelled=task == "classification")
+    people = Users(user_min, test_users)
     if info.loader is not None:
+        for key, value in (*columns.named.items(), *people.named.items()):
+            raise ConfigError(f"data.{key} = {value!r}: {label(name)!r} is a function of your own; let it do that")
         return _load_own(name, info.loader, path, train_size, test_size, seed, length, image_size)
     if image_size is not None and info.formats != ("images",):
         raise ConfigError(f"data.image_size = {image_size}: only for data.name = 'folder', not {name!r}")
-    splits = _read(name, info, path, length, image_size)
-    return _assemble(name, info, splits, train_size, test_size, seed)
+    if columns.named and not set(info.formats) & {"parquet", "csv", "jsonl"}:
+        raise ConfigError(f"data.{next(iter(columns.named))}: {name!r} is not read from a table; leave it out")
+    splits = _read(name, info, path, image_size, columns)
+    return _assemble(name, info, splits, train_size, test_size, seed, length, people)
+
+
+@dataclass(frozen=True)
+class Users:
+    """Which users take part, and how many of them are there for testing."""
+
+    least: int = 1  # samples of a user
+    test: float = 0.0  # share of the users
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What differs from the defaults, by key."""
+        return {k: v for k, v, usual in (("user_min", self.least, 1), ("test_users", self.test, 0.0)) if v != usual}
+
+    def divide(self, name: str, users: np.ndarray | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Those of the training rows that stay, and those for testing (None: the set's own)."""
+        if not self.named:
+            return rows, None
+        if users is None:
+            key, value = next(iter(self.named.items()))
+            raise ConfigError(f"data.{key} = {value}: {name} has no users; name their column with data.user_column")
+        people, person, counts = np.unique(users[rows], return_inverse=True, return_counts=True)
+        enough = np.flatnonzero(counts >= self.least)
+        tested = round(self.test * len(enough))
+        if len(enough) - tested < 1 or (self.test and not tested):
+            raise ConfigError(
+                f"data.user_min = {self.least}: {len(enough)} of {len(people)} users of {name} have so many samples"
+                + (f", and data.test_users = {self.test} of them are {tested}" if self.test else "")
+                + "; choose other numbers"
+            )
+        if not tested:
+            return rows[np.isin(person, enough)], None
+        held = numpy_rng(0, "test users").permutation(enough)[:tested]
+        return rows[np.isin(person, np.setdiff1d(enough, held))], rows[np.isin(person, held)]
+
+
+ALL_USERS = Users()
 
 
 def from_folder(
@@ -103,6 +172,7 @@ def from_hf(
     name: str = "own",
     image: str | None = None,
     text: str | None = None,
+    pair: str | None = None,
     label: str | None = None,
     user: str | None = None,
     classes: int | None = None,
@@ -112,8 +182,9 @@ def from_hf(
 ) -> Dataset:
     """A data set from two Hugging Face `datasets.Dataset`s.
 
-    The columns are found by their usual names (image or img, text or sentence, label, user) unless they are given. The
-    hashing tokenizer turns texts into tokens. Bytes are normalised with the statistics of the training images unless
+    The columns are found by their usual names (image or img, text or sentence, label, user) unless they are given;
+    `pair` is the column of a second text. Every model reads texts with its own tokenizer. Bytes are normalised with the
+    statistics of the training images unless
     `mean` and `std` are given.
     """
     if (mean is None) != (std is None):
@@ -121,13 +192,13 @@ def from_hf(
     if image is not None and text is not None:
         raise DataError(f"{name}: give an image column or a text column, not both")
     info = replace(unnamed(name), classes=classes or 0, mean=mean, std=std)
-    given = {"image": image, "text": text, "label": label, "user": user}
+    given = Given(text, pair, label, user, image)
     splits = {}
     for split, rows in (("train", train), ("test", test)):
         where = f"{name}, {split}"
         refuse_random(rows.__getitem__, len(rows), where)
-        splits[split] = hub_split(rows, find_columns(rows.column_names, info, where, given), length, None, where)
-    return _assemble(name, info, splits)
+        splits[split] = hub_split(rows, find_columns(rows.column_names, info, where, given), None, where)
+    return _assemble(name, info, splits, length=length)
 
 
 def _assemble(
@@ -137,19 +208,28 @@ def _assemble(
     train_size: int | None = None,
     test_size: int | None = None,
     seed: int = 0,
+    length: int = LENGTH,
+    people: Users = ALL_USERS,
 ) -> Dataset:
     """Choose the rows, decode them, and build the data set."""
     known, class_names = _labels(name, info, splits)
     rows = {split: np.flatnonzero(known[split] >= 0) for split in splits}
     source = dict(splits)
-    if "test" not in splits:
+    rows["train"], held = people.divide(name, splits["train"].users, rows["train"])
+    if held is not None:
+        rows["test"], source["test"], known["test"] = held, splits["train"], known["train"]
+    elif "test" not in splits:
         rows["train"], rows["test"] = _divide(name, known["train"], rows["train"], test_size)
         source["test"], known["test"] = splits["train"], known["train"]
-    data = {}
+    data, texts = {}, {}
     for split, size in (("train", train_size), ("test", test_size)):
         if size is not None:
             rows[split] = _subsample(f"{split}_size", known[split], rows[split], size, seed)
-        data[split] = Data(source[split].take(rows[split]), torch.from_numpy(known[split][rows[split]]))
+        inputs = source[split].take(rows[split])
+        if not isinstance(inputs, Tensor):
+            _refuse_empty(f"{name}, {split}", inputs, rows[split])
+            texts[split], inputs = inputs, tokenize(inputs, length)
+        data[split] = Data(inputs, torch.from_numpy(known[split][rows[split]]))
     inputs = data["train"].inputs
     mean, std = info.mean, info.std
     if mean is None or std is None:
@@ -158,7 +238,13 @@ def _assemble(
         log.warning("%s: images are %s, those of the full set %s", name, tuple(inputs.shape[1:]), info.shape)
     users = splits["train"].users
     numbers, names = (None, ()) if users is None else number_users(users[rows["train"]])
-    classes = info.classes or len(class_names) or int(max(values.max() for values in known.values())) + 1
+    called = (class_names, info.class_names, splits["train"].class_names)
+    classes = (
+        info.classes
+        or len(class_names)
+        or len(splits["train"].class_names)
+        or int(max(values.max() for values in known.values())) + 1
+    )
     return Dataset(
         name,
         data["train"],
@@ -168,35 +254,66 @@ def _assemble(
         std,
         numbers,
         VOCABULARY if inputs.dtype == torch.int64 else 0,
-        class_names if len(class_names) == classes else (),  # a sample may lack a class: then the names do not fit
+        next((c for c in called if len(c) == classes), ()),  # a sample may lack a class: then the names do not fit
         names,
+        Texts(tuple(texts["train"]), tuple(texts["test"])) if texts else None,
     )
 
 
+def _refuse_empty(what: str, texts: Sequence[Text], rows: np.ndarray) -> None:
+    """A text without a character that can be seen teaches nothing, and is a mistake in the table as a rule."""
+    empty = [int(i) for i, t in zip(rows, texts, strict=True) if not (t if isinstance(t, str) else "".join(t)).strip()]
+    if empty:
+        some = ", ".join(map(str, empty[:5])) + ", ..." * (len(empty) > 5)
+        raise DataError(f"{what}: {len(empty)} of {len(rows)} rows have no text (counted from 0: {some}); remove them")
+
+
 def _read(
-    name: str, info: SourceInfo, path: str | Path | None, length: int, image_size: int | None
+    name: str, info: SourceInfo, path: str | Path | None, image_size: int | None, columns: Given
 ) -> dict[str, Split]:
     """The training split and, if there is one, the test split, from a folder, the package or the hub."""
-    if info.made:
+    if info.made is not None:
         if path is not None:
             raise ConfigError(f"{name} is generated, not read: leave out path = {str(path)!r}")
-        return toy_2d(info.rows or (0, 0), info.classes)
+        return MADE[info.made](info.rows or (0, 0), info.classes)
     if path is not None:
         folder = Path(path)
+        if folder.is_file() and (split := file_split(folder, info, columns)) is not None:
+            return _train_and_test(name, info, {"train": split}, str(folder))
         if not folder.is_dir():
             raise DataError(f"{name}: path = {str(path)!r} is not a folder. {_wanted(info)}")
-        return _read_folder(name, info, folder, length, image_size)
+        return _read_folder(name, info, folder, image_size, columns)
     if name == "fashion-mnist":
         return _read_embedded(info)
     if not info.hub:
-        raise ConfigError(f"data.path is missing: data.name = {name!r} needs {LAYOUT}")
-    root = os.environ.get("SOLERA_DATA")
-    roots = ([Path(root)] if root else []) + [Path("data")]
-    places = [place / spelling for place in roots for spelling in dict.fromkeys((name, name.replace("-", "_")))]
+        raise ConfigError(f"data.path is missing: data.name = {name!r} needs {FILES[info.formats[0]]}")
+    places = _places(name)
     for place in places:
         if place.is_dir():
-            return _read_folder(name, info, place, length, image_size)
-    return _read_hub(name, info, places, length)
+            return _read_folder(name, info, place, image_size, columns)
+    return _read_hub(name, info, places, columns)
+
+
+def _places(name: str) -> list[Path]:
+    """The folders in which a data set is looked for."""
+    root = os.environ.get("SOLERA_DATA")
+    roots = ([Path(root)] if root else []) + [Path("data")]
+    return [place / spelling for place in roots for spelling in dict.fromkeys((name, name.replace("-", "_")))]
+
+
+def read_stl10_unlabelled(path: str | Path | None, shape: tuple[int, ...]) -> Tensor:
+    """The 100,000 images of STL-10 without labels, as public data: unlabeled_X.bin, in the folder `path` or where
+    "stl10" is looked for. Read and brought to `shape` a part at a time: they are 2.8 GB."""
+    folders = _places("stl10") if path is None else [Path(path)]
+    file = next((found for folder in folders if (found := folder / STL10_FILE).is_file()), None)
+    if file is None:
+        raise DataError(
+            f"{STL10}: no {STL10_FILE} in {', '.join(map(str, folders))}. Unpack STL-10's binary files "
+            "(stl10_binary.tar.gz) there, or set public.path to their folder"
+        )
+    mapped = stl10_unlabelled(file)
+    parts = (np.ascontiguousarray(mapped[i : i + PART].swapaxes(2, 3)) for i in range(0, len(mapped), PART))
+    return torch.cat([to_shape(torch.from_numpy(part), shape) for part in parts])
 
 
 def _read_embedded(info: SourceInfo) -> dict[str, Split]:
@@ -209,7 +326,7 @@ def _read_embedded(info: SourceInfo) -> dict[str, Split]:
     return splits
 
 
-def _read_folder(name: str, info: SourceInfo, folder: Path, length: int, image_size: int | None) -> dict[str, Split]:
+def _read_folder(name: str, info: SourceInfo, folder: Path, image_size: int | None, columns: Given) -> dict[str, Split]:
     for form in info.formats:
         match form:
             case "idx":
@@ -219,9 +336,11 @@ def _read_folder(name: str, info: SourceInfo, folder: Path, length: int, image_s
             case "stl10":
                 found = stl10_splits(folder, info)
             case "parquet":
-                found = parquet_splits(folder, info, length)
+                found = parquet_splits(folder, info, columns)
             case "csv":
-                found = csv_splits(folder, info, length)
+                found = csv_splits(folder, info, columns)
+            case "jsonl":
+                found = jsonl_splits(folder, info, columns)
             case "images":
                 found = folder_splits(folder, image_size)
         if found:
@@ -235,7 +354,7 @@ def _read_folder(name: str, info: SourceInfo, folder: Path, length: int, image_s
     raise DataError(f"{name}: nothing to read in {folder}. {_wanted(info)}")
 
 
-def _read_hub(name: str, info: SourceInfo, places: list[Path], length: int) -> dict[str, Split]:
+def _read_hub(name: str, info: SourceInfo, places: list[Path], given: Given) -> dict[str, Split]:
     looked = f"looked for the folders {', '.join(map(str, places))}"
     if "SOLERA_DATA" not in os.environ:
         looked += " ($SOLERA_DATA is not set)"
@@ -258,15 +377,18 @@ def _read_hub(name: str, info: SourceInfo, places: list[Path], length: int) -> d
     for name_on_hub, rows in loaded.items():
         if (split := split_word(name_on_hub)) in ("train", *info.test_splits):
             where = f"{info.hub}, {name_on_hub}"
-            columns = find_columns(rows.column_names, info, where)
-            found[split] = hub_split(rows, columns, length, channels, where)
+            columns = find_columns(rows.column_names, info, where, given)
+            found[split] = hub_split(rows, columns, channels, where)
     return _train_and_test(name, info, found, f"the hub's {info.hub}")
 
 
 def _train_and_test(name: str, info: SourceInfo, found: Mapping[str, Split], where: str) -> dict[str, Split]:
     """Select the training and test splits, and check their numbers of rows."""
     if "train" not in found:
-        raise DataError(f"{name}: {where} has no training split, only {', '.join(found) or 'nothing'}")
+        raise DataError(
+            f"{name}: {where} has no training split, only {', '.join(found) or 'nothing'}; a file or folder whose name "
+            "has the word train in it is one"
+        )
     splits = {"train": found["train"]}
     test = next((found[split] for split in info.test_splits if split in found), None)
     if test is not None:
@@ -294,7 +416,7 @@ def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> tuple[d
     if any(values.dtype.kind not in "iu" for values in raw.values()):
         names = np.unique(raw["train"].astype(str))
         for split, values in raw.items():
-            if strange := sorted(set(values.astype(str)) - set(names)):
+            if strange := sorted(set(values.astype(str).tolist()) - set(names.tolist())):
                 raise DataError(f"{name}, {split}: labels {strange[:3]} do not occur in the training split")
         known = {split: np.searchsorted(names, values.astype(str)) for split, values in raw.items()}
         return known, tuple(names.tolist())
@@ -371,16 +493,13 @@ def _load_own(
         )
     data = replace(data, name=label(name))
     if train_size is not None and "train_size" not in parameters:
-        rows = _rows("train_size", data.train, train_size, seed)
-        users = None if data.users is None else data.users[rows]
-        data = replace(data, train=Data(data.train.inputs[rows], data.train.labels[rows]), users=users)
+        data = data.sampled("train", _rows("train_size", data.train, train_size, seed))
     if test_size is not None and "test_size" not in parameters:
-        rows = _rows("test_size", data.test, test_size, seed)
-        data = replace(data, test=Data(data.test.inputs[rows], data.test.labels[rows]))
+        data = data.sampled("test", _rows("test_size", data.test, test_size, seed))
     return data
 
 
-def _rows(key: str, of: Data, size: int, seed: int) -> torch.Tensor:
+def _rows(key: str, of: Data, size: int, seed: int) -> Tensor:
     labels = of.labels.numpy()
     return torch.from_numpy(_subsample(key, labels, np.arange(len(labels)), size, seed))
 
@@ -388,7 +507,7 @@ def _rows(key: str, of: Data, size: int, seed: int) -> torch.Tensor:
 def _wanted(info: SourceInfo) -> str:
     """How to provide a data set, for error messages."""
     files = ", or ".join(FILES[form] for form in info.formats)
-    if info.formats == ("images",):
+    if not info.hub:
         return f"Expected: {files}."
     return (
         f"Put {files} of {info.title} into a folder and set path to it (or to $SOLERA_DATA/<name>, ./data/<name>); "

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..encodings import Encoding, Text
 from ..errors import ConfigError
 
 VOCABULARY = 20_000  # number of token ids, including the padding
@@ -27,15 +28,25 @@ def token(word: str) -> int:
     return 1 + int.from_bytes(digest, "big") % (VOCABULARY - 1)
 
 
-def tokenize(texts: Sequence[str], length: int = LENGTH) -> Tensor:
-    """Texts as int64 tokens [n, length]."""
+def tokenize(texts: Sequence[Text], length: int = LENGTH) -> Tensor:
+    """Texts as int64 tokens [n, length]. The words of a pair follow each other."""
+    return _encode(texts, length)[0]
+
+
+def _encode(texts: Sequence[Text], length: int) -> tuple[Tensor, int]:
+    """The tokens, and how many texts have more words than `length`."""
     if length < 1:
         raise ConfigError(f"length = {length}: a text needs at least one token")
     known: dict[str, int] = {}
-    tokens = np.zeros((len(texts), length), np.int64)
+    tokens, cut = np.zeros((len(texts), length), np.int64), 0
     for row, text in zip(tokens, texts, strict=True):
-        for place, word in enumerate((WORD.findall(text.lower()) or [""])[:length]):
+        words = WORD.findall((text if isinstance(text, str) else " ".join(text)).lower()) or [""]
+        cut += len(words) > length
+        for place, word in enumerate(words[:length]):
             if word not in known:
                 known[word] = token(word)
             row[place] = known[word]
-    return torch.from_numpy(tokens)
+    return torch.from_numpy(tokens), cut
+
+
+WORDS = Encoding("words", VOCABULARY, 0, _encode)  # how texts are read unless a model brings a tokenizer of its own

@@ -137,7 +137,7 @@ def color_jitter(
     Factors are uniform in [max(0, 1 - s), 1 + s], the turn of the hue in [-hue, hue]. On one-channel images the
     parts that concern colour (saturation, hue) do nothing; they use up the same random numbers all the same.
     """
-    n = len(images)
+    n, device = len(images), images.device
     steps = (
         (adjust_brightness, _uniform(n, max(0.0, 1 - brightness), 1 + brightness, rng)),
         (adjust_contrast, _uniform(n, max(0.0, 1 - contrast), 1 + contrast, rng)),
@@ -150,7 +150,8 @@ def color_jitter(
         for which, (adjust, amount) in enumerate(steps):
             rows = torch.nonzero(order[:, place] == which).flatten()
             if len(rows):
-                images[rows] = adjust(images[rows], amount[rows])
+                here = rows.to(device)
+                images[here] = adjust(images[here], amount[rows].to(device))
     return images
 
 

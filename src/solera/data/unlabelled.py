@@ -1,7 +1,8 @@
 """Samples without labels, for a trained model to classify: arrays, folders of images, parquet, lines of text."""
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..encodings import Text
 from ..errors import DataError
+from .catalogue import OURS
 from .images import channels_first, is_deep, open_picture, stack_pictures
 from .readers import files_in
-from .tables import IMAGE_COLUMNS, TEXT_COLUMNS
-from .text import tokenize
+from .tables import IMAGE_COLUMNS, USUAL, Given, file_split
 from .transforms import to_shape
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+Tokens = Callable[[Sequence[Text]], Tensor]  # how texts become samples
 INPUT_NAMES = ("x", "inputs", "images", "samples", "data")
-FORMS = ".npy, .npz, .parquet, .txt (one text per line), an image, or a folder of images"
+TEXTS = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")  # the last may hold images, too
+FORMS = ".npy, .npz, .parquet, .txt (one text per line), .csv, .tsv or .jsonl (texts), an image, or a folder of images"
 
 
-def read_samples(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+def read_samples(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
     """The names (file names or row numbers) and the samples in `path`, converted to `shape`: images (uint8, uint16 or
-    floats), float vectors, or tokens."""
+    floats), float vectors, or tokens. Models of text read it by `tokens`; for others it is None."""
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder; give {FORMS}")
-    names, samples = _reader(path)(path, shape, text)
+    names, samples = _reader(path)(path, shape, tokens)
     if not len(samples):
         raise DataError(f"{path}: there are no samples in it")
     if samples.dtype.is_complex or samples.dtype == torch.bool:
@@ -40,10 +44,11 @@ def read_samples(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[s
     return names, samples
 
 
-def _reader(path: Path) -> Callable[[Path, tuple[int, ...], bool], tuple[list[str], Tensor]]:
+def _reader(path: Path) -> Callable[[Path, tuple[int, ...], Tokens | None], tuple[list[str], Tensor]]:
     if path.is_dir():
         return _parquet if any(f.suffix == ".parquet" for f in files_in(path)) else _folder
-    by_suffix = {".npy": _npy, ".npz": _npz, ".parquet": _parquet, ".txt": _lines} | dict.fromkeys(PICTURES, _folder)
+    by_suffix = dict.fromkeys(TEXTS, _texts) | {".npy": _npy, ".npz": _npz, ".parquet": _parquet}
+    by_suffix |= dict.fromkeys(PICTURES, _folder)
     if path.suffix.lower() not in by_suffix:
         raise DataError(f"{path}: {path.suffix or 'a file without an extension'} cannot be read; give {FORMS}")
     return by_suffix[path.suffix.lower()]
@@ -53,12 +58,12 @@ def _numbered(samples: Tensor) -> tuple[list[str], Tensor]:
     return [str(i) for i in range(len(samples))], samples
 
 
-def _npy(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+def _npy(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
     with open(path, "rb") as file:
         return _numbered(_array(file, path))
 
 
-def _npz(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+def _npz(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
     try:
         with zipfile.ZipFile(path) as archive:
             inside = {name.removesuffix(".npy"): name for name in archive.namelist() if name.endswith(".npy")}
@@ -83,7 +88,7 @@ def _array(file: Any, path: Path) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
 
 
-def _folder(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+def _folder(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
     found = [path] if path.is_file() else [f for f in files_in(path, depth=3) if f.suffix.lower() in PICTURES]
     if not found:
         raise DataError(f"{path}: there are no images in it ({', '.join(PICTURES)})")
@@ -100,14 +105,17 @@ def _fitted(named: list[tuple[str, Any]], shape: tuple[int, ...]) -> Tensor:
     return torch.cat([to_shape(stack_pictures([content], what, channels, deep), shape) for what, content in named])
 
 
-def _parquet(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
+def _parquet(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise DataError(f"{path}: reading parquet needs pyarrow; install it: pip install 'solera[data]'") from None
     paths = [path] if path.is_file() else [f for f in files_in(path) if f.suffix == ".parquet"]
-    usual = TEXT_COLUMNS if text else IMAGE_COLUMNS
+    if tokens:
+        texts = [text for file in paths for text in texts_in(file)]
+        return _numbered(tokens(texts) if texts else torch.zeros((0, *shape), dtype=torch.int64))
+    usual = IMAGE_COLUMNS
     values: list[Any] = []
     try:
         for file in paths:
@@ -120,23 +128,35 @@ def _parquet(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str],
         raise DataError(f"{path}: cannot be read as parquet ({e})") from None
     if None in values:
         raise DataError(f"{path}: row {values.index(None)} is empty")
-    if text:
-        return _numbered(_tokens([str(v) for v in values], shape))
     if not values or isinstance(values[0], list):
         return _numbered(torch.tensor(np.asarray(values)))
     pictures = [v["bytes"] if isinstance(v, dict) else v for v in values]
     return _numbered(_fitted([(f"{path}, row {i}", picture) for i, picture in enumerate(pictures)], shape))
 
 
-def _lines(path: Path, shape: tuple[int, ...], text: bool) -> tuple[list[str], Tensor]:
-    if not text:
+def holds_texts(path: Path) -> bool:
+    """Whether `path` is a file of texts by its name: lines, or a table."""
+    return path.is_file() and path.suffix.lower() in TEXTS
+
+
+def texts_in(path: Path, given: Given = USUAL) -> list[Text]:
+    """The texts in a file: one per line of a .txt file, or a column of a table."""
+    if path.suffix.lower() == ".txt":
+        try:
+            texts: list[Text] = list(path.read_text("utf-8").splitlines())
+        except (OSError, ValueError):
+            raise DataError(f"{path}: cannot be read as UTF-8 text") from None
+    else:
+        split = file_split(path, OURS["texts"], replace(given, label=None, user=None, labelled=False))
+        assert split is not None  # the caller has looked at its name
+        texts = split.take(np.arange(len(split.labels)))  # type: ignore[assignment]
+    if empty := [i for i, t in enumerate(texts) if not (t if isinstance(t, str) else "".join(t)).strip()]:
+        raise DataError(f"{path}: {len(empty)} of {len(texts)} texts are empty, the first in row {empty[0]} (from 0)")
+    return texts
+
+
+def _texts(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
+    if not tokens:
         raise DataError(f"{path}: holds text; the models take samples of shape {shape}")
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, ValueError):
-        raise DataError(f"{path}: cannot be read as UTF-8 text") from None
-    return _numbered(_tokens(lines, shape))
-
-
-def _tokens(texts: list[str], shape: tuple[int, ...]) -> Tensor:
-    return tokenize(texts, shape[0]) if texts else torch.zeros((0, *shape), dtype=torch.int64)
+    texts = texts_in(path)
+    return _numbered(tokens(texts) if texts else torch.zeros((0, *shape), dtype=torch.int64))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..devices import Placement
+from ..compute import Compute
 from .base import Call, Host, Reply, Roster
 from .serve import serve
 from .states import ClientStates
@@ -11,8 +11,8 @@ from .states import ClientStates
 class InProcess:
     """Lazy: a client runs when its reply is asked for, so only one reply is in memory at a time."""
 
-    def __init__(self, host: Host, states: ClientStates, workers: int = 1):
-        self.host, self.states, self.place = host, states, Placement()
+    def __init__(self, host: Host, states: ClientStates, workers: int = 1, compute: Compute | None = None):
+        self.host, self.states, self.place = host, states, (compute or Compute()).place()
 
     @property
     def roster(self) -> Roster:

@@ -9,6 +9,7 @@ worker that dies or overstays its deadline is replaced.
 import contextlib
 import ctypes
 import errno
+import itertools
 import json
 import logging
 import os
@@ -22,9 +23,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from ..compute import Compute
 from ..devices import Placement
 from ..errors import SoleraError
 from ..randomness import OURS, fingerprint, one_thread
@@ -40,7 +42,7 @@ PATIENCE_S = 5.0  # with a system that gives no new thread or process just now
 QUIET_S = 10.0  # until a process that was forked must have said that it works
 ATTEMPTS = 3  # at forking while no other thread holds a lock
 LOOK_S = 0.3  # how often the fork server looks whether the server is still there
-NO_PROCESS = -1  # in place of a worker's number
+NO_PROCESS = -1  # in place of a process id
 log = logging.getLogger("solera")
 T = TypeVar("T")
 PIECE = 1 << 30  # bytes read at a time: the system gives no more than two of these at once
@@ -49,10 +51,17 @@ PIECE = 1 << 30  # bytes read at a time: the system gives no more than two of th
 class Processes:
     """A pool of forked workers, one torch thread each."""
 
-    def __init__(self, host: Host, states: ClientStates, workers: int = 2, limits: Limits | None = None):
+    def __init__(
+        self,
+        host: Host,
+        states: ClientStates,
+        workers: int = 2,
+        compute: Compute | None = None,
+        limits: Limits | None = None,
+    ):
         self.host, self.states, self.limits = host, states, limits or Limits()
         self.count = check_workers(workers)
-        self._fork_server = _ForkServer(host, states)
+        self._fork_server = _ForkServer(host, states, compute or Compute())
         self._inbox: deque[_Exchange] = deque()  # those with calls that have not begun, the oldest first
         self._wake_r, self._wake_w = socket.socketpair()
         self._closing, self._broken = False, ""
@@ -111,7 +120,7 @@ class Processes:
             ready.register(self._wake_r, selectors.EVENT_READ)
             while not self._closing:
                 while (idle or len(busy) < self.count) and (exchange := self._startable()):
-                    worker = idle.pop() if idle else self._fork_server.worker()
+                    worker = idle.pop() if idle else self._fork_server.worker(_free_number(busy.values()))
                     if worker is None:
                         self._go_on_with(len(busy))
                         break
@@ -172,10 +181,10 @@ class _Exchange:
 
 
 class _Worker:
-    """The server's end of one worker process."""
+    """The server's end of one worker process. Its number says which device it has."""
 
-    def __init__(self, sock: socket.socket, buffer: int, pid: int):
-        self.socket, self.buffer, self.pid = sock, buffer, pid
+    def __init__(self, sock: socket.socket, buffer: int, pid: int, number: int):
+        self.socket, self.buffer, self.pid, self.number = sock, buffer, pid, number
         self.known: list[Packed] = []  # messages this worker still holds, all of one exchange
         self.call: Call | None = None
         self.exchange: _Exchange | None = None
@@ -241,7 +250,7 @@ class _Worker:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def dismiss(self) -> None:
-        """The deadline has passed: end the worker, its client loses this seat."""
+        """The deadline has passed: end the worker, its client is dropped from the exchange."""
         assert self.call is not None
         self.kill()
         self._answer(Reply(self.call.client, error=f"no reply within the deadline of {self.call.deadline_s} s"))
@@ -254,6 +263,12 @@ class _Worker:
     def close(self) -> None:
         self.socket.close()
         os.close(self.buffer)
+
+
+def _free_number(others: Iterable[_Worker]) -> int:
+    """The lowest number that none of the other workers has."""
+    taken = {w.number for w in others}
+    return next(n for n in itertools.count() if n not in taken)
 
 
 def _let_threads_end(most_s: float = 1.0) -> None:
@@ -275,7 +290,7 @@ class _ForkServer:
     replaced in the middle of a round, when the server has many threads.
     """
 
-    def __init__(self, host: Host, states: ClientStates):
+    def __init__(self, host: Host, states: ClientStates, compute: Compute):
         for _ in range(ATTEMPTS):
             self.control, far = socket.socketpair()
             _let_threads_end()
@@ -284,7 +299,7 @@ class _ForkServer:
             if self.pid == 0:
                 try:
                     self.control.close()
-                    _fork_workers(far, host, states, parent)
+                    _fork_workers(far, host, states, compute, parent)
                 finally:
                     os._exit(0)
             far.close()
@@ -309,18 +324,18 @@ class _ForkServer:
         finally:
             self.control.settimeout(None)
 
-    def worker(self) -> _Worker | None:
-        """A new worker; None if the system gives no process."""
+    def worker(self, number: int) -> _Worker | None:
+        """A new worker with this number; None if the system gives no process."""
         near, far = socket.socketpair()
         buffer = _shared_buffer()
-        socket.send_fds(self.control, [b"w"], [far.fileno(), buffer])
+        socket.send_fds(self.control, [struct.pack("<H", number)], [far.fileno(), buffer])
         far.close()
         (pid,) = struct.unpack("<q", _exactly(self.control, 8))
         if pid == NO_PROCESS:
             near.close()
             os.close(buffer)
             return None
-        return _Worker(near, buffer, pid)
+        return _Worker(near, buffer, pid, number)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -330,7 +345,7 @@ class _ForkServer:
             os.waitpid(self.pid, 0)
 
 
-def _fork_workers(control: socket.socket, host: Host, states: ClientStates, parent: int) -> None:
+def _fork_workers(control: socket.socket, host: Host, states: ClientStates, compute: Compute, parent: int) -> None:
     """The fork server: forks a worker for every socket that arrives, until the server says that it ends or is gone.
 
     Then the workers go with it, at once: one that finished its task later would write into a run that has been
@@ -345,8 +360,9 @@ def _fork_workers(control: socket.socket, host: Host, states: ClientStates, pare
     fingerprint()  # takes the locks of the generators, if they can be had
     control.sendall(b"!")
     try:
-        while fds := _next_request(control, parent):
-            sock, buffer = socket.socket(fileno=fds[0]), fds[1]
+        while asked := _next_request(control, parent):
+            number, (handle, buffer) = asked
+            sock = socket.socket(fileno=handle)
             try:
                 pid = _fork()
             except OSError:
@@ -356,7 +372,7 @@ def _fork_workers(control: socket.socket, host: Host, states: ClientStates, pare
                     _die_with_parent()
                     control.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a task may wait for processes of its own
-                    _work(sock, buffer, host, states)
+                    _work(sock, buffer, host, states, compute.place(number))
                 finally:
                     os._exit(0)
             sock.close()
@@ -366,20 +382,21 @@ def _fork_workers(control: socket.socket, host: Host, states: ClientStates, pare
         os.killpg(0, signal.SIGKILL)
 
 
-def _next_request(control: socket.socket, parent: int) -> list[int]:
-    """The handles for a new worker; none if the server wants no more, or is gone.
+def _next_request(control: socket.socket, parent: int) -> tuple[int, list[int]] | None:
+    """The number of a new worker and its handles; none if the server wants no more, or is gone.
 
     Its end of the socket may outlive it, in a process that it forked: so its number is looked at, too.
     """
     while os.getppid() == parent:
         control.settimeout(LOOK_S)
         try:
-            return socket.recv_fds(control, 1, 2)[1]
+            said, handles, _, _ = socket.recv_fds(control, 2, 2)
+            return (struct.unpack("<H", said)[0], handles) if handles else None
         except TimeoutError:
             continue
         finally:
             control.settimeout(None)
-    return []
+    return None
 
 
 def _die_with_parent() -> None:
@@ -424,10 +441,10 @@ class _Received(Packed):
                 self.memo = {task: inbox}
 
 
-def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates) -> None:
+def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, place: Placement) -> None:
     """A worker: serves one call after another, until the server closes its end."""
     held: dict[int, Packed] = {}
-    step, place = -1, Placement()
+    step = -1
     with contextlib.suppress(EOFError, OSError):
         while True:
             facts, blob = _receive(sock, buffer, Limits().bytes)

@@ -13,9 +13,13 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from annotated_types import Ge, Le
 
+from ..compute import AUTO, Compute, Share, check_fork, compute_of
+from ..devices import Precision
+from ..errors import ConfigError
 from ..plugins import Registry
-from ..settings import Hint, Problem, checks_itself, hints, settings, show
+from ..settings import Hint, PositiveInt, Problem, checks_itself, hints, settings, show
 from .base import Engine, Host
+from .flower import FlowerConfig
 from .inprocess import InProcess
 from .processes import Processes
 from .states import ClientStates
@@ -54,8 +58,7 @@ class EngineInfo:
     crash: str
 
 
-AUTO = "auto"
-OPENED: dict[str, Callable[[Host, ClientStates, int], Engine]] = {
+OPENED: dict[str, Callable[[Host, ClientStates, int, Compute], Engine]] = {
     "inprocess": InProcess,
     "threads": Threads,
     "processes": Processes,
@@ -64,16 +67,27 @@ INFO = {
     "inprocess": EngineInfo("inprocess", "one client after another in this process; the reference", "ends the run"),
     "threads": EngineInfo("threads", "as many clients at once as workers, in threads", "ends the run"),
     "processes": EngineInfo("processes", "as many clients at once as workers, in forked processes", "one client"),
+    "flower": EngineInfo(
+        "flower", "sites on other machines, through a Flower SuperLink: `solera deploy`", "one client"
+    ),
 }
 
 
 @settings
 class EngineConfig:
-    """Where the clients run, on one machine. Of these settings only `threads` may change the bits of a result."""
+    """Where the clients run, on one machine.
+
+    `name`, `workers`, `per_device` and `resident` never change the bits of a result; the others may.
+    """
 
     name: str = AUTO  # which of them
-    workers: WorkerCount = 0  # clients at once; 0: one for each core
+    workers: WorkerCount = 0  # clients at once; 0: one for each core, or `per_device` on each accelerator
     threads: ThreadCount = 1  # torch's threads within one client's or the server's work
+    device: str = AUTO  # "cpu", "cuda", "cuda:0,1", "mps", "xpu"; auto: an accelerator if there is one
+    per_device: PositiveInt = 1  # clients at once on one accelerator, as far as its memory allows
+    precision: Precision = "float32"  # of products on an accelerator; bf16 and fp16: mixed precision
+    deterministic: bool = True  # on an accelerator: only algorithms that repeat their bits
+    resident: Share = 0.5  # share of an accelerator's memory for data that stays there
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with the name, and between the settings."""
@@ -89,8 +103,17 @@ class EngineConfig:
 
     def open(self, host: Host, states: ClientStates) -> Engine:
         """Start the engine of that name."""
-        workers = self.workers or default_workers()
-        return OPENED[default_engine(workers) if self.name == AUTO else self.name](host, states, workers)
+        compute = compute_of(self)
+        workers = self.workers or compute.at_once or default_workers()
+        name = default_engine(workers) if self.name == AUTO else self.name
+        if name == "threads" and not compute.on_cpu:
+            raise ConfigError(
+                f"engine.name = 'threads' with engine.device = {show(self.device)}: threads share the random "
+                "numbers of a device; use 'processes' or 'inprocess'"
+            )
+        if name == "processes":
+            check_fork(compute)
+        return OPENED[name](host, states, workers, compute)
 
 
 def check_class(cls: Any, name: str) -> type:
@@ -105,7 +128,7 @@ def check_class(cls: Any, name: str) -> type:
 
 
 ENGINES: Registry[type] = Registry(
-    "engine", "solera.engines", check_class, dict.fromkeys((AUTO, *OPENED), EngineConfig)
+    "engine", "solera.engines", check_class, {**dict.fromkeys((AUTO, *OPENED), EngineConfig), "flower": FlowerConfig}
 )
 E = TypeVar("E", bound=type)
 

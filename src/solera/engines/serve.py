@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..devices import Placement, numerics
+from ..devices import Placement
 from ..errors import SoleraError
 from ..randomness import SharedGenerator, repeatable
 from ..task import TASKS, Task
@@ -30,6 +30,7 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
     """
     begun = time.monotonic()
     try:
+        place.open()
         task, arguments = arguments_of(call)
         versions = call.message.versions
 
@@ -37,7 +38,7 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
             loaded = states.load(call.client, call.after)
             client = host.client(call.client, call.seed, loaded, place)
             before = _snapshot(loaded)
-            with numerics():  # what a task sets is not left to the next one
+            with place.numerics(), place.autocast():  # what a task sets is not left to the next one
                 return task.fn(client, **arguments), client.state, before
 
         outbox, state, before = repeatable(call.seed, work) if seed_global else work()

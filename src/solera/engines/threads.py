@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from ..devices import Placement
+from ..compute import Compute
 from ..randomness import Watch, one_thread, thread_pool
 from .base import Call, Host, Reply, Roster, Window, check_workers
 from .serve import serve
@@ -21,8 +21,8 @@ log = logging.getLogger("solera")
 class Threads:
     """A pool of threads, one torch thread each."""
 
-    def __init__(self, host: Host, states: ClientStates, workers: int = 2):
-        self.host, self.states, self.place = host, states, Placement()
+    def __init__(self, host: Host, states: ClientStates, workers: int = 2, compute: Compute | None = None):
+        self.host, self.states, self.place = host, states, (compute or Compute()).place()
         self.workers = check_workers(workers)
         self.pool = thread_pool(self.workers, one_thread)
         self.alone = self.pool is None

@@ -29,7 +29,7 @@ import torch
 
 from ..config import TABLES, Config, load_config, merged, recipe_names, to_toml
 from ..engines import EngineConfig
-from ..errors import ConfigError, RunError, SoleraError
+from ..errors import ConfigError, DataError, RunError, SoleraError
 from ..files import read_file
 from ..method import name_of
 from ..plugins import KEYS, allowed, code_allowed, paths_in
@@ -119,7 +119,7 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
     for (case, settings), name in zip(wanted, names, strict=True):
         for seeded in [[f"run.seed={seed}"] for seed in seeds] or [[]]:
             try:
-                config = load_config(base, [*overrides, *_overrides(settings), *seeded])
+                config = load_config(base, [*overrides, *overrides_of(settings), *seeded])
             except ConfigError as e:
                 raise ConfigError(f"{name or 'the base'}: {e}") from None
             if not config.run.name:
@@ -171,11 +171,11 @@ def _base(base: Any, inline: dict[str, Any], folder: Path) -> tuple[str | Path |
     if not isinstance(base, str):
         raise ConfigError(f"base = {show(base)}: expected the name of a recipe or a .toml file")
     if base not in recipe_names() and base.endswith(".toml"):
-        return folder / base, _overrides(flat(inline))
-    return base, _overrides(flat(inline))
+        return folder / base, overrides_of(flat(inline))
+    return base, overrides_of(flat(inline))
 
 
-def _overrides(settings: Mapping[str, Any]) -> list[str]:
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     """Settings in the form of the command line's --set."""
     try:
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
@@ -258,33 +258,51 @@ def _case_of(run: Planned) -> str:
 
 
 def check_fits(planned: Sequence[Planned]) -> None:
-    """Refuse, before anything runs, a case whose method does not fit its data, models or clients. It checks one run of
-    each case, because seeds do not matter here. The check has its own process, so that this one computes nothing
-    before it forks."""
-    seen: dict[str, Planned] = {}
-    for run in planned:
-        seen.setdefault(_case_of(run), run)
-    context = _context()
-    mine, theirs = context.Pipe(duplex=False)
-    texts = [(r.name, to_toml(r.config)) for r in seen.values()]
-    child = context.Process(target=_check_all, args=(texts, theirs, os.getpid(), allowed()))
-    child.start()
-    theirs.close()
-    try:
-        try:
-            found = json.loads(mine.recv_bytes())
-        except EOFError:
-            raise RunError(f"the process that checks the sweep ended with exit code {child.exitcode}") from None
-    finally:
-        if child.is_alive() and sys.exc_info()[0] is not None:
-            child.terminate()
-        child.join()
+    """Refuse, before anything runs, a sweep with a case whose method does not fit its data, models or clients."""
+    found = unfit(planned)
     if found:
-        name, message, code = found[0]
+        name, (message, code) = next(iter(found.items()))
         more = f" (and {len(found) - 1} more cases are refused)" if len(found) > 1 else ""
         error = SoleraError(f"{name}: {message}{more}")
         error.exit_code = code
         raise error
+
+
+def unfit(planned: Sequence[Planned]) -> dict[str, tuple[str, int]]:
+    """The cases that cannot run: run -> reason and exit code. It checks one run of each case, because seeds do not
+    matter here."""
+    seen: dict[str, Planned] = {}
+    for run in planned:
+        seen.setdefault(_case_of(run), run)
+    found = apart(_check_all, [(r.name, to_toml(r.config)) for r in seen.values()])
+    return {name: (message, code) for name, message, code in found}
+
+
+def apart(work: Callable[..., Any], *args: Any) -> Any:
+    """What `work(*args)` returns, computed in a process of its own, so that this one computes nothing before it forks.
+    The result must be JSON."""
+    context = _context()
+    mine, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(work, args, theirs, os.getpid(), allowed()))
+    child.start()
+    theirs.close()
+    try:
+        try:
+            return json.loads(mine.recv_bytes())
+        except EOFError:
+            child.join()
+            raise RunError(f"the process of {work.__name__} ended with exit code {child.exitcode}") from None
+    finally:
+        if child.is_alive() and sys.exc_info()[0] is not None:
+            child.terminate()
+        child.join()
+
+
+def _answer(work: Callable[..., Any], args: tuple[Any, ...], answer: Any, parent: int, beside: Path | None) -> None:
+    _end_with(parent)
+    torch.set_num_threads(1)
+    with _with_code(beside):
+        answer.send_bytes(json.dumps(work(*args)).encode())
 
 
 def _with_code(beside: Path | None) -> contextlib.AbstractContextManager[None]:
@@ -292,14 +310,16 @@ def _with_code(beside: Path | None) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if beside is None else code_allowed(beside)
 
 
-def _check_all(runs: list[tuple[str, str]], answer: Any, parent: int, beside: Path | None) -> None:
-    _end_with(parent)
-    torch.set_num_threads(1)
+def _check_all(runs: list[tuple[str, str]]) -> list[tuple[str, str, int]]:
     found = []
+    absent: dict[tuple[Any, ...], tuple[str, int]] = {}  # data that cannot be read is not looked for again
     for name, text in runs:
         try:
-            with _with_code(beside):
-                config = load_config(tomllib.loads(text))
+            config = load_config(tomllib.loads(text))
+            data = (config.data.name, config.data.path, config.public.name, config.public.path)
+            if data in absent:
+                found.append((name, *absent[data]))
+                continue
             config.track.require()
             scenario = build_scenario(
                 config.data, config.partition, config.public, config.models, config.run.seed, 1
@@ -307,7 +327,9 @@ def _check_all(runs: list[tuple[str, str]], answer: Any, parent: int, beside: Pa
             check_start(config.method, scenario, config.federation)
         except SoleraError as e:
             found.append((name, str(e), e.exit_code))
-    answer.send_bytes(json.dumps(found).encode())
+            if isinstance(e, DataError):
+                absent[data] = (str(e), e.exit_code)
+    return found
 
 
 # ---- running ----------------------------------------------------------------------------------------
@@ -375,7 +397,9 @@ def _context() -> Any:
 
 
 def _one_core(config: Config) -> Config:
-    return dataclasses.replace(config, engine=EngineConfig("inprocess", 1, config.engine.threads))
+    own = isinstance(config.engine, EngineConfig)  # an engine of somebody else's has other settings
+    given = config.engine if own else EngineConfig(threads=config.engine.threads)
+    return dataclasses.replace(config, engine=dataclasses.replace(given, name="inprocess", workers=1))  # type: ignore[type-var]
 
 
 def _end_with(parent: int) -> None:
@@ -499,6 +523,7 @@ def write_index(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]
 __all__ = [
     "Planned",
     "Progress",
+    "apart",
     "check_fits",
     "check_unchanged",
     "is_done",
@@ -506,5 +531,6 @@ __all__ = [
     "notes",
     "plan",
     "run_all",
+    "unfit",
     "write_index",
 ]

@@ -1,7 +1,7 @@
 """Classification of new samples by a trained model or a saved ensemble."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from ..data import load
-from ..data.unlabelled import read_samples
+from ..data.tables import Given
+from ..data.text import LENGTH
+from ..data.unlabelled import holds_texts, read_samples, texts_in
 from ..devices import numerics
-from ..errors import ConfigError
+from ..encodings import Text
+from ..errors import ConfigError, DataError, RunError
 from ..parts.local import logits_of
 from ..runs.trust import code_of_run, warn_if_changed
 from .trained import Trained
 
+TEXT_KEYS = ("text_column", "pair_column", "label_column", "user_column", "user_min", "test_users")
 CHUNK = 512  # samples in a batch
 
 
@@ -28,6 +32,7 @@ class Predictions:
     probabilities: Tensor  # [samples, classes]
     labels: Tensor | None  # the true labels, if known
     class_names: tuple[str, ...] = ()  # if known
+    texts: Sequence[Text] = ()  # the samples themselves, if they were read as texts
 
     @property
     def classes(self) -> Tensor:
@@ -45,6 +50,7 @@ class Predictions:
         class; with `every`, the probabilities of all classes."""
         for i, (name, k) in enumerate(zip(self.names, self.classes.tolist(), strict=True)):
             row: dict[str, Any] = {"input": name, "class": k}
+            row |= {"text": _shown(self.texts[i])} if self.texts else {}
             row |= {"name": self.class_names[k]} if self.class_names else {}
             row["probability"] = round(float(self.probabilities[i, k]), 6)
             if self.labels is not None:
@@ -66,15 +72,32 @@ def predict(trained: Trained, source: Path | None, model: str | None = None, ens
         by = trained.choose(model)
         module = trained.model(by)
         ask = lambda x: logits_of(module, x).softmax(-1)  # noqa: E731
-    labels = None
+    labels, texts = None, []
+    if trained.run.config.get("data", {}).get("task") == "causal-lm":
+        raise RunError(f"{trained.run.path}: its models predict the next token, and texts have no class")
     if source is None:
         names, samples, labels = _own_test_set(trained)
+    elif trained.input.vocabulary and holds_texts(source):
+        texts = texts_in(source, _columns(trained))
+        if not texts:
+            raise DataError(f"{source}: there are no texts in it")
+        names, samples = [str(i) for i in range(len(texts))], trained.tokens(texts)
     else:
-        names, samples = read_samples(source, trained.input.shape, bool(trained.input.vocabulary))
+        names, samples = read_samples(source, trained.input.shape, trained.tokens if trained.input.vocabulary else None)
     what = str(source or "the test set")
     with torch.no_grad():
         said = [ask(trained.input.prepare(part, trained.classes, what)) for part in samples.split(CHUNK)]
-    return Predictions(by, names, torch.cat(said), labels, trained.class_names)
+    return Predictions(by, names, torch.cat(said), labels, trained.class_names, texts)
+
+
+def _shown(text: Text) -> str:
+    return text if isinstance(text, str) else " | ".join(text)
+
+
+def _columns(trained: Trained) -> Given:
+    """Where the run had its texts."""
+    data = trained.run.config.get("data", {})
+    return Given(data.get("text_column"), data.get("pair_column"))
 
 
 def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
@@ -83,7 +106,9 @@ def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
     with code_of_run(trained.run.path, trained.trust_code):
         known = load(
             name, data.get("path"), data.get("train_size"), data.get("test_size"),
-            int(settings.get("run.seed", 0)), image_size=data.get("image_size"),
+            int(settings.get("run.seed", 0)), data.get("length", LENGTH), data.get("image_size"),
+            **{key: data[key] for key in TEXT_KEYS if key in data},
         )  # fmt: skip
+    known = known.encoded(trained.encodings) if trained.encodings else known
     warn_if_changed(trained.run.path, name)
     return [str(i) for i in range(len(known.test))], known.test.inputs, known.test.labels

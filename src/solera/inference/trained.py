@@ -8,7 +8,10 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -16,10 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from ..data import from_tensors
+from ..data.text import WORDS, tokenize
 from ..devices import numerics
+from ..encodings import Columns, Encoding, Text, encoded, reading, unique
 from ..errors import ConfigError, DataError, RunError
 from ..files import check_file
-from ..models import build, model_info
+from ..models import build, encoding_of, model_info
+from ..models.options import variant_of
 from ..parts.teachers import Ensemble
 from ..plugins import architectures
 from ..runs.read import Run, read_run
@@ -36,6 +42,7 @@ class Input:
     mean: tuple[float, ...]  # per channel, on the scale [0, 1]; empty: no normalisation
     std: tuple[float, ...]
     vocabulary: int  # of text: the number of token ids; otherwise 0
+    encodings: tuple[tuple[str, int], ...] = ()  # of texts that models read with different tokenizers: name and length
 
     def prepare(self, samples: Tensor, classes: int, what: str) -> Tensor:
         """Stored samples (bytes 0..255, or floats) as input of a model."""
@@ -70,6 +77,35 @@ class Trained:
         """The models, without the members of the ensemble."""
         return [name for name in self.architectures if not MEMBER.fullmatch(name)]
 
+    @cached_property
+    def columns(self) -> list[Columns]:
+        """Where the tokens of each tokenizer are in a sample; empty if all models have the data set's."""
+        if not self.input.encodings:
+            return []
+        found = unique(encoding_of(given) or WORDS for given in self._given().values())
+        here = {e.name: e for e in found}
+        if missing := [name for name, _ in self.input.encodings if name not in here]:
+            there = ", ".join(here)
+            raise RunError(
+                f"{self.run.path} was trained with the tokenizer {missing[0]!r}; its models now have {there}"
+            )
+        columns, start = [], 0
+        for name, length in self.input.encodings:
+            columns.append(Columns(here[name], start, start + length))
+            start += length
+        return columns
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """The tokenizers that the models bring; empty if they have the data set's."""
+        return [c.encoding for c in self.columns]
+
+    def tokens(self, texts: Sequence[Text]) -> Tensor:
+        """Texts as samples of these models."""
+        if not self.columns:
+            return tokenize(texts, self.input.shape[0])
+        return encoded(texts, self.encodings, self.columns[0].length)[0]
+
     def choose(self, name: str | None) -> str:
         """The model called `name`. Default: the server's own model, or the only one."""
         if name is not None:
@@ -91,17 +127,24 @@ class Trained:
     def model(self, name: str) -> nn.Module:
         """The model, rebuilt and in eval mode."""
         kind, options = self.architectures[name], self.run.config.get("models", {})
-        given = self._given().get(kind, kind)
+        variant = variant_of(self._given().get(kind, kind), options.get("options", {}))
+        given = variant.model
         with code_of_run(self.run.path, self.trust_code):
             try:
                 given = model_info(given, "architecture").name
             except ConfigError as e:
                 raise RunError(f"{self.run.path}: {e}; {_load_it_yourself(self.run.path, name)}") from e
         warn_if_changed(self.run.path, given)
-        text = {"vocabulary": self.input.vocabulary} if self.input.vocabulary else {}
-        model = build(
-            given, self.classes, self.input.shape, options.get("norm", "batch"), options.get("head", "plain"), **text
-        )
+        shape, vocabulary, read = self.input.shape, self.input.vocabulary, None
+        if self.columns:
+            wanted = encoding_of(given) or WORDS
+            read = next(c for c in self.columns if c.encoding == wanted)
+            shape, vocabulary = (read.length,), wanted.vocabulary
+        text: dict[str, Any] = ({"vocabulary": vocabulary} if vocabulary else {}) | variant.build
+        if "weights" in model_info(given).options:
+            text["weights"] = "random"  # those of the run are loaded below
+        model = build(given, self.classes, shape, options.get("norm", "batch"), options.get("head", "plain"), **text)
+        model = model if read is None else reading(model, read)
         try:
             check_file(self.file(name))
             model.load_state_dict(safetensors.torch.load_file(self.file(name)))
@@ -156,7 +199,8 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
     first = next(iter(facts.values()))
     try:
         takes = json.loads(first["input"])
-        given = Input(tuple(takes["shape"]), tuple(takes["mean"]), tuple(takes["std"]), takes["vocabulary"])
+        read = tuple((str(name), int(length)) for name, length in takes.get("encodings", ()))
+        given = Input(tuple(takes["shape"]), tuple(takes["mean"]), tuple(takes["std"]), takes["vocabulary"], read)
         kinds = {name: f["architecture"] for name, f in facts.items()}
         members = [(name, float(f["share"])) for name, f in facts.items() if MEMBER.fullmatch(name)]
         rule = next((f["rule"] for f in facts.values() if "rule" in f), "avg_logits")

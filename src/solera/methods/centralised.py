@@ -33,7 +33,7 @@ class Centralised(Method):
         weights: dict[str, Weights]
 
     def traits(self) -> Traits:
-        return Traits(replies="data")
+        return Traits(replies="data", next_token=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         large = [server.large] if server.large else []
@@ -49,6 +49,7 @@ class Centralised(Method):
 
         weights, names = dict(state.weights), list(state.weights)
         trained = server.parallel([partial(train, A) for A in names], [fed.seed("dropout", A) for A in names])
+        server.worked(len(names) * self.local.visits(len(data.labels)))
         for A, found in zip(names, trained, strict=True):
             if isinstance(found, Diverged):
                 server.event("server_diverged", architecture=A, steps=found.steps, reason=str(found))

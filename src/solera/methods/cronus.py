@@ -31,7 +31,7 @@ from .common.predictions import Done, ask, asked_inputs, draw, public_problems, 
 def train_mixed(client: Client, targets: Tensor, local: Local) -> Done:
     """Train on one set: private samples with their labels, and the public samples just predicted with `targets`."""
     own = one_hot(client.train.labels, client.classes).to(targets.dtype)
-    inputs, labels = joined(client.train.inputs, asked_inputs(client)), torch.cat([own, targets])
+    inputs, labels = joined(client.train.inputs, asked_inputs(client)), torch.cat([own, client.bring(targets)])
     model = client.model(client.state["model"])
     fit(model, inputs, labels, local, client.seed, towards_targets())
     client.state["model"] = weights_of(model)

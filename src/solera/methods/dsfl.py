@@ -98,6 +98,7 @@ class DSFL(Method):
             return outcome_of(job), weights_of(model)
 
         ((done, weights),) = side_by_side(fed.seed, server, [train])
+        server.worked(self.distill.visits(len(x)))
         if isinstance(done, Diverged):
             server.event("distill_diverged", architecture=own.architecture, steps=done.steps)
             return own

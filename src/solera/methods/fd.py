@@ -45,9 +45,9 @@ def train_and_report(client: Client, local: Local, gamma: float, final_pass: boo
     def objective(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         logits = model(inputs)
         outputs.add(logits.detach().softmax(-1), labels)  # F_l: outputs during training, while the weights change
-        return label_loss(logits, labels, teacher, gamma)
+        return label_loss(logits, labels, table, gamma)
 
-    model = client.model(client.state.get("model"))
+    model, table = client.model(client.state.get("model")), client.bring(teacher)
     fit(model, data.inputs, data.labels, local, client.seed, objective)
     client.state["model"] = weights_of(model)
     if final_pass:

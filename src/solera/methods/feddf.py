@@ -9,7 +9,9 @@ like parameters (line 11). The student updates its own on public samples, unless
 
 Optional extensions: low-bit client weights (`quantise`, Table 4; with fusion.steps = 0, low-bit FedAvg), teachers
 sampled around the clients' models (`swag`, Table 7), distillation on the public samples with the lowest entropy only
-(`low_entropy_top`), and defences against malicious clients (`ensemble`, `average`, `update_clip`, `drop_worst`).
+(`low_entropy_top`), students of earlier rounds as teachers (`memory`), teachers weighted by their accuracy
+(`teacher_weights`), and defences against malicious clients (`ensemble`, `average`, `teachers`, `update_clip`,
+`drop_worst`).
 """
 
 from collections.abc import Iterator
@@ -22,13 +24,13 @@ from ..federation import Federation, per_client
 from ..method import About, Method, Model, Traits, register
 from ..parts.distill import Distill
 from ..parts.local import Local
-from ..parts.lowbit import OFF, LowBit
+from ..parts.lowbit import LowBit
 from ..parts.teachers import Ensemble, Rule, Teacher
 from ..server import Server
-from ..settings import NonNegative, Positive, PositiveInt, Problem
+from ..settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Problem
 from ..tensors import Weights
-from .common.averaging import average_of, models_of
-from .common.defences import clipped, defences_problems, without_worst
+from .common.averaging import Buffers, Combined, combined_of, models_of
+from .common.defences import accuracy_votes, clipped, defences_problems, teachers_of, without_worst
 from .common.fusion import (
     copies_of,
     finite_models,
@@ -39,7 +41,8 @@ from .common.fusion import (
     surest,
     top_problems,
 )
-from .common.lowbit import map_lowbit
+from .common.lowbit import as_clients_answer, is_full, lowbit_problems, map_lowbit
+from .common.memory import Memory, current, remembered, with_past
 from .common.reporting import report_teachers
 from .common.swag import Swag, drawn_around, swag_problems
 from .common.training import local_update
@@ -53,9 +56,14 @@ class FedDF(Method):
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=Distill)
     mu: NonNegative = 0.0  # proximal term in the clients' objective, as in FedProx
-    average: Literal["weighted", "uniform", "median"] = "weighted"  # line 11; teachers always have equal weights
+    average: Combined = "weighted"  # line 11; the last four bear lying clients
+    average_buffers: Buffers = "mean"  # BatchNorm's running statistics: averaged too, or those of the last client
     student_init: Literal["from_average", "from_previous"] = "from_average"
     ensemble: Rule = "avg_logits"
+    teachers: Literal["all", "krum", "multi_krum", "bulyan"] = "all"  # whose models teach, in each architecture
+    teacher_weights: Literal["equal", "accuracy"] = "equal"  # accuracy: on the validation set
+    memory: Memory = field(default_factory=Memory)
+    byzantine: NonNegativeInt = 1  # f: how many lying clients of an architecture krum and the like bear
     drop_worst: bool = False  # clients near chance on the validation set are neither averaged nor teachers
     drop_threshold: NonNegative = 1.2  # in multiples of chance
     drop_outliers: bool = False  # if no client is near chance, drop those far below the others
@@ -78,20 +86,24 @@ class FedDF(Method):
         weights: dict[str, Weights]  # M: architecture -> weights
 
     def traits(self) -> Traits:
-        return Traits(across="knowledge", public="server" if self.fusion.steps else "none")
+        public: Literal["server", "none"] = "server" if self.fusion.steps else "none"
+        return Traits(across="knowledge", public=public, precision="mixed", next_token=True)
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
         if self.drop_outliers and not self.drop_worst:
             yield "drop_outliers = true has no effect without drop_worst = true"
-        if self.fusion.steps == 0 and (self.swag.samples or self.low_entropy_top is not None):
-            yield "fusion.steps = 0: swag and low_entropy_top concern distillation and need steps"
+        if self.fusion.steps == 0 and (self.swag.samples or self.low_entropy_top is not None or self.memory.rounds):
+            yield "fusion.steps = 0: swag, low_entropy_top and memory concern distillation and need steps"
 
     def fits(self, server: Server) -> Iterator[str]:
         yield from defences_problems("feddf", self, server)
         yield from swag_problems("feddf", self.swag, server)
+        yield from lowbit_problems("feddf", self.quantise, server)
         if self.fusion.keep_init_if_better and server.validation is None:
             yield "feddf: fusion.keep_init_if_better needs a validation set on the server: set data.validation"
+        if self.teacher_weights == "accuracy" and server.validation is None:
+            yield "feddf: teacher_weights = 'accuracy' needs a validation set on the server: set data.validation"
         if self.fusion.steps:
             yield from top_problems("feddf", self.low_entropy_top, server)
             yield from logits_problems("feddf", server)
@@ -100,35 +112,43 @@ class FedDF(Method):
         return self.State({A: server.init(A) for A in server.architectures})  # line 2
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
-        M, S = state.weights, fed.sample()  # line 6
+        M, S = current(state.weights), fed.sample()  # line 6
         sent = per_client(lambda k: M[fed.architecture(k)])
-        if self.quantise.bits == OFF:
+        if is_full(self.quantise, server):
             x = fed.map(local_update, S, weights=sent, local=self.local, mu=self.mu)  # lines 7-8
         else:
             x = map_lowbit(S, M, self.local, self.mu, self.quantise, fed, server)  # lines 7-8, Table 4
         x = clipped(x, M, self.update_clip, fed, server)
 
         d = public_indices(self.fusion, fed.seed, server)  # the source of the minibatches of line 13
-        teachers = finite_models(x, first_batch(d, self.fusion, server), fed, server)
+        built = as_clients_answer(self.quantise, server)
+        teachers = finite_models(x, first_batch(d, self.fusion, server), fed, server, build=built)
         teachers = without_worst(teachers, x, self, fed, server)
+        chosen = teachers_of(self.teachers, teachers, self.byzantine, fed, server)
         if self.report_ensemble:
             replaced = None if type(self).teacher is FedDF.teacher else self.teacher
-            report_teachers(teachers, x, self.ensemble, d, fed, server, replaced)
+            report_teachers(chosen, x, self.ensemble, d, fed, server, replaced, built)
 
         x_0 = {}
         for A in server.architectures:  # line 9; P in the paper
             S_A = [k for k in teachers if fed.architecture(k) == A]  # line 10
             if S_A and self.student_init == "from_average":
-                x_0[A] = average_of(self.average, x, S_A, fed)  # line 11
+                x_0[A] = combined_of(self.average, self.byzantine, self.average_buffers, x, S_A, fed, server)  # line 11
                 if self.report_ensemble and self.fusion.steps:
                     server.report_average(A, x_0[A])
             elif S_A or self.distill_absent:
                 x_0[A] = M[A]
 
-        teachers = drawn_around(teachers, self.swag, d, fed, server, self.ensemble if self.report_ensemble else None)
-        avg_logits = self.teacher(list(teachers.values()), copies_of(teachers, fed))
+        report = self.ensemble if self.report_ensemble else None
+        chosen = drawn_around(chosen, self.swag, d, fed, server, report, built)
+        chosen = with_past(chosen, state.weights, self.memory, fed, server)
+        votes = copies_of(chosen, fed)
+        if self.teacher_weights == "accuracy":
+            votes = accuracy_votes(chosen, votes, fed, server)
+        avg_logits = self.teacher(list(chosen.values()), votes)
         asked, d = surest(self.low_entropy_top, avg_logits, d, self.fusion, fed.seed, server)
-        return self.State(M | fuse(x_0, asked, d, self.fusion, fed.seed, server))  # lines 12-15
+        fused = fuse(x_0, asked, d, self.fusion, fed.seed, server)  # lines 12-15
+        return self.State(M | fused | remembered(state.weights, self.memory))
 
     def teacher(self, models: list[nn.Module], copies: list[float]) -> Teacher:
         """The ensemble of the clients' models, each with its weight: a function from a batch of inputs to targets
@@ -136,4 +156,4 @@ class FedDF(Method):
         return Ensemble(models, self.ensemble, copies, self.fusion.temperature)
 
     def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
+        return models_of(current(state.weights))

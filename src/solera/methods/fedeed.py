@@ -6,7 +6,7 @@ clients can train while the server distils. A setting of the framework: FedAvg, 
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from ..method import About, register
 from ..parts.distill import Distill
@@ -18,6 +18,7 @@ from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
 from .framework.loop import Framework
 from .framework.setting import Setting, section_6
+from .framework.slots import Pipeline
 
 
 @register("fedeed")
@@ -32,7 +33,7 @@ class FedEED(Setting):
     local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"  # F, how predictions are combined
     group_sizes: tuple[PositiveInt, ...] | None = None  # relative sizes of the groups; default: equal
-    pipeline: Literal["off", "strict", "eager"] = "off"  # appendix A.7
+    pipeline: Pipeline = False  # appendix A.7: clients train while the server distils
     secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
     report_ensemble: bool = True
 

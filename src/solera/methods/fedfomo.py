@@ -20,7 +20,7 @@ from ..randomness import seed_from
 from ..server import Server
 from ..settings import PositiveInt, Share
 from ..task import Client, Data, task
-from ..tensors import Weights, subset, weights_of
+from ..tensors import Weights, subset, take, weights_of
 from ..wire import like, sized
 from .common.personal import score_own
 
@@ -71,7 +71,7 @@ def split(client: Client, validation: float, seed: int) -> tuple[Data, Data]:
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed_from(seed, client.id)))
     held = min(max(1, int(validation * n + 0.5)), n - 1)
     train, kept = order[held:].sort().values, order[:held].sort().values
-    parts = [Data(subset(data.inputs, rows), data.labels[rows]) for rows in (train, kept)]
+    parts = [Data(subset(data.inputs, rows), take(data.labels, rows)) for rows in (train, kept)]
     return parts[0], parts[1]
 
 

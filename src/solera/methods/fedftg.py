@@ -24,7 +24,7 @@ from ..parts.generators import Conditional, draw, input_generator, label_prior, 
 from ..parts.local import Local
 from ..randomness import repeatable
 from ..server import Server
-from ..tensors import Weights, is_finite, weights_of
+from ..tensors import Weights, device_of, is_finite, weights_of
 from .common.averaging import average_of, models_of
 from .common.counts import train_and_count, usable_counts
 from .common.fusion import finite_models, side_by_side
@@ -75,6 +75,7 @@ class FedFTG(Method):
         n = torch.stack([counts[k] * fed.copies.get(k, 1) for k in teachers])
         tune = partial(self.fine_tune, w_0, list(teachers.values()), n, state.generator, fed, server)
         ((tuned, generator, losses),) = side_by_side(fed.seed, server, [tune])  # one job: dropout draws random numbers
+        server.worked(self.tune.steps * self.tune.batch * len(w_0))
         if losses is None:
             server.event("distill_diverged", steps=self.tune.steps)
         for A, loss in (losses or {}).items():
@@ -93,7 +94,7 @@ class FedFTG(Method):
         """Train generator and global models in turn, against each other; also returns the models' last losses. If the
         training diverged, everything is unchanged and there are no losses."""
         rng = torch.Generator().manual_seed(fed.seed("inputs"))
-        G = restored(partial(self.generator, server), generator)
+        G = server.bring(restored(partial(self.generator, server), generator))
         students = {A: server.model(A, w) for A, w in w_0.items()}
         lr = self.tune.student_lr * self.tune.decay**fed.round
         alpha, prior = label_weights(counts).float(), label_prior(counts).float()
@@ -111,9 +112,9 @@ class FedFTG(Method):
     def probe(self, state: State, fed: Federation, server: Server) -> Tensor:
         """Some generated inputs, to check that the logits of an uploaded model are finite."""
         C, rng = server.num_classes, torch.Generator().manual_seed(fed.seed("probe"))
-        G = restored(partial(self.generator, server), state.generator)
+        G = server.bring(restored(partial(self.generator, server), state.generator))
         with torch.no_grad():
-            return G(*draw(torch.full((C,), 1 / C), self.tune.batch, G.noise, rng))
+            return G(*draw(torch.full((C,), 1 / C), self.tune.batch, G.noise, rng, device_of(G)))
 
     def generator(self, server: Server) -> Conditional:
         """A new generator of inputs."""

@@ -25,7 +25,7 @@ from ..randomness import seed_from
 from ..server import Server
 from ..settings import Share
 from ..task import Client, task
-from ..tensors import Weights, weights_of
+from ..tensors import Weights, rows_of, weights_of
 from .common.fusion import outcome_of, side_by_side
 from .common.personal import score_own
 from .common.predictions import Drawn, ask, draw, label_problems, public_inputs, public_problems
@@ -33,10 +33,10 @@ from .common.predictions import Drawn, ask, draw, label_problems, public_inputs,
 
 def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:
     """`selective_loss` as a function of (model, inputs, their positions). Row i of each tensor belongs to sample i."""
-    targets, surprise = soft_targets(teacher)
+    rows = rows_of(labels, *soft_targets(teacher), share)
 
     def objective(model: nn.Module, inputs: Tensor, i: Tensor) -> Tensor:
-        return selective_loss(model(inputs), labels[i], targets[i], surprise[i], share[i])
+        return selective_loss(model(inputs), *rows(i))
 
     return objective
 
@@ -103,7 +103,7 @@ class FedGEMS(Method):
         d, S = draw(None, fed, server), fed.sample()
         x, y = server.public[d], server.public.labels[d]
         model = server.model(state.large.architecture, state.large.weights)
-        z = logits_of(model, x)
+        z = logits_of(model, x).cpu()  # beside the labels and the pool
         right = z.argmax(-1) == y
         pool, pooled = state.pool.clone(), state.pooled.clone()
         if self.selective:
@@ -143,6 +143,7 @@ class FedGEMS(Method):
             return outcome_of(train), weights_of(model)
 
         ((done, weights),) = side_by_side(fed.seed, server, [job])  # one job, for its own random numbers
+        server.worked(self.server.visits(len(inputs)))
         if isinstance(done, Diverged):
             server.event("server_diverged", steps=done.steps, reason=str(done))
             return before

@@ -30,7 +30,7 @@ from ..randomness import repeatable
 from ..server import Server
 from ..settings import NonNegative, NonNegativeInt, Share
 from ..task import Client, task
-from ..tensors import Weights, is_finite, weights_of
+from ..tensors import Weights, device_of, is_finite, weights_of
 from .common.averaging import average_of, models_of
 from .common.counts import CountedUpdate, label_counts, usable_counts
 from .common.heads import head_of
@@ -53,7 +53,7 @@ def train_with_generator(
     model, data = client.model(weights), client.train
     epochs = early_stop if bool(prior.any()) and (generated_weight or agreement_weight) else 0
     first, rest = phases(local, epochs, len(data))
-    G = latent_generator_of(generator, client.classes).requires_grad_(False)
+    G = client.bring(latent_generator_of(generator, client.classes)).requires_grad_(False)
     objective = with_latents(G, prior, local.batch, generated_weight, agreement_weight, client.rng("latents"))
     fit(model, data.inputs, data.labels, first, client.seed, objective)
     fit(model, data.inputs, data.labels, rest, client.seed)
@@ -70,10 +70,10 @@ def with_latents(
         logits, head = model(inputs), model.get_submodule("head")
         total = F.cross_entropy(logits, labels)
         if generated_weight:
-            noise, y = draw(prior, batch, G.noise, rng)
+            noise, y = draw(prior, batch, G.noise, rng, labels.device)
             total = total + generated_weight * F.cross_entropy(head(G(noise, y)), y)
         if agreement_weight:
-            noise = torch.randn(len(labels), G.noise, generator=rng)
+            noise = torch.randn(len(labels), G.noise, generator=rng).to(labels.device)
             targets = soft_targets(head(G(noise, labels)).detach())
             total = total + agreement_weight * divergence(logits, *targets)
         return total
@@ -174,8 +174,10 @@ class FedGen(Method):
     ) -> tuple[Weights, Tensor]:
         """Train the generator of latents so that the heads, weighted by their share of a label, predict that label."""
         rng = torch.Generator().manual_seed(fed.seed("latents"))
-        G, prior = latent_generator_of(state.generator, server.num_classes), label_prior(counts, self.labels).float()
+        G = server.bring(latent_generator_of(state.generator, server.num_classes))
+        prior = label_prior(counts, self.labels).float()
         loss = teach_latents(G, heads, label_weights(counts).float(), prior, self.generator, rng)
+        server.worked(self.generator.steps * self.generator.batch)
         weights = weights_of(G)
         if not is_finite(weights):
             server.event("generator_diverged", steps=self.generator.steps)
@@ -190,8 +192,8 @@ class FedGen(Method):
         rng = torch.Generator().manual_seed(fed.seed("probe"))
         everything = torch.full((server.num_classes,), 1 / server.num_classes)
         with torch.no_grad():
-            G = latent_generator_of(state.generator, server.num_classes)
-            z = G(*draw(everything, self.generator.batch, G.noise, rng))
+            G = server.bring(latent_generator_of(state.generator, server.num_classes))
+            z = G(*draw(everything, self.generator.batch, G.noise, rng, device_of(G)))
         heads = {}
         for k in counts:
             head = server.model(fed.architecture(k), x[k].weights).get_submodule("head")

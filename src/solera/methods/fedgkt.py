@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, DataError
 from ..federation import Federation, Replies, per_client
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.feature_server import check_shape, epochs_at, extract, taught, tower, tower_with
+from ..parts.feature_server import Kind, check_shape, epochs_at, extract, taught, tower, tower_with
 from ..parts.local import Diverged, Local, Score, evaluate, fit, logits_of
 from ..parts.teachers import soft_targets
 from ..randomness import repeatable, seed_from
@@ -90,7 +90,9 @@ def _extracted(client: Client, model: nn.Module, layer: str) -> tuple[Tensor, Te
 
 
 @task("score_with_tower")
-def score_with_tower(client: Client, weights: Weights, hidden: int, layers: int, layer: str, alone: bool) -> Score:
+def score_with_tower(
+    client: Client, weights: Weights, hidden: int, layers: int, kind: Kind, layer: str, alone: bool
+) -> Score:
     """The client's extractor and the server's tower on the client's test samples; `alone`: its own small model.
 
     A client that was never sampled has no extractor: none of its samples count.
@@ -100,7 +102,7 @@ def score_with_tower(client: Client, weights: Weights, hidden: int, layers: int,
         return scored(client, client.state.get("model"))
     model = client.model(client.state["model"])
     features, _ = extract(model, inputs, layer)
-    top = tower_with(weights, features.shape[1:], client.classes, hidden, layers)
+    top = tower_with(weights, features.shape[1:], client.classes, hidden, layers, kind)
     return evaluate(top, features, labels)
 
 
@@ -180,6 +182,7 @@ class FedGKT(Method):
     server_epochs: list[NonNegativeInt] = field(
         default_factory=lambda: [15, 10, 5, 3, 1]
     )  # this many epochs, not server.epochs
+    server_model: Kind = "residual"  # the tower; vgg19: Fed-ET's server model, on feature maps, whatever the two below
     server_hidden: PositiveInt = 256  # width of the tower: of dense layers, or channels of convolutions
     server_layers: NonNegativeInt = 4  # residual blocks of the tower
     features: str = "representation"  # what is sent for a sample: "representation", "body", or the name of a layer
@@ -217,21 +220,29 @@ class FedGKT(Method):
         """The layer of a client's model that gives the features."""
         return LAYERS.get(self.features, self.features)
 
+    @property
+    def tower(self) -> tuple[int, int, Kind]:
+        """What the tower is made of."""
+        return self.server_hidden, self.server_layers, self.server_model
+
     def fits(self, server: Server) -> Iterator[str]:
         try:
-            feature_shape("fedgkt", self.layer, server)
+            shape = feature_shape("fedgkt", self.layer, server)
         except ConfigError as e:
             yield str(e)
+        else:
+            if self.server_model == "vgg19" and len(shape) != 3:
+                yield f"fedgkt: server_model = 'vgg19' takes feature maps; features = {self.features!r} are vectors"
 
     def init(self, fed: Federation, server: Server) -> State:
         shape = feature_shape("fedgkt", self.layer, server)
-        build = partial(tower, shape, server.num_classes, self.server_hidden, self.server_layers)
+        build = partial(tower, shape, server.num_classes, *self.tower)
         top = repeatable(seed_from(server.run_seed, "init", "fedgkt"), build)
         return self.State(weights_of(top), False, {})
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         shape = feature_shape("fedgkt", self.layer, server)
-        top = tower_with(state.weights, shape, server.num_classes, self.server_hidden, self.server_layers)
+        top = tower_with(state.weights, shape, server.num_classes, *self.tower)
         S, taught_by = self.teachers(fed.sample(), state, top, shape, fed, server)
         nothing = torch.empty(0, server.num_classes)
         how: dict[str, Any] = {
@@ -283,6 +294,7 @@ class FedGKT(Method):
         epochs = epochs_at(fed.round, self.server.epochs, self.server_rounds, self.server_epochs)
         how = replace(self.server, epochs=epochs)
         objective = taught(y.long(), z, self.alpha, self.temperature)
+        server.worked(how.visits(len(y)))
         done = outcome_of(lambda: fit(top, H, torch.arange(len(y)), how, fed.seed("server"), objective))
         if isinstance(done, Diverged):
             server.event("server_diverged", samples=len(y), steps=done.steps, reason=str(done))
@@ -291,7 +303,7 @@ class FedGKT(Method):
         return True
 
     def personal(self, state: State, fed: Federation) -> Exchange:
-        size = {"hidden": self.server_hidden, "layers": self.server_layers, "layer": self.layer}
+        size = dict(zip(("hidden", "layers", "kind"), self.tower, strict=True)) | {"layer": self.layer}
         return Exchange(score_with_tower, {"weights": state.weights, "alone": self.judged == "alone", **size})
 
     def models(self, state: State) -> dict[str, Model]:

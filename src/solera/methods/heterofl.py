@@ -72,7 +72,7 @@ def train_part(
         layer.track_running_stats = not static
     scale_in_training(model, client.template, rate)
     held = label_counts(client)[: len(classes)] > 0
-    objective = masked_cross_entropy(held) if len(held) else cross_entropy
+    objective = masked_cross_entropy(client.bring(held)) if len(held) else cross_entropy
     fit(model, data.inputs, data.labels, local, client.seed, objective)
     trained = {name: t for name, t in weights_of(model).items() if name in weights}
     if len(held):

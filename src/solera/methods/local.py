@@ -29,7 +29,7 @@ class LocalOnly(Method):
         rounds: int  # all other state is on the clients
 
     def traits(self) -> Traits:
-        return Traits(replies="none", personal=True)
+        return Traits(replies="none", personal=True, next_token=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State(0)

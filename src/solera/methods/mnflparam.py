@@ -2,7 +2,8 @@
 
 The appendix that defines this version is not available; docs/methods/mnflparam.md describes our interpretation.
 Client n trains from its own mixture sum_m c_mn w^m, which the server keeps. The collaborative loss is the squared
-distance between mixture and trained model. With c = 1/N this is FedAvg with a uniform average.
+distance between mixture and trained model. With c = 1/N this is FedAvg with a uniform average. Sim-pFL and TopK-pFL, as
+the paper's list of contributions describes them, compute c from the cosine of the clients' parameters instead.
 """
 
 from dataclasses import dataclass, field
@@ -14,12 +15,24 @@ from ..federation import Federation, per_client
 from ..method import About, Exchange, Method, Model, Traits, register
 from ..parts.local import Local, evaluate, fit
 from ..parts.norms import parameter_names
-from ..parts.similarity import Coefficients, Loss, Reduction, gram_loss, gram_matrix, learn, mixtures
+from ..parts.similarity import (
+    Coefficients,
+    Loss,
+    Reduction,
+    by_cosine,
+    by_rank,
+    gram_cosines,
+    gram_loss,
+    gram_matrix,
+    learn,
+    mixtures,
+)
 from ..server import Server
+from ..settings import PositiveInt
 from ..task import Client, task
 from ..tensors import Weights, weights_of
 from ..wire import like
-from .common.coefficients import block, note, note_objective, shares, uniform_matrix, with_block
+from .common.coefficients import block, note, note_objective, shares, uniform_matrix, with_block, with_columns
 from .common.personal import score_own
 
 
@@ -49,6 +62,8 @@ class MNFLParameters(Method):
     coefficients: Coefficients = field(default_factory=Coefficients)  # eta_3, lambda, rho
     order: Literal["paper", "code"] = "paper"  # mix with the old coefficients, or with the newly learned ones
     c_reduction: Reduction = "sum"  # of the loss over parameters; with mean, c hardly changes at the paper's rate
+    rule: Literal["learned", "sim", "topk"] = "learned"  # sim, topk: by the cosine of parameters, for comparison
+    k: PositiveInt = 5  # topk: whose models a client gets the mean of, its own included
 
     about: ClassVar[About] = About(
         title="MNFL, parameter version",
@@ -74,6 +89,8 @@ class MNFLParameters(Method):
         sent = per_client(lambda k: start.get(k, initial))
         replies = fed.map(personal_update, fed.sample(), weights=sent, local=self.local)
         w = {k: r.weights for k, r in replies.items()}
+        if self.rule != "learned":
+            return self.similar(state, w, fed, server)
         S, old, loss, share = list(w), c, self.collaborative(list(w.values()), server), shares(list(w), fed)
         c = with_block(c, S, learn(block(c, S, fed), loss.slope, share, len(c), self.coefficients), fed)  # eq. (7)
         mixed = mixtures(block(old if self.order == "paper" else c, S, fed), list(w.values()))  # sum_m c_mn w^m
@@ -82,9 +99,21 @@ class MNFLParameters(Method):
         note_objective(block(c, S, fed), loss, share, private, self.coefficients, fed, server)  # eq. (4)
         return self.State(c, start | dict(zip(S, mixed, strict=True)))
 
+    def similar(self, state: State, w: dict[str, Weights], fed: Federation, server: Server) -> State:
+        """Mixtures by the cosine between the clients' parameters: of all clients, or of the k nearest."""
+        S, cosine = list(w), gram_cosines(gram_matrix(list(w.values()), self.parameters(server)))
+        weights = by_cosine(cosine) if self.rule == "sim" else by_rank(cosine, self.k)
+        c = with_columns(state.c, S, weights, fed)
+        note(c, fed, server)
+        return self.State(c, state.start | dict(zip(S, mixtures(weights, list(w.values())), strict=True)))
+
+    def parameters(self, server: Server) -> list[str]:
+        """The names of the parameters: buffers are mixed, but do not count."""
+        return list(parameter_names(server.template(server.architectures[0])))
+
     def collaborative(self, w: list[Weights], server: Server) -> Loss:
-        """||sum_m c_mn w^m - w^n||^2 / 2, or the same per parameter. Buffers are mixed, but excluded here."""
-        names = parameter_names(server.template(server.architectures[0]))
+        """||sum_m c_mn w^m - w^n||^2 / 2, or the same per parameter."""
+        names = self.parameters(server)
         parameters = sum(w[0][n].numel() for n in names)
         return gram_loss(gram_matrix(w, names), 1 if self.c_reduction == "sum" else parameters)
 

@@ -13,6 +13,8 @@ from ..parts.teachers import Rule
 from ..server import Server
 from ..settings import NonNegativeInt
 from ..tensors import Weights
+from .common.averaging import Buffers, Combined
+from .common.memory import Memory
 from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
 from .common.swag import Swag
 from .feddf import FedDF
@@ -28,11 +30,14 @@ class PFedDF(Method):
     local: Local = field(default_factory=Local)  # from here on as in feddf
     fusion: Distill = field(default_factory=Distill)
     mu: float = 0.0  # proximal term in the clients' objective, as in FedProx
-    average: Literal["weighted", "uniform", "median"] = (
-        "weighted"  # of the clients' models; teachers always have equal weights
-    )
+    average: Combined = "weighted"  # of the clients' models; the last four bear lying clients
+    average_buffers: Buffers = "mean"  # BatchNorm's running statistics: averaged too, or those of the last client
     student_init: Literal["from_average", "from_previous"] = "from_average"  # where distillation starts
     ensemble: Rule = "avg_logits"  # how the teachers are combined
+    teachers: Literal["all", "krum", "multi_krum", "bulyan"] = "all"  # whose models teach, in each architecture
+    teacher_weights: Literal["equal", "accuracy"] = "equal"  # accuracy: on the validation set
+    memory: Memory = field(default_factory=Memory)  # students of earlier rounds as teachers
+    byzantine: NonNegativeInt = 1  # how many lying clients of an architecture krum and the like bear
     drop_worst: bool = False  # clients near chance on the validation set are neither averaged nor teachers
     drop_threshold: float = 1.2  # in multiples of chance
     drop_outliers: bool = False  # if no client is near chance, drop those far below the others

@@ -14,7 +14,7 @@ import torch
 from ..federation import Federation, Replies, per_client
 from ..method import About, Method, Model, Traits, register
 from ..parts.aggregate import RunningMean
-from ..parts.local import Local, fit, gradient_of, planned_steps
+from ..parts.local import Local, fit, gradient_of, planned_steps, sum_of_rates
 from ..parts.norms import has_batchnorm, parameter_names
 from ..server import Server
 from ..settings import Positive, Problem
@@ -100,7 +100,7 @@ class Scaffold(Method):
         clients: dict[str, int]  # N
 
     def traits(self) -> Traits:
-        return Traits(replies="individual" if self.derive_dc else "means")
+        return Traits(replies="individual" if self.derive_dc else "means", next_token=True)
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong between them."""
@@ -146,7 +146,8 @@ class Scaffold(Method):
         sums: dict[str, tuple[RunningMean, RunningMean]] = {}
         for k, move in replies.items():
             A, n = fed.architecture(k), fed.num_examples(k)
-            lr_sum = planned_steps(self.local, n, normalised[A]) * self.local.lr
+            steps = planned_steps(self.local, n, normalised[A])
+            lr_sum = sum_of_rates(self.local, steps, steps)
             dc = {a: -t - move.weights[a] / lr_sum if lr_sum else torch.zeros_like(t) for a, t in c[A].items()}
             dy_mean, dc_mean = sums.setdefault(A, (RunningMean(), RunningMean()))
             dy_mean.add(move.weights, fed.copies.get(k, 1) * (n if self.weighted else 1))

@@ -41,8 +41,10 @@ def check_output(
     classes: int,
     name: str | None = None,
     tokens: bool | None = None,
+    positions: int | None = None,
 ) -> None:
-    """Raise ConfigError unless the model turns a batch of inputs into logits of shape [n, classes].
+    """Raise ConfigError unless the model turns a batch of inputs into logits of shape [n, classes], or [n, positions,
+    classes] where it predicts the next token at every position.
 
     `model` is a model or a function that builds one. `shape` is that of one sample; one dimension means a sequence
     of tokens if the model has an embedding, unless `tokens` says otherwise. The model's weights, buffers, modes and
@@ -54,16 +56,23 @@ def check_output(
         raise ConfigError(f"model {name or model!r} is a {type(made).__name__}, not a torch.nn.Module")
     name = name or type(made).__name__
     output = run_once(made, shape, name, tokens)
+    answer = (classes,) if positions is None else (positions, classes)
+    wanted = f"[n, {', '.join(map(str, answer))}]"
     if not isinstance(output, Tensor):
         raise ConfigError(
             f"model {name!r} returns a {type(output).__name__}; its forward must return one tensor of logits, "
-            f"of shape [n, {classes}]"
+            f"of shape {wanted}"
         )
-    if output.shape != (PROBE_BATCH, classes):
+    if output.shape != (PROBE_BATCH, *answer):
         found = ", ".join(["n" if i == 0 and s == PROBE_BATCH else str(s) for i, s in enumerate(output.shape)])
+        if positions is not None:
+            raise ConfigError(
+                f"model {name!r} returns logits of shape [{found}], but data.task = 'causal-lm' needs {wanted}, the "
+                "next token at every position; use a language model, such as gpt-nano"
+            )
         raise ConfigError(
             f"model {name!r} returns logits of shape [{found}] for inputs of shape {tuple(shape)}, but the task has "
-            f"{classes} classes and needs [n, {classes}]; give its last layer {classes} outputs"
+            f"{classes} classes and needs {wanted}; give its last layer {classes} outputs"
         )
     if not output.is_floating_point():
         raise ConfigError(f"model {name!r} returns {output.dtype} values; its forward must return logits (floats)")

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from solera.devices import TRICKS
+from solera.encodings import Encoding
 from solera.errors import ConfigError
 from solera.models.split import SHARED_WIDTH, Head, as_split, require_split
 from solera.models.zoo.layers import positive
@@ -24,6 +25,9 @@ BuilderT = TypeVar("BuilderT", bound=Builder)
 _GIVEN = ("classes", "shape", "norm", "head", "vocabulary")
 
 
+Kind = Literal["image", "text", "causal-lm"]
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """A line of `solera ls models`."""
@@ -31,10 +35,11 @@ class ModelInfo:
     name: str
     title: str
     source: str  # the paper, its venue and year
-    kind: Literal["image", "text"]
+    kind: Kind
     notes: str
     builder: Builder
     own: bool = True  # added by a user, not part of the zoo
+    encoding: Callable[[], Encoding] | None = None  # a tokenizer of its own; None: the data set's
 
     @property
     def has_norm(self) -> bool:
@@ -55,7 +60,7 @@ def _entry(builder: Any, name: str) -> ModelInfo:
     known = next((info for info in MODELS.values() if info.builder is builder), None)
     if known is not None:  # registered with its title and kind, and now found by its path
         return replace(known, name=name)
-    kind: Literal["image", "text"] = "text" if "vocabulary" in inspect.signature(builder).parameters else "image"
+    kind: Kind = "text" if "vocabulary" in inspect.signature(builder).parameters else "image"
     return ModelInfo(name, name, "", kind, "", builder)
 
 
@@ -63,38 +68,71 @@ MODELS: Registry[ModelInfo] = Registry("model", "solera.models", _entry)
 
 
 def register_model(
-    name: str, title: str = "", source: str = "", kind: Literal["image", "text"] = "image", notes: str = ""
+    name: str,
+    title: str = "",
+    source: str = "",
+    kind: Kind = "image",
+    notes: str = "",
+    encoding: Callable[[], Encoding] | None = None,
 ) -> Callable[[BuilderT], BuilderT]:
     """Add a builder to the zoo: `@register_model("my-net")` above a function or a module class.
 
     The builder is called with those of `classes`, `shape`, `norm`, `head` and `vocabulary` that are among its
     parameters, and with the options given to `build`. It returns a whole model, or the pair (body, feature_dim), on
     which `build` then puts the head that is asked for. `norm` is a `Norm`: `norm(64)` is the normalisation layer for
-    64 channels. Registering a name of one's own again replaces the builder; the names of the zoo are taken.
+    64 channels. `encoding` makes the tokenizer by which it reads texts, if it brings one. Registering a name of one's
+    own again replaces the builder; the names of the zoo are taken.
     """
-    return _register(name, title, source, kind, notes, own=True)
+    return _register(name, title, source, kind, notes, True, encoding)
 
 
 def zoo_model(
-    name: str, title: str, source: str, kind: Literal["image", "text"] = "image", notes: str = ""
+    name: str,
+    title: str,
+    source: str,
+    kind: Kind = "image",
+    notes: str = "",
+    encoding: Callable[[], Encoding] | None = None,
 ) -> Callable[[BuilderT], BuilderT]:
     """`register_model` for the models that come with the library."""
-    return _register(name, title, source, kind, notes, own=False)
+    return _register(name, title, source, kind, notes, False, encoding)
 
 
 def _register(
-    name: str, title: str, source: str, kind: Literal["image", "text"], notes: str, own: bool
+    name: str,
+    title: str,
+    source: str,
+    kind: Kind,
+    notes: str,
+    own: bool,
+    encoding: Callable[[], Encoding] | None,
 ) -> Callable[[BuilderT], BuilderT]:
     def add(builder: BuilderT) -> BuilderT:
-        MODELS.add(name, ModelInfo(name, title or name, source, kind, notes, builder, own), ours=not own)
+        MODELS.add(name, ModelInfo(name, title or name, source, kind, notes, builder, own, encoding), ours=not own)
         return builder
 
     return add
 
 
 def model_info(name: str, key: str | None = None) -> ModelInfo:
-    """The entry of that name, or at that path; a ConfigError names the nearest ones. `key`: the setting that asks."""
+    """The entry of that name, or at that path; a ConfigError names the nearest ones. `key`: the setting that asks.
+
+    `hf:...` is an encoder in the format of Hugging Face, from a folder or the hub.
+    """
+    if name.startswith("hf:"):
+        from solera.models.hf import hf_info  # which needs this module
+
+        return hf_info(name, key)
     return MODELS.find(name, key)
+
+
+def encoding_of(architecture: object) -> Encoding | None:
+    """The tokenizer that a model brings: by its name, or the `encoding` of a module or of a function that builds one;
+    None if it takes the data set's tokens."""
+    if not isinstance(architecture, str):
+        return getattr(architecture, "encoding", None)
+    own = model_info(architecture).encoding
+    return None if own is None else own()
 
 
 def build(
@@ -163,7 +201,7 @@ def _check_vocabulary(info: ModelInfo, vocabulary: int | None) -> None:
     if info.kind == "image" and vocabulary is not None:
         text = ", ".join(repr(name) for name, other in MODELS.items() if other.kind == "text")
         raise ConfigError(f"model {info.name!r} takes images, but the task is text; models for text: {text}")
-    if info.kind == "text" and vocabulary is None and "vocabulary" in inspect.signature(info.builder).parameters:
+    if info.kind != "image" and vocabulary is None and "vocabulary" in inspect.signature(info.builder).parameters:
         raise ConfigError(
             f"model {info.name!r} needs vocabulary, the number of token ids; if the task is images, use an image model"
         )

@@ -45,7 +45,7 @@ def confidence_weights(probs: Tensor, copies: Tensor | None = None) -> Tensor:
 
     A teacher sampled several times counts as often. If all predictions are uniform, the weights are equal.
     """
-    n = torch.ones(len(probs), dtype=probs.dtype) if copies is None else copies.to(probs.dtype)
+    n = probs.new_ones(len(probs)) if copies is None else copies.to(probs)
     variance = n[:, None] * confidence(probs)
     total = variance.sum(0)
     return torch.where(total > 0, variance / total, (n / n.sum())[:, None])
@@ -91,7 +91,7 @@ class Agreement(NamedTuple):
 
 def agreement(probs: Tensor, copies: Tensor | None = None, weights: Weighting = confidence_weights) -> Agreement:
     """The agreement of teachers with these probabilities [teachers, samples, classes]."""
-    n = torch.ones(len(probs), dtype=probs.dtype) if copies is None else copies.to(probs.dtype)
+    n = probs.new_ones(len(probs)) if copies is None else copies.to(probs)
     same = probs.argmax(-1) == consensus(probs, copies, weights).labels
     dissenting = (n[:, None] * ~same).sum(0) / n.sum()
     return Agreement(

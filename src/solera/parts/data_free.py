@@ -9,6 +9,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from ..settings import Hint, NonNegative, NonNegativeInt, PositiveInt, settings
+from ..tensors import device_of
 from .distill import divergence
 from .effort import steps_to_take
 from .generators import (
@@ -21,6 +22,7 @@ from .generators import (
     weighted_cross_entropy,
 )
 from .local import logits_of, make_optimizer
+from .losses import Losses
 from .norms import train_mode
 from .optimizers import Optimizer
 from .teachers import entropy
@@ -62,18 +64,19 @@ def teach_latents(
         head.eval()
         head.requires_grad_(False)
     optimizer = make_optimizer("adam", list(G.parameters()), cfg.lr, 0.0, cfg.weight_decay)
-    total = 0.0
+    alpha = alpha.to(device_of(G))
+    losses = Losses(device_of(G), lambda loss: True)  # nobody stops it
     for _ in range(steps_to_take(cfg.steps)):
-        noise, y = draw(prior, cfg.batch, G.noise, rng)
+        noise, y = draw(prior, cfg.batch, G.noise, rng, device_of(G))
         z = G(noise, y)
         logits = torch.stack([head(z) for head in heads])
         loss = ensemble_loss(logits, y, alpha, cfg.ensemble) + cfg.diversity * diversity(noise, z)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total += loss.item()
+        losses.add(loss)
     G.eval()
-    return total / cfg.steps if cfg.steps else None
+    return losses.mean if losses.steps else None
 
 
 # ---- FedFTG: inputs about which clients and global model disagree -----------------------------------
@@ -131,12 +134,12 @@ def fine_tune(
         model.eval()
     for teacher in teachers:
         teacher.requires_grad_(False)
-    G_parameters = list(G.parameters())
+    G_parameters, alpha = list(G.parameters()), alpha.to(device_of(G))
     G_optimizer = make_optimizer("adam", G_parameters, cfg.generator_lr, 0.0, 0.0)
     optimizers = [make_optimizer("sgd", list(student.parameters()), lr, 0.0, 0.0) for student in students]
-    losses: list[float | None] = [None] * len(students)
+    last: list[Tensor | None] = [None] * len(students)
     for _ in range(steps_to_take(cfg.steps)):
-        noise, y = draw(prior, cfg.batch, G.noise, rng)
+        noise, y = draw(prior, cfg.batch, G.noise, rng, device_of(G))
         G.train()
         for _ in range(cfg.generator_steps):
             for teacher, alpha_k in zip(teachers, alpha, strict=True):
@@ -151,20 +154,19 @@ def fine_tune(
             x = G(noise, y)
         targets = class_ensemble(torch.stack([logits_of(teacher, x) for teacher in teachers]), y, alpha)
         for i, student in enumerate(students):
-            losses[i] = _towards(targets, student, x, optimizers[i], cfg)
-    return losses
+            last[i] = _towards(targets, student, x, optimizers[i], cfg)
+    return [None if loss is None else loss.item() for loss in last]
 
 
-def _towards(targets: Tensor, student: nn.Module, x: Tensor, optimizer: Optimizer, cfg: FineTune) -> float | None:
+def _towards(targets: Tensor, student: nn.Module, x: Tensor, optimizer: Optimizer, cfg: FineTune) -> Tensor | None:
     """One alternation of a student: steps towards the ensemble; returns the divergence before the last step."""
     train_mode(student, frozen=cfg.student_norm == "frozen")
-    value = None
+    loss = None
     for _ in range(cfg.student_steps):
         loss = divergence(student(x), targets, entropy(targets))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        value = loss.item()
     optimizer.zero_grad()
     student.eval()
-    return value
+    return None if loss is None else loss.detach()

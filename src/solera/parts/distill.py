@@ -1,8 +1,6 @@
 """Distillation: fit a student to a teacher's predictions for unlabelled samples."""
 
-import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
@@ -10,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
-from ..tensors import Inputs, draw, is_finite, is_fresh, take, weights_of
+from ..tensors import Inputs, device_of, draw, is_finite, is_fresh, take, weights_of
 from .aggregate import RunningMean
 from .effort import steps_to_take
-from .local import make_optimizer, momentum_problems
+from .local import cosine, make_optimizer, momentum_problems
+from .losses import Losses, Scaler, finite_loss
 from .norms import evaluating, reestimate, train_mode
 from .teachers import Cache, Rows, Run, Targets, Teacher, read_rows, soft_targets
 
@@ -133,11 +132,6 @@ class Memo:
         return read_rows(self._rows.targets, torch.arange(i * batch, step * batch))
 
 
-def cosine(lr: float, step: int, steps: int) -> float:
-    """Cosine annealing from lr at step 0 to 0 at step `steps`."""
-    return lr / 2 * (1 + math.cos(math.pi * step / steps))
-
-
 def distill(
     student: nn.Module,
     public: Inputs,
@@ -170,7 +164,7 @@ def distill(
     walk = chosen[visits(len(chosen), cfg.steps, cfg.batch, seed)]
     if isinstance(teacher, Memo) and (teacher.seed != seed or not torch.equal(teacher.walk, walk)):
         raise ValueError(f"a memo for seed {teacher.seed} has no predictions for other samples or draws (seed {seed})")
-    parameters = [p for p in student.parameters() if p.requires_grad]
+    parameters, device = [p for p in student.parameters() if p.requires_grad], device_of(student)
     optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
     best, mean = _Best(student, validate), RunningMean()
     if cfg.keep_init_if_better:
@@ -179,16 +173,19 @@ def distill(
     train_mode(student, frozen)
 
     step, diverged = 0, False
-    losses: deque[float] = deque(maxlen=cfg.every)
+    losses, scaler = Losses(device, finite_loss, kept=cfg.every), Scaler.of(device)
     for step, i in enumerate(walk, 1):
-        x = draw(public, i, seed + step)
-        targets = _targets(teacher, step, i, x)
+        x = draw(public, i, seed + step).to(device)
+        targets = [t.to(device) for t in _targets(teacher, step, i, x)]
         value = loss(student(x), *targets)
-        if diverged := not math.isfinite(value.item()):
+        if diverged := not losses.add(value):
             break
-        losses.append(value.item())
         optimizer.zero_grad()
-        value.backward()
+        if scaler is None:
+            value.backward()
+        else:
+            (value * scaler.scale[0]).backward()
+            optimizer.skip = scaler.unscale(parameters)
         if cfg.clip is not None:
             nn.utils.clip_grad_norm_(parameters, cfg.clip)
         if cfg.schedule == "cosine":
@@ -201,11 +198,12 @@ def distill(
                     break
                 mean.add(weights, 1)
         elif step == cfg.steps or (validate is not None and step % cfg.every == 0):
-            if diverged := not best.look(step):
+            if diverged := not (losses.look() and best.look(step)):
                 break
             if cfg.patience is not None and step - best.step >= cfg.patience:
                 break
     optimizer.zero_grad()
+    diverged = diverged or not losses.look()
     if mean.total:
         student.load_state_dict(mean.result())
         if not frozen:
@@ -214,7 +212,7 @@ def distill(
         diverged = not best.look(step) or diverged
     student.load_state_dict(best.weights)
     student.eval()
-    return Distilled(step, best.step, diverged, sum(losses) / len(losses) if losses else None, best.accuracy)
+    return Distilled(step, best.step, diverged, losses.recent, best.accuracy)
 
 
 class _Best:

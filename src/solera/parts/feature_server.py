@@ -1,13 +1,13 @@
 """A server model on features that clients extract, and the objective for distillation in both directions (FedGKT)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..tensors import Inputs
+from ..tensors import Inputs, rows_of
 from .distill import kd_loss
 from .local import logits_of
 from .objectives import Objective
@@ -69,14 +69,39 @@ class _PixelMean(nn.Module):
         return x.mean(dim=(2, 3))
 
 
-def tower(shape: Sequence[int], classes: int, hidden: int, layers: int) -> nn.Module:
+Kind = Literal["residual", "vgg19"]
+VGG19 = ((64, 64), (128, 128), (256,) * 4, (512,) * 4, (512,) * 4)  # widths; a halving ends each group
+
+
+def tower(shape: Sequence[int], classes: int, hidden: int, layers: int, kind: Kind = "residual") -> nn.Module:
+    """A network from features of one `shape` to logits: residual (see `_residual`), or a VGG-19 on feature maps."""
+    check_shape(shape)
+    return _residual(shape, classes, hidden, layers) if kind == "residual" else _vgg19(shape, classes)
+
+
+def _vgg19(shape: Sequence[int], classes: int) -> nn.Module:
+    """The convolutions of a VGG-19 without normalisation, their mean over pixels, and a classifier."""
+    if len(shape) != 3:
+        raise ValueError(f"a VGG-19 takes feature maps (channels, height, width), not features of shape {tuple(shape)}")
+    found, channels = nn.Sequential(), shape[0]
+    for widths in VGG19:
+        for width in widths:
+            convolution = nn.Conv2d(channels, width, 3, padding=1)
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
+            found.extend([convolution, nn.ReLU()])
+            channels = width
+        found.append(nn.MaxPool2d(2, ceil_mode=True))
+    return nn.Sequential(*found, _PixelMean(), nn.Linear(channels, classes))
+
+
+def _residual(shape: Sequence[int], classes: int, hidden: int, layers: int) -> nn.Module:
     """A residual network from features of one `shape` to logits, of width `hidden`, with `layers` residual blocks.
 
     Feature vectors (one number in `shape`) get dense blocks, feature maps (channels, height, width) 3x3 convolutions
     at half the resolution. Normalisation is by sample, never by batch: one batch mixes clients whose extractors differ
     in scale, and a prediction must not depend on the rest of the batch.
     """
-    check_shape(shape)
     if len(shape) == 1:
         blocks = [
             _Residual(nn.LayerNorm(hidden), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
@@ -99,10 +124,12 @@ def tower(shape: Sequence[int], classes: int, hidden: int, layers: int) -> nn.Mo
     )  # fmt: skip
 
 
-def tower_with(weights: dict[str, Tensor], shape: Sequence[int], classes: int, hidden: int, layers: int) -> nn.Module:
+def tower_with(
+    weights: dict[str, Tensor], shape: Sequence[int], classes: int, hidden: int, layers: int, kind: Kind = "residual"
+) -> nn.Module:
     """A `tower` with copies of these weights. No random initialisation is computed."""
     with torch.device("meta"):
-        made = tower(shape, classes, hidden, layers)
+        made = tower(shape, classes, hidden, layers, kind)
     made.load_state_dict({name: t.clone() for name, t in weights.items()}, assign=True)
     return made
 
@@ -127,10 +154,13 @@ def taught(labels: Tensor, teacher: Tensor | None, alpha: float, temperature: fl
     Row i of `labels` and of `teacher` belongs to sample i of the data, for any order of samples and batches.
     """
 
+    rows = rows_of(labels) if teacher is None else rows_of(labels, teacher)
+
     def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
         if teacher is None:
-            return F.cross_entropy(model(inputs), labels[positions])
-        return transfer_loss(model(inputs), labels[positions], teacher[positions], alpha, temperature)
+            return F.cross_entropy(model(inputs), rows(positions)[0])
+        y, said = rows(positions)
+        return transfer_loss(model(inputs), y, said, alpha, temperature)
 
     return objective
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..tensors import Weights
+from ..tensors import CPU, Weights
 
 # ---- networks ---------------------------------------------------------------------------------------
 
@@ -118,10 +118,13 @@ def label_prior(counts: Tensor, kind: Literal["counts", "uniform"] = "counts") -
     return held / held.sum().clamp(min=1)
 
 
-def draw(prior: Tensor, n: int, noise: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A generator's inputs: standard normal noise [n, noise], and labels [n] sampled from `prior`."""
+def draw(prior: Tensor, n: int, noise: int, rng: torch.Generator, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+    """A generator's inputs: standard normal noise [n, noise], and labels [n] sampled from `prior`.
+
+    They are drawn on the CPU, and so are the same on every `device`.
+    """
     labels = torch.multinomial(prior, n, replacement=True, generator=rng)
-    return torch.randn(n, noise, generator=rng), labels
+    return torch.randn(n, noise, generator=rng).to(device), labels.to(device)
 
 
 # ---- losses -----------------------------------------------------------------------------------------

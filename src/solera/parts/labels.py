@@ -18,8 +18,10 @@ class LabelSums:
 
     def add(self, probs: Tensor, labels: Tensor) -> None:
         """Add the rows of `probs`, each with its label."""
+        self.sums = self.sums.to(probs.device)  # stays where the first predictions were
+        self.counts = self.counts.to(probs.device)
         self.sums.index_add_(0, labels, probs.double())
-        self.counts.index_add_(0, labels, torch.ones(len(labels), dtype=torch.float64))
+        self.counts.index_add_(0, labels, probs.new_ones(len(labels), dtype=torch.float64))
 
     def means(self) -> Tensor:
         """The table: the mean for each label, zeros for labels without samples."""

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..devices import tricks_of
+from ..devices import HALF, tricks_of
 from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
-from ..tensors import Inputs, Weights, batches, device_of, draw, is_finite, is_fresh
+from ..tensors import CPU, Inputs, Weights, batches, device_of, draw, is_finite, is_fresh, take
 from .effort import steps_to_take
+from .losses import Losses, Scaler
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
 from .optimizers import Adam, Optimizer, Sgd
@@ -22,6 +23,7 @@ from .optimizers import Adam, Optimizer, Sgd
 Correct = Callable[[str, Tensor], Tensor]
 
 TOO_LARGE = 1e3  # a loss above this is a training that has diverged
+TOKENS_ASKED = 64  # samples whose answers are in memory at once, where each has one for every token
 BLOCK = 64  # minibatches that are gathered into one permuted copy
 
 
@@ -37,12 +39,17 @@ class Local:
     weight_decay: NonNegative = 0.0
     optimizer: Literal["sgd", "adam"] = "sgd"
     clip: Positive | None = None  # largest norm of the gradient
+    schedule: Literal["constant", "cosine", "multistep"] = "constant"  # of lr, within one training; see `rate_at`
 
     RENAMED: ClassVar = {"optimiser": "optimizer"}
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong between them."""
         yield from momentum_problems(self.optimizer, self.momentum)
+
+    def visits(self, rows: int) -> int:
+        """How many samples a training on `rows` samples sees, each as often as it comes."""
+        return self.epochs * rows if self.steps is None else self.steps * min(self.batch, rows)
 
 
 class Diverged(ValueError):
@@ -64,7 +71,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Score:
-    """How a model does on labelled samples."""
+    """How a model does on labelled samples. Of next tokens, every token counts as one answer."""
 
     correct: int
     total: int
@@ -93,6 +100,7 @@ def fit(
     Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: what is
     then in `model` is of no use to anybody.
     """
+    inputs, labels = with_model(model, inputs, labels)
     batch = min(cfg.batch, len(labels))
     normalised = has_batchnorm(model)
     # A batch of one has no variance: such batches are skipped, unless there are no others.
@@ -100,30 +108,77 @@ def fit(
     smallest = 2 if normalised and batch > 1 else 1
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
+    device = device_of(model)
+    losses, scaler = Losses(device, lambda loss: loss <= TOO_LARGE), Scaler.of(device)
+    planned = planned_steps(cfg, len(labels), normalised)
 
-    steps, total = 0, 0.0
     for x, y in minibatches(inputs, labels, cfg, seed):
         if len(y) < smallest:
             continue
         loss = objective(model, x, y)
-        value = loss.item()
-        if not value <= TOO_LARGE:
-            raise Diverged(f"a loss of {value:g} at step {steps + 1}; lower lr ({cfg.lr:g}) or set clip", steps)
+        if not losses.add(loss):
+            raise _diverged(losses, cfg)
         optimizer.zero_grad()
-        loss.backward()
+        if scaler is None:
+            loss.backward()
+        else:
+            (loss * scaler.scale[0]).backward()
+            optimizer.skip = scaler.unscale(parameters)
         if cfg.clip is not None:
             nn.utils.clip_grad_norm_(parameters, cfg.clip)
         if correct is not None:
             for name, p in model.named_parameters():
                 if p.grad is not None:
                     p.grad = correct(name, p.grad)
+        optimizer.lr = rate_at(cfg, losses.steps - 1, planned)
         optimizer.step()
-        steps, total = steps + 1, total + value
     optimizer.zero_grad()
     model.eval()
+    steps = losses.steps
+    if not losses.look():
+        raise _diverged(losses, cfg)
     if steps and not is_finite(model.state_dict()):
         raise Diverged(f"weights that are not finite after {steps} steps; lower lr ({cfg.lr:g}) or set clip", steps)
-    return Fitted(steps, steps * cfg.lr, total / steps if steps else math.nan)
+    return Fitted(steps, sum_of_rates(cfg, steps, planned), losses.mean)
+
+
+def _diverged(losses: Losses, cfg: Local) -> Diverged:
+    """What is known of a loss that is too large: on an accelerator, neither its value nor its step."""
+    way_out = f"lower lr ({cfg.lr:g}) or set clip"
+    if losses.every == 1:
+        return Diverged(f"a loss of {losses.worst:g} at step {losses.steps + 1}; {way_out}", losses.steps)
+    return Diverged(f"a loss above {TOO_LARGE:g} within the first {losses.steps} steps; {way_out}", losses.steps)
+
+
+def with_model(model: nn.Module, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
+    """Samples and their labels, or positions, on the device of `model`: brought there once for all steps."""
+    device = device_of(model, labels.device)
+    return inputs.to(device) if isinstance(inputs, Tensor) else inputs, labels.to(device)
+
+
+def rate_at(cfg: Local, step: int, steps: int) -> float:
+    """The learning rate of a step (counted from 0) of a training of `steps` steps: every training begins with cfg.lr.
+
+    cosine: lr/2 (1 + cos(pi step / steps)), towards 0. multistep: a tenth from half of the steps on, a hundredth from
+    three quarters on.
+    """
+    if cfg.schedule == "cosine":
+        return cosine(cfg.lr, step, steps)
+    if cfg.schedule == "multistep":
+        return cfg.lr * 0.1 ** ((2 * step >= steps) + (4 * step >= 3 * steps))
+    return cfg.lr
+
+
+def sum_of_rates(cfg: Local, taken: int, steps: int) -> float:
+    """The sum of the learning rates of the first `taken` of `steps` steps."""
+    if cfg.schedule == "constant":
+        return taken * cfg.lr
+    return sum(rate_at(cfg, step, steps) for step in range(taken))
+
+
+def cosine(lr: float, step: int, steps: int) -> float:
+    """Cosine annealing from lr at step 0 to 0 at step `steps`."""
+    return lr / 2 * (1 + math.cos(math.pi * step / steps))
 
 
 def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, seed: int = 0) -> Weights:
@@ -132,11 +187,12 @@ def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, se
     In training mode, as `fit` sees the model, so batch by batch where BatchNorm makes the batch matter. `seed` decides
     what is drawn of samples that are fresh.
     """
+    inputs, labels = with_model(model, inputs, labels)
     smallest = 2 if has_batchnorm(model) and min(batch, len(labels)) > 1 else 1
     train_mode(model, frozen=min(batch, len(labels)) == 1)
     model.zero_grad()
     for i, rows in enumerate(torch.arange(len(labels)).split(batch)):
-        x, y = draw(inputs, rows, _draw_seed(seed, i)), labels[rows]
+        x, y = draw(inputs, rows, _draw_seed(seed, i)), take(labels, rows)
         if len(y) >= smallest:
             (cross_entropy(model, x, y) * (len(y) / len(labels))).backward()
     return {
@@ -156,7 +212,7 @@ def minibatches(inputs: Inputs, labels: Tensor, cfg: Local, seed: int) -> Iterat
         # Slices of a permuted copy are faster than indexing every batch; a block at a time bounds the copy.
         for block in visited.split(cfg.batch if is_fresh(inputs) else BLOCK * cfg.batch):
             taken = draw(inputs, block, _draw_seed(seed, step))
-            yield from zip(taken.split(cfg.batch), labels[block].split(cfg.batch), strict=True)
+            yield from zip(taken.split(cfg.batch), take(labels, block).split(cfg.batch), strict=True)
             step += 1
         left -= per_epoch
 
@@ -184,9 +240,12 @@ def logits_of(model: nn.Module, inputs: Inputs, batch: int | None = None) -> Ten
     layer with fewer than 16 outputs and a number of inputs that 4 does not divide; its last bit can depend on the
     position in the batch.)
     """
-    tricks = tricks_of(inputs.device if isinstance(inputs, Tensor) else device_of(model))
+    device = device_of(model, inputs.device if isinstance(inputs, Tensor) else CPU)
+    tricks = tricks_of(device)
     with evaluating(model):
-        return torch.cat([_answer(model, x, tricks.least_rows) for x in batches(inputs, batch or tricks.asked)])
+        asked = [_answer(model, x.to(device), tricks.least_rows) for x in batches(inputs, batch or tricks.asked)]
+        answers = torch.cat(asked)
+        return answers.float() if answers.dtype in HALF.values() else answers
 
 
 def _answer(model: nn.Module, inputs: Tensor, least_rows: int) -> Tensor:
@@ -202,9 +261,26 @@ def evaluate(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int | None
     """Count the right answers of `model`; ties go to the lowest class."""
     if len(labels) == 0:
         return Score(0, 0, 0.0)
+    if labels.ndim > 1:
+        return score_tokens(lambda x: logits_of(model, x).log_softmax(-1), inputs, labels)
     logits = logits_of(model, inputs, batch)
+    labels = labels.to(logits.device)
     right = int((logits.argmax(-1) == labels).sum())
     return Score(right, len(labels), F.cross_entropy(logits, labels).item())
+
+
+def score_tokens(said: Callable[[Tensor], Tensor], inputs: Inputs, labels: Tensor) -> Score:
+    """The score of log-probabilities `said(inputs)` [n, length, classes] for a label at every position.
+
+    The answers to a few samples at a time: all of them are as many numbers as there are tokens times classes.
+    """
+    right, total = 0, 0.0
+    for rows in torch.arange(len(labels), device=labels.device).split(TOKENS_ASKED):
+        logs = said(take(inputs, rows))
+        y = labels[rows].to(logs.device)
+        right += int((logs.argmax(-1) == y).sum())
+        total -= logs.gather(-1, y[..., None]).double().sum().item()
+    return Score(right, labels.numel(), total / labels.numel())
 
 
 # ---- settings shared by every kind of training ------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Low-bit weights: a few bits for each weight and one number for each output filter (FedDF, Table 4).
+"""Low-bit weights and activations (FedDF, section 4.3 and Table 4): a few bits for each weight, and one number for each
+output filter.
 
     1 bit      Q(w) = s sign(w),               s = mean |w| of the filter (XNOR-Net's weights), sign(0) = +1
     q bits     Q(w) = s round(n w / s) / n,    s = max |w| of the filter, n = 2^(q-1) - 1
@@ -6,6 +7,14 @@
 Weights are parameters of two or more dimensions; their first dimension is the output filters. Biases, the parameters
 of normalisation layers and all buffers are not rounded. Q(Q(w)) = Q(w) to the bit: rounded weights can be packed and
 unpacked without loss.
+
+Activations, where asked for, are what goes into a layer with weights, except into the first one, whose input is the
+sample. They are rounded to 2^q levels between the smallest and the largest value of the sample, so that the answer to
+a sample does not depend on the rest of the batch:
+
+    q bits     A(a) = lo + (hi - lo) round(N (a - lo) / (hi - lo)) / N,    N = 2^q - 1
+
+Behind a ReLU lo is 0, and with one bit A(a) is 0 or hi. Gradients ignore A.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +23,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -22,7 +30,7 @@ from ..settings import Problem, settings
 from ..tensors import Inputs, Shapes, Weights
 from .local import Fitted, Local, fit
 from .norms import parameter_names
-from .objectives import Objective, cross_entropy
+from .objectives import Objective, cross_entropy, log_loss
 
 OFF = 32  # bits of a weight that is not rounded
 
@@ -32,6 +40,7 @@ class LowBit:
     """The precision of the clients' weights, in local training and upload. The server's weights are not rounded."""
 
     bits: int = OFF  # of a weight, 1 to 8; 32: not rounded at all
+    activations: int = OFF  # bits of what goes into a layer, 1 to 8; 32: not rounded
     training: Literal["ste", "error_feedback"] = "ste"  # straight-through, or carry the rounding error over
     mask: bool = True  # ste only: weights outside [-1, 1] get no gradient
     standardise: bool = False  # first scale each filter to mean 0 and deviation 1, and clip it to [-1, 1]
@@ -39,11 +48,10 @@ class LowBit:
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
-        if self.bits != OFF and not 1 <= self.bits <= 8:
-            yield f"bits = {self.bits}: 1 to 8, or {OFF} for weights that are not rounded"
-        others = (self.training, self.mask, self.standardise, self.skip_ends)
-        if self.bits == OFF and others != ("ste", True, False, False):
-            yield f"bits = {OFF}: this rounds no weight; set bits from 1 to 8, or leave out the other settings"
+        for what in ("bits", "activations"):
+            bits = getattr(self, what)
+            if bits != OFF and not 1 <= bits <= 8:
+                yield f"{what} = {bits}: 1 to 8, or {OFF} for numbers that are not rounded"
         if self.training == "error_feedback" and not self.mask:
             yield "mask = false: only for training = 'ste'; error feedback has no mask"
 
@@ -100,6 +108,55 @@ def coarse_names(model: nn.Module, cfg: LowBit) -> list[str]:
     return [name for name in found if id(model.get_parameter(name)) not in ends]
 
 
+# ---- activations ------------------------------------------------------------------------------------
+
+
+def quantise_activations(a: Tensor, bits: int) -> Tensor:
+    """A(a) of the samples in the first dimension, each with a range of its own. A constant sample stays as it is."""
+    flat = a.detach().flatten(1)
+    lo, hi = (_per_filter(t, a) for t in (flat.amin(1), flat.amax(1)))
+    span, n = torch.where(hi == lo, 1, hi - lo), 2**bits - 1
+    return lo + span * (((a.detach() - lo) / span * n).round() / n)
+
+
+class RoundedActivations(torch.autograd.Function):
+    """A(a) in the forward pass; in the backward pass the gradient ignores A (a lies inside its range everywhere)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, bits: int) -> Tensor:
+        return quantise_activations(a, bits)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def round_activations(model: nn.Module, cfg: LowBit) -> Callable[[], None]:
+    """Make `model` round what goes into its layers from now on; returns a function that ends it.
+
+    The layers are those that hold weights (see above) and are given floats. The first, whose input is the sample, is
+    left out, and the last one too with `skip_ends`.
+    """
+    if cfg.activations == OFF:
+        return lambda: None
+    found = [name.rpartition(".")[0] for name in parameter_names(model) if model.get_parameter(name).ndim >= 2]
+    inner = list(dict.fromkeys(found))[1 : -1 if cfg.skip_ends else None]
+
+    def rounded(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        a = inputs[0]
+        if not isinstance(a, Tensor) or not a.is_floating_point():
+            return inputs
+        return (RoundedActivations.apply(a, cfg.activations), *inputs[1:])
+
+    hooks = [model.get_submodule(name).register_forward_pre_hook(rounded) for name in inner]
+
+    def end() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return end
+
+
 # ---- training ---------------------------------------------------------------------------------------
 
 
@@ -144,18 +201,34 @@ def fit_coarse(
     cfg: LowBit,
     around: Callable[[Objective], Objective] = lambda objective: objective,
 ) -> Fitted:
-    """Train `model` in place, like `fit`, with rounded weights: it ends with Q(w).
+    """Train `model` in place, like `fit`, with rounded weights and activations: it ends with Q(w).
 
     ste: forward with Q(w), and w itself is updated. error_feedback: w is rounded before the first step and after each
     step, and gradients are those at the rounded weights. `around` may add to the objective (a proximal term).
     """
+    end = round_activations(model, cfg)
+    try:
+        return _fit_coarse(model, inputs, labels, local, seed, cfg, around)
+    finally:
+        end()
+
+
+def _fit_coarse(
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Tensor,
+    local: Local,
+    seed: int,
+    cfg: LowBit,
+    around: Callable[[Objective], Objective],
+) -> Fitted:
     chosen = set(coarse_names(model, cfg))
     coarse = {name: p for name, p in model.named_parameters() if name in chosen}
     if cfg.training == "ste":
 
         def rounded_forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             rounded = {name: StraightThrough.apply(p, cfg) for name, p in coarse.items()}
-            return F.cross_entropy(functional_call(model, rounded, (x,)), y)
+            return log_loss(functional_call(model, rounded, (x,)), y)
 
         fitted = fit(model, inputs, labels, local, seed, around(rounded_forward))
         with torch.no_grad():

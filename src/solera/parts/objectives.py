@@ -13,7 +13,13 @@ Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 def cross_entropy(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of the batch."""
-    return F.cross_entropy(model(inputs), labels)
+    return log_loss(model(inputs), labels)
+
+
+def log_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of logits [..., classes] against labels [...]: one label for each sample, or for each token of
+    a sample."""
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
 def proximal(mu: float, received: dict[str, Tensor], objective: Objective = cross_entropy) -> Objective:

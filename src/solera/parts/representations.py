@@ -54,7 +54,7 @@ def represented(model: nn.Module, inputs: Inputs) -> Inputs:
 def contrast(z: Tensor, near: Tensor, far: Sequence[Tensor], temperature: float) -> Tensor:
     """-log(e^(cos(z, near)/T) / (e^(cos(z, near)/T) + sum of e^(cos(z, z')/T) over z' in far)), mean over the batch."""
     alike = torch.stack([F.cosine_similarity(z, other, dim=-1) for other in (near, *far)], 1)
-    return F.cross_entropy(alike / temperature, torch.zeros(len(z), dtype=torch.int64))
+    return F.cross_entropy(alike / temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device))
 
 
 def contrastive(

@@ -30,7 +30,7 @@ def weighted_median(values: Tensor, weights: Sequence[float] | None = None) -> T
         ordered = values.sort(0).values
         return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
     ordered, order = values.sort(0)
-    share = torch.tensor(weights, dtype=torch.float64)[order].cumsum(0)
+    share = torch.tensor(weights, dtype=torch.float64, device=order.device)[order].cumsum(0)
     half = share[-1:] / 2
     low = (share < half).sum(0, keepdim=True)  # the first entry whose cumulative share reaches half ...
     high = (share <= half).sum(0, keepdim=True)  # ... and the first that exceeds it
@@ -127,7 +127,7 @@ def median_probs(probs: Tensor, weights: Sequence[float] | None = None) -> Tenso
     """
     middle = weighted_median(probs, weights)
     total = middle.sum(-1, keepdim=True)
-    n = torch.ones(len(probs), dtype=probs.dtype) if weights is None else torch.tensor(weights, dtype=probs.dtype)
+    n = probs.new_ones(len(probs)) if weights is None else probs.new_tensor(weights)
     mean = (probs * n.reshape(-1, 1, 1)).sum(0) / n.sum()
     return torch.where(total > 0, middle / total, mean)
 

@@ -212,6 +212,12 @@ def cosines(s: Tensor) -> Tensor:
     return (unit @ unit.T).round(decimals=12)
 
 
+def gram_cosines(gram: Tensor) -> Tensor:
+    """Cosine between every two clients' models, from their inner products; rounded as in `cosines`."""
+    norm = gram.double().diagonal().sqrt().clamp_min(SMALLEST)
+    return (gram.double() / norm[:, None] / norm).round(decimals=12)
+
+
 def by_cosine(cosine: Tensor, scale: Literal["minmax", "l1"] = "minmax") -> Tensor:
     """Columns in proportion to the cosine, minus its minimum (minmax) or unchanged (l1). All equal: uniform."""
     above = cosine - cosine.amin(0) if scale == "minmax" else cosine.clamp_min(0)

@@ -34,7 +34,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..tensors import Inputs, Weights, is_fresh, take
+from ..devices import room_for
+from ..tensors import Inputs, Weights, device_of, is_fresh, take
 from .consensus import confidence
 from .local import logits_of
 from .robust import clip_logits, median_probs, standardise_logits
@@ -60,7 +61,7 @@ def soft_targets(logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tens
     """
     scaled = logits / temperature
     log_sum = scaled.logsumexp(-1)
-    probs = (scaled - log_sum[:, None]).exp()
+    probs = (scaled - log_sum[..., None]).exp()
     return probs, log_sum - (probs * scaled).sum(-1)
 
 
@@ -83,7 +84,8 @@ class Frozen(nn.Module):
         self.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self._shared.loaded(self.architecture, self.weights)(inputs)
+        model = self._shared.loaded(self.architecture, self.weights)
+        return model(inputs.to(device_of(model)))
 
     def state_dict(self, *_: Any, **__: Any) -> Weights:  # type: ignore[override]
         """The weights themselves, not a copy."""
@@ -170,18 +172,24 @@ class Ensemble:
             return [logits]
         probs, h = soft_targets(logits, self.temperature)
         if self.rule == "confidence":
-            sure = confidence(probs.double())[:, None]
+            sure = confidence(probs.double())[..., None]
             return [probs, sure, sure * probs]
         return [probs, h]
 
     def _compared(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The rules that compare the predictions [models, samples, classes] of all models."""
+        """The rules that compare the predictions [models, samples, ..., classes] of all models."""
+        shape = logits.shape[1:]
+        logits = logits.flatten(1, -2)  # of language models: every token is a sample
+        probs, h = self._of_all(logits)
+        return probs.reshape(shape), h.reshape(shape[:-1])
+
+    def _of_all(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if self.rule == "median_probs":
             probs = torch.stack([soft_targets(z, self.temperature)[0] for z in logits])
             middle = median_probs(probs.double(), self.weights).to(logits.dtype)
             return middle, entropy(middle)
         level = COMPARING[self.rule](logits.double(), self.weights)
-        share = torch.tensor(self.weights, dtype=torch.float64).reshape(-1, 1, 1) / sum(self.weights)
+        share = level.new_tensor(self.weights).reshape(-1, 1, 1) / sum(self.weights)
         return soft_targets((level * share).sum(0).to(logits.dtype), self.temperature)
 
 
@@ -204,17 +212,23 @@ class Rows:
         with self._lock:  # the first prediction defines the shape of a row
             self.targets = self.targets or tuple(map(self._allocate, targets))
         for kept, t in zip(self.targets, targets, strict=True):
-            kept[start : start + len(t)] = t
+            kept[start : start + len(t)] = t.to(kept.device)
 
     def _allocate(self, like: Tensor) -> Tensor:
         shape = (self.count, *like.shape[1:])
         dtype = torch.float16 if self.half and like.is_floating_point() and like.ndim > 1 else like.dtype
-        return _on_disk(shape, dtype) if self.on_disk and math.prod(shape) else torch.empty(shape, dtype=dtype)
+        if self.on_disk and math.prod(shape):
+            return _on_disk(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=room_for(like.device, math.prod(shape) * dtype.itemsize))
 
 
 def read_rows(targets: Targets, rows: Tensor) -> Targets:
     """A copy of some rows of stored targets; float16 as float32."""
-    return tuple(t[rows].float() if t.dtype == torch.float16 else t[rows] for t in targets)
+    return tuple(_row(t, rows.to(t.device)) for t in targets)
+
+
+def _row(stored: Tensor, rows: Tensor) -> Tensor:
+    return stored[rows].float() if stored.dtype == torch.float16 else stored[rows]
 
 
 def _on_disk(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

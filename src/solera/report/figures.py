@@ -19,6 +19,7 @@ from ..runs.profile import PHASES
 from ..runs.read import Run
 from ..runs.results import Comparison, Lines, Result, compared_results, unlike
 from ..runs.series import Point
+from .lanes import content, diversity, timeline, timetable
 from .order import similar_order
 from .profile import profiles
 from .read import Matrix, Record
@@ -30,11 +31,10 @@ BUBBLES = 6000  # classes times clients
 CELLS = 1_500_000  # of coefficients in the whole report
 ROWS = 300  # of a table
 LISTED = 12  # entries of a list among the facts of an event
-SPANS = 2000  # of a timeline
 TEACHERS = 60
 STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets to choose from
 NAMING = ("case", "data.name")  # always part of a case's label if they differ
-DRAWN = {"coefficients", "timeline", "distilled", "teachers"}  # events that have a figure
+DRAWN = {"coefficients", "timeline", "timetable", "distilled", "teachers"}  # events that have a figure
 PLAIN = {"variates"}  # events of every round that are not listed; `variates_grow` reports a problem
 
 
@@ -141,11 +141,11 @@ def _missing(records: Sequence[Record]) -> list[str]:
 def _with_averages(run: Run, lines: Lines) -> Lines:
     """The results of a run, and the averages of the clients' models before distillation."""
     found = dict(lines)
-    sent = {p.round: p.bytes_so_far for points in lines.values() for p in points}
+    sent = {p.round: p for points in lines.values() for p in points}
     for r in run.rounds:
         for name, score in r.of("average").items():
             if r.round in sent:
-                point = Point(r.round, sent[r.round], score["accuracy"])
+                point = sent[r.round]._replace(accuracy=score["accuracy"])
                 found.setdefault(Result("average", name), []).append(point)
     return found
 
@@ -172,6 +172,7 @@ def _bands(each: Sequence[Lines]) -> list[dict[str, Any]]:
                 "name": result.name,
                 "round": [same[0].round + 1 for same in rounds],
                 "bytes": [round(statistics.fmean(p.bytes_so_far for p in same)) for same in rounds],
+                "hours": _hours(rounds),
                 "mean": [_short(statistics.fmean(v)) for v in values],
                 "low": [_short(min(v)) for v in values],
                 "high": [_short(max(v)) for v in values],
@@ -181,6 +182,12 @@ def _bands(each: Sequence[Lines]) -> list[dict[str, Any]]:
             }
         )
     return bands
+
+
+def _hours(rounds: Sequence[Sequence[Point]]) -> list[float] | None:
+    """Simulated hours at each point of a line, as mean over the seeds; None without a clock."""
+    each = [[p.hours for p in same if p.hours is not None] for same in rounds]
+    return [_short(statistics.fmean(hours)) for hours in each] if each and all(each) else None
 
 
 def thinned(items: list[Any], most: int) -> list[Any]:
@@ -246,11 +253,14 @@ def _group(
         "personal": personal(g.runs),
         "coefficients": coefficients(first.matrices, cells),
         "timeline": timeline(first.run),
+        "timetable": timetable(first.run),
+        "diversity": diversity(g.runs),
         "teachers": teachers(first.run),
         "confusion": confusion([r.confusion for r in records if r.confusion]),
         "regions": regions(first.regions),
         "seconds": seconds(g.runs),
         "traffic": {way: mean_std([float(run.bytes(way)) for run in g.runs]) for way in ("down", "up")},
+        "content": content(g.runs),
         "time": mean_std([run.seconds for run in g.runs]),
     }
 
@@ -347,21 +357,6 @@ def _bytes(values: Iterable[float]) -> str:
     """Numbers from 0 to 255 as text."""
     whole = bytes(min(255, max(0, round(v))) if math.isfinite(v) else 0 for v in values)
     return base64.b64encode(whole).decode()
-
-
-def timeline(run: Run) -> list[list[Any]] | None:
-    """[round, what, start, end] of all timed work, in seconds since the start of the run."""
-    spans: list[list[Any]] = []
-    began = 0.0
-    for r in run.rounds:
-        for e in r.events:
-            start, end = e.get("start"), e.get("end")
-            if e.get("kind") == "timeline" and isinstance(start, int | float) and isinstance(end, int | float):
-                groups = e.get("groups")
-                where = f" {', '.join(map(str, groups))}" if isinstance(groups, list) else ""
-                spans.append([r.round + 1, f"{e.get('what')}{where}", round(began + start, 3), round(began + end, 3)])
-        began += r.seconds.get("total", 0.0)
-    return spans[-SPANS:] or None
 
 
 def teachers(run: Run) -> dict[str, Any] | None:

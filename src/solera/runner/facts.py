@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..compute import Compute
 from ..data.augment import step_name
 from ..federation import FederationConfig
 from ..method import Method, Model, name_of
+from ..models.hf import origins_of
 from ..parts.local import logits_of
 from ..scenario import Scenario
 from ..server import EnsembleReport, Server
@@ -49,7 +51,7 @@ class Facts:
         return {"input": json.dumps(self.takes), **names}
 
 
-def facts_of(scenario: Scenario, method: Method, federation: FederationConfig) -> Facts:
+def facts_of(scenario: Scenario, method: Method, federation: FederationConfig, compute: Compute | None = None) -> Facts:
     """The facts of a simulated run."""
     roster, data = scenario.roster, scenario.dataset
     experiment: dict[str, Any] = {
@@ -66,12 +68,28 @@ def facts_of(scenario: Scenario, method: Method, federation: FederationConfig) -
         "server": scenario.server.large,
         "public": None if scenario.public is None else scenario.public.digest[:16],
     }
+    if scenario.hosts or scenario.elsewhere:
+        experiment["clients"]["sites"] = list(roster)
+    if federation.availability is None:  # only if there is a clock, so that run.json of other runs does not change
+        del experiment["federation"]["availability"]
     if scenario.augment:  # only if there are steps, so that run.json of other runs does not change
         experiment["data"]["augment"] = [step_name(step) for step in scenario.augment]
+    if how := (compute or Compute()).facts():  # of a run on the CPU there is nothing to say
+        experiment["engine"] = how
+    takes: dict[str, Any] = {"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary}
+    if data.task != "classification":
+        experiment["data"]["task"] = data.task
+    if data.columns:
+        takes["encodings"] = [[c.encoding.name, c.length] for c in data.columns]
+        told = [{"tokenizer": c.encoding.name, "length": c.length, "cut": c.cut} for c in data.columns]
+        experiment["data"]["encodings"] = told
+    server = scenario.server
+    if origins := {A: origin for A in server.builders for origin in origins_of(server.template(A))}:
+        experiment["weights"] = origins
     return Facts(
         experiment=json.loads(json.dumps(experiment, default=lambda o: type(o).__qualname__)),
         clients=len(roster),
-        takes={"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary},
+        takes=takes,
         class_names=data.class_names,
         partition=lambda: partition_facts(scenario),
         regions=lambda t, models: region_facts(t, models, scenario.server, scenario),
@@ -97,6 +115,7 @@ def partition_facts(scenario: Scenario) -> dict[str, Any]:
         "shown": [
             {"client": roster.id(i), "model": roster[roster.id(i)].architecture, "counts": scenario.held(i).tolist()}
             for i in shown
+            if not scenario.elsewhere
         ],
     }
 
@@ -161,7 +180,7 @@ def _first_choice(server: Server, what: Model | EnsembleReport, inputs: Tensor) 
 
 
 def _some_clients(scenario: Scenario) -> list[str]:
-    return [scenario.roster.id(i) for i in range(min(PANELS, len(scenario.roster)))]
+    return [] if scenario.elsewhere else [scenario.roster.id(i) for i in range(min(PANELS, len(scenario.roster)))]
 
 
 def _points(data: Data) -> list[list[float]]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..compute import Compute, compute_of, resolved
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import TRICKS, Numerics, numerics
 from ..engines import ClientStates, Engine, EngineSettings, Host, default_workers, engine_of
@@ -26,6 +27,7 @@ from ..method import Method, Traits, name_of, prepare_scoring
 from ..models import require_split
 from ..parts.chain import chain
 from ..parts.effort import without_training
+from ..parts.lowbit import OFF as FULL
 from ..parts.norms import has_batchnorm
 from ..randomness import seed_from, seeded
 from ..runs.directory import RunDirectory
@@ -44,6 +46,7 @@ from . import facts as detail
 from .facts import Facts
 from .measure import first_if_all_void, measure, measure_validation, not_finite, summarise, traffic, why_unusable
 from .profile import Profile
+from .sites import build_sites
 
 log = logging.getLogger("solera")
 
@@ -77,6 +80,7 @@ def execute(
     profile: bool = False,
 ) -> dict:
     """Run what a configuration describes and return the summary. `command` is noted, for the report."""
+    config = dataclasses.replace(config, engine=resolved(config.engine))
     return simulate(
         scenario_of(config),
         config.method,
@@ -98,7 +102,10 @@ def scenario_of(config: Config) -> Scenario:
     for note in config.notes:
         log.warning(note)
     config.track.require()
+    compute_of(config.engine)  # refuses a device that is not here, before data is read
     workers = config.engine.workers or default_workers()
+    if config.sites:
+        return build_sites(config)
     return build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, workers)
 
 
@@ -143,6 +150,7 @@ def simulate(
     config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine_of(engine)
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
+    compute = compute_of(engine)
     check_fit(method, scenario)
     TRICKS["cpu"].set_allocator()  # workers that are forked inherit it
     return run(
@@ -153,8 +161,9 @@ def simulate(
         out,
         config,
         federation,
-        facts=detail.facts_of(scenario, method, federation),
+        facts=detail.facts_of(scenario, method, federation, compute),
         threads=engine.threads,
+        compute=compute,
         resume=resume,
         watcher=watcher,
         track=track,
@@ -175,20 +184,25 @@ def run(
     *,
     facts: Facts,
     threads: int = 1,
+    compute: Compute | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
     track: TrackConfig | None = None,
     config_text: str | None = None,
     command: str | None = None,
     profile_host: Host | None = None,
+    states: ClientStates | None = None,
 ) -> Result:
     """Run `method` on whatever clients `engine` reaches, into the directory `home`.
 
     This is all of a run that does not depend on where the clients are: `simulate` calls it with an engine of this
     machine, a deployment with one that reaches its sites. `engine` is called with the place of the clients' state once
-    the directory is there; who the clients are is fixed by then. `test` is what models are judged on.
+    the directory is there; who the clients are is fixed by then. `test` is what models are judged on. `compute` says on
+    which device the server works; it goes there once the engine is open. `states` is given where clients keep their
+    state themselves; otherwise it is in the run directory.
     """
-    track = track or TrackConfig()
+    track, compute = track or TrackConfig(), compute or Compute()
+    place = compute.place()
     track.require()
     watcher = Tracking(track, watcher or Watcher())
     _check_stop_rule(config, server)
@@ -197,7 +211,7 @@ def run(
     resume = resume and (pathlib.Path(home) / "run.json").is_file()
     with (
         sole_run(),
-        numerics(threads) as held,
+        place.numerics(threads) as held,
         seeded(seed_from(server.run_seed, "run")),
         contextlib.closing(RunDirectory(home, __version__, resume, config_text, facts.experiment, command)) as here,
         watcher,
@@ -207,12 +221,13 @@ def run(
             watcher.warn(f"the program's settings of torch are set aside for the run: {_listed(held.found)}")
         if not (here.path / "partition.json").exists():
             here.write_facts("partition.json", facts.partition())
-        states = ClientStates(here.clients)
+        states = ClientStates(here.clients) if states is None else states
         start, state, ledger, damaged = here.latest(type(method).State, states.check) if resume else (0, None, {}, [])
         for text in damaged:
             watcher.warn(text)
         here.rewind(start)
-        with contextlib.closing(engine(states)) as moving:
+        with contextlib.closing(engine(states)) as moving:  # before the server opens a device: this may fork
+            server.move(place)
             if profile_host is not None:
                 watcher = Profile(watcher, moving, profile_host, states, here, server.parallel)
 
@@ -220,8 +235,10 @@ def run(
                 check_stop()
                 watcher.progress(what, done, of)
 
-            fed = Federation(moving, server.run_seed, federation, progress=progress, ledger=ledger)
-            loop = _Loop(server, test, method, fed, here, states, config, watcher, held, facts)
+            elapsed_s = _elapsed(here) if federation.availability else 0.0
+            fed = Federation(moving, server.run_seed, federation, None, progress, ledger, elapsed_s=elapsed_s)
+            server.clock, fed.sample_bytes = fed.clock, server.sample_bytes
+            loop = _Loop(server, test.at(place), method, fed, here, states, config, watcher, held, facts)
             watcher.begin(
                 {
                     "name": config.name or here.path.name,
@@ -232,13 +249,19 @@ def run(
                     "cohort": federation.cohort(len(fed.clients)),
                     "engine": type(moving).__name__.lower(),
                     "workers": getattr(moving, "count", getattr(moving, "workers", 1)),
+                    "device": ", ".join(compute.devices),
                     "out": str(here.path),
                 }
             )
-            with _disk_errors():
+            with _disk_errors(), place.autocast():
                 result = loop(start, state)
         watcher.end(result.summary)
         return result
+
+
+def _elapsed(home: RunDirectory) -> float:
+    """The simulated time at which the last recorded round ended."""
+    return next((r.simulated["end_s"] for r in reversed(list(home.records())) if "end_s" in r.simulated), 0.0)
 
 
 def _listed(facts: dict[str, Any]) -> str:
@@ -261,7 +284,7 @@ class _Loop:
     ):
         self.server, self.test, self.method, self.fed, self.home, self.states = server, test, method, fed, home, states
         self.config, self.watcher, self.held, self.facts = config, watcher, held, facts
-        labels = test.labels.bincount(minlength=server.num_classes)
+        labels = test.labels.flatten().bincount(minlength=server.num_classes)
         self.notices = Notices(labels.tolist(), home.records())
         self.stopping = Stopping(config.stop, server.large, home.records())
         self.commit_s = 0.0
@@ -353,6 +376,8 @@ class _Loop:
             "total": measured - began + self.commit_s,
         }
         cpu = time.process_time()
+        if fed.clock is not None:
+            server.event("timetable", spans=fed.clock.timetable())
         record = RoundRecord(
             round=t,
             cohort=cohort,
@@ -361,6 +386,7 @@ class _Loop:
             seconds={phase: round(s, 4) for phase, s in seconds.items()},
             failures=fed.failures,
             events=server.events,
+            simulated={} if fed.clock is None else fed.clock.facts(),
             cpu_s=round(cpu - self.cpu, 4),  # since the last line, of this process alone
         )
         self.cpu = cpu
@@ -384,7 +410,8 @@ class _Loop:
 
     def _measured(self, t: int, state: Any) -> list[Score]:
         self.watcher.phase(t, "evaluate")
-        found = measure(self.method, state, self.fed, self.server, self.test, self.config.eval_clients)
+        with self.fed.untimed():
+            found = measure(self.method, state, self.fed, self.server, self.test, self.config.eval_clients)
         if self.config.stop.active and self.config.stop.split == "validation":
             found += measure_validation(self.method, state, self.server)
         return found
@@ -392,7 +419,8 @@ class _Loop:
     def _look_closer(self, t: int, state: Any) -> None:
         """What the last round leaves for the report, in files of their own."""
         models = self.method.models(state)
-        self.home.write_facts("confusion.json", detail.confusion_facts(t, models, self.server, self.test))
+        if self.server.positions is None:  # a table of all tokens would be huge and say little
+            self.home.write_facts("confusion.json", detail.confusion_facts(t, models, self.server, self.test))
         if (regions := self.facts.regions(t, models)) is not None:
             self.home.write_facts("regions.json", regions)
 
@@ -417,7 +445,7 @@ class _Loop:
 @numerics()
 def check_fit(method: Method, scenario: Scenario) -> None:
     """Refuse, before any work, a scenario that lacks what the method needs: with every reason, not only the first."""
-    if method.traits().personal and not scenario.client_test:
+    if method.traits().personal and not scenario.tested:
         raise ConfigError(
             f"method {name_of(method)!r} is judged by each client's own test split: set data.client_test, "
             "for example 0.2"
@@ -438,6 +466,11 @@ def _misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
     if traits.architectures == "one" and len(server.architectures) > 1:
         yield (
             f"method {name!r} needs clients of one architecture, models.clients has {', '.join(server.architectures)}"
+        )
+    if server.positions is not None and not traits.next_token:
+        yield (
+            f"method {name!r} works with one prediction for each sample, not for each token (traits: "
+            "next_token); for data.task = 'causal-lm' choose another, such as fedavg, feddf or fusionlarge"
         )
     yield from _server_misfits(name, traits, server)
     yield from _model_misfits(name, traits, server)
@@ -481,6 +514,12 @@ def _server_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
 
 def _model_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
     """Models that are not what the method takes."""
+    low = [A for A, own in server.precision.items() if any(bits != FULL for bits in own.values())]
+    if low and traits.precision == "full":
+        yield (
+            f"method {name!r} trains models in full precision, but models.options gives {', '.join(low)} fewer bits: "
+            "leave that out, or choose feddf (with method.fusion.steps = 0 it is FedAvg)"
+        )
     for A in server.architectures:
         if not traits.batchnorm and has_batchnorm(server.template(A)):
             yield (

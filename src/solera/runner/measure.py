@@ -15,17 +15,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import RunConfig
+from ..content import KINDS
 from ..federation import Federation
 from ..method import Exchange, MeanScore, Method, Model, name_of, scoring
-from ..parts.local import Score, evaluate, logits_of
+from ..parts.diversity import diversity
+from ..parts.local import Score, evaluate, logits_of, score_tokens
 from ..parts.teachers import Ensemble, frozen
 from ..runs import record as rows
 from ..runs.directory import RunDirectory
 from ..runs.record import FORMAT, OWN, WAYS, RoundRecord, Traffic
 from ..server import EnsembleReport, Server
 from ..task import Data
+from ..tensors import Inputs, batches, take
 from ..version import __version__
 
+SMALLEST = 1e-12  # probability of an ensemble, so that its logarithm is finite
+MOST = 700.0  # loss whose exponential is a float
+COMPARED_SAMPLES = 512  # test samples on which the members of an ensemble are compared
+COMPARED_MEMBERS = 64  # limit of members that are compared
 NOTED_CLIENTS = 1000  # limit of clients whose own scores are in a round's line
 
 
@@ -36,6 +43,9 @@ def traffic(fed: Federation) -> Traffic:
         bytes={way: {task: t.bytes for task, t in sent.items()} for way, sent in ways.items()},
         floats={way: sum(t.floats for t in sent.values()) for way, sent in ways.items()},
         integers={way: sum(t.integers for t in sent.values()) for way, sent in ways.items()},
+        content={
+            way: {kind: sum(t.content[kind] for t in sent.values()) for kind in KINDS} for way, sent in ways.items()
+        },
     )
 
 
@@ -52,7 +62,9 @@ def measure(
     found: list[rows.Score] = []
     judged = server.parallel([job for _, _, job in named], range(len(named)))
     for (kind, name, _), s in zip(named, judged, strict=True):
-        found += rows.scores(kind, name, {"accuracy": s.accuracy, "loss": s.loss})
+        found += rows.scores(kind, name, _numbers(s, server))
+    for e in server.ensembles:
+        found += _diversity(server, e, test)
     return found + measure_own(method, state, fed, server, eval_clients)
 
 
@@ -93,8 +105,16 @@ def measure_validation(method: Method, state: Any, server: Server) -> list[rows.
     return [
         row
         for name, s in zip(models, judged, strict=True)
-        for row in rows.scores("validation", name, {"accuracy": s.accuracy, "loss": s.loss})
+        for row in rows.scores("validation", name, _numbers(s, server))
     ]
+
+
+def _numbers(s: Score, server: Server) -> dict[str, float]:
+    """The numbers of a score; of language models, the perplexity too: e to the mean cross-entropy of a token."""
+    numbers = {"accuracy": s.accuracy, "loss": s.loss}
+    if server.positions is not None:
+        numbers["perplexity"] = math.exp(s.loss) if s.loss < MOST else math.inf
+    return numbers
 
 
 def first_if_all_void(rounds: Sequence[RoundRecord]) -> str | None:
@@ -169,21 +189,51 @@ def _evaluate(server: Server, model: Model, test: Data) -> Score:
 
 
 def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
+    if test.labels.ndim > 1:
+        return score_tokens(
+            lambda x: answers(server, e, x).clamp_min(SMALLEST).log(), test.inputs, test.labels
+        )  # fmt: skip
     said = answers(server, e, test.inputs)
-    loss = F.nll_loss(said.clamp_min(1e-12).log(), test.labels).item()
+    loss = F.nll_loss(said.clamp_min(SMALLEST).log(), test.labels).item()
     return Score(int((said.argmax(-1) == test.labels).sum()), len(test), loss)
 
 
-def answers(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Tensor:
-    """The class probabilities of a model or an ensemble. [samples, classes]"""
+def _diversity(server: Server, e: EnsembleReport, test: Data) -> list[rows.Score]:
+    """How different the members of an ensemble are, on some test samples; of a large ensemble the first members."""
+    count = -(-COMPARED_SAMPLES // (server.positions or 1))  # of language models: every token is a prediction
+    rest = take(test.inputs, torch.arange(0, len(test), max(1, len(test) // count))[:count])
+    models = list(frozen(e.members[:COMPARED_MEMBERS], e.build or server.model))
+    if len(models) < 2:
+        return []
+    said = server.parallel([functools.partial(logits_of, m, rest) for m in models], range(len(models)))
+    logits = torch.stack(said).cpu()
+    found: list[rows.Score] = []
+    for name, sets in (e.alike or {"members": [list(range(len(models)))]}).items():
+        d = diversity(logits.flatten(1, -2), [[i for i in own if i < len(models)] for own in sets])
+        if d is not None and math.isfinite(d.kl):
+            called = e.name if name == "members" else f"{e.name}: {name}"
+            found += rows.scores("diversity", called, {"disagreement": d.disagreement, "kl": d.kl, "pairs": d.pairs})
+    return found
+
+
+def answers(server: Server, what: Model | EnsembleReport, inputs: Inputs) -> Tensor:
+    """The class probabilities of a model or an ensemble. [samples, classes], or [samples, length, tokens]"""
     if isinstance(what, Model):
         return logits_of(server.model(what.architecture, what.weights), inputs).softmax(-1)
-    models = frozen(what.members, server.model)
+    models = frozen(what.members, what.build or server.model)
     if what.teacher is not None:
         ensemble = what.teacher(list(models), what.weights or [1.0] * len(models))
     else:
         ensemble = Ensemble(models, what.rule, what.weights)  # type: ignore[arg-type]
-    return torch.cat([ensemble(x)[0] for x in inputs.split(512)])
+    return torch.cat([ensemble(x)[0] for x in batches(inputs, 512)])
+
+
+def _simulated(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """The hours of the simulated clock, if there is one: in all, and those in which the server worked."""
+    timed = [r.simulated for r in rounds if r.simulated]
+    if not timed:
+        return {}
+    return {"simulated_hours": timed[-1]["end_s"] / 3600, "server_hours": sum(s["server_s"] for s in timed) / 3600}
 
 
 def summarise(home: RunDirectory, method: Method, state: Any, fed: Federation, config: RunConfig) -> dict[str, Any]:
@@ -200,6 +250,10 @@ def summarise(home: RunDirectory, method: Method, state: Any, fed: Federation, c
             seen = [(r.of(kind)[name]["accuracy"], -r.round) for r in evaluated if name in r.of(kind)]
             accuracy, negative = max(seen)
             out[name] = {**score, "best_accuracy": accuracy, "best_round": -negative}
+            if "perplexity" in score:
+                out[name]["best_perplexity"] = min(
+                    r.of(kind)[name]["perplexity"] for r in evaluated if name in r.of(kind)
+                )
         return out
 
     return {
@@ -214,7 +268,11 @@ def summarise(home: RunDirectory, method: Method, state: Any, fed: Federation, c
         "ensembles": best("ensemble"),
         **{key: found for key, found in personal.items() if found},
         "bytes": {way: sum(r.traffic.sent(way) for r in rounds) for way in WAYS},
+        "content": {
+            way: {kind: sum(r.traffic.content[way].get(kind, 0) for r in rounds) for kind in KINDS} for way in WAYS
+        },
         "seconds": round(sum(r.seconds["total"] for r in rounds), 3),
+        **_simulated(rounds),
         "failures": dict(sorted(failures.items())),
         "environment": {
             "python": platform.python_version(),

@@ -13,7 +13,7 @@ from .keys import short, show
 from .read import Run
 from .results import Comparison, Lines, Result, compared_results
 from .series import reached
-from .words import human_bytes, human_time
+from .words import human_bytes, human_count, human_time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,13 @@ class Row:
     worst_decile: Spread | None  # of the clients' own models
     rounds_to_target: Spread | None
     bytes_to_target: Spread | None
+    floats_to_target: Spread | None  # numbers sent, of any kind: Fed-ET's Table 3 counts parameters
+    hours_to_target: Spread | None  # by the simulated clock
     reached: int  # how many runs reached the target
     down: Spread | None
     up: Spread | None
     seconds: Spread | None
+    hours: Spread | None  # by the simulated clock
     failures: Spread | None
 
     @property
@@ -101,10 +104,13 @@ def _rows(group: Group, lines: Sequence[Lines], results: Sequence[Result], targe
                 worst_decile=Spread.of(_personal(run, "worst_decile") for run in group.runs) if own else None,
                 rounds_to_target=Spread.of(hit.rounds for hit in there),
                 bytes_to_target=Spread.of(hit.bytes for hit in there),
+                floats_to_target=Spread.of(hit.floats for hit in there),
+                hours_to_target=Spread.of(hit.hours for hit in there),
                 reached=len(there),
                 down=Spread.of(run.bytes("down") for run in group.runs),
                 up=Spread.of(run.bytes("up") for run in group.runs),
                 seconds=Spread.of(run.seconds for run in group.runs),
+                hours=Spread.of(_hours(run) for run in group.runs),
                 failures=Spread.of(run.failures for run in group.runs),
             )
         )
@@ -119,6 +125,12 @@ def _of_all(values: Sequence[float | None]) -> Spread | None:
 def _personal(run: Run, key: str) -> float | None:
     """A number about the clients' own models, from the last round that has it."""
     return next((r.own[key] for r in reversed(run.rounds) if key in r.own), None)
+
+
+def _hours(run: Run) -> float | None:
+    """Hours by the simulated clock, at the end of the last round."""
+    ends = [r.simulated["end_s"] / 3600 for r in run.rounds if "end_s" in r.simulated]
+    return ends[-1] if ends else None
 
 
 # ---- as text ----------------------------------------------------------------------------------------
@@ -143,18 +155,25 @@ def printed(rows: Sequence[Row], target: float | None = None, columns: Iterable[
     """
     told = columns if columns is not None else rows[0].group.settings if rows else ()
     settings = [k for k in told if k != "method.name"]
-    lost = any(row.failures and row.failures.mean for row in rows)
+    extra = Extra(
+        lost=any(row.failures and row.failures.mean for row in rows),
+        hours=any(row.hours for row in rows),
+        numbers=any(row.floats_to_target and row.floats_to_target.mean for row in rows),
+    )
     apart = {title: [row for row in rows if row.kind in kinds] for title, kinds in SECTIONS.items()}
-    return [_printed(title, own, target, settings, lost) for title, own in apart.items() if own]
+    return [_printed(title, own, target, settings, extra) for title, own in apart.items() if own]
 
 
-def _printed(title: str, rows: Sequence[Row], target: float | None, settings: Sequence[str], lost: bool) -> Printed:
+def _printed(title: str, rows: Sequence[Row], target: float | None, settings: Sequence[str], extra: "Extra") -> Printed:
     weighted, worst = any(row.last_weighted for row in rows), any(row.worst_decile for row in rows)
     accuracy = ["mean %", "best mean %"] if rows[0].kind == "own" else ["last %", "best %"]
     heads = ["method", *map(short, settings), "runs", "measured", accuracy[0], *(["weighted %"] if weighted else [])]
     heads += [accuracy[1], *(["worst tenth %"] if worst else [])]
-    heads += [f"rounds to {100 * target:g}%", f"bytes to {100 * target:g}%"] if target is not None else []
-    heads += ["down", "up", "time", *(["lost replies"] if lost else [])]
+    if target is not None:
+        what = ["rounds", "bytes", *(["numbers"] if extra.numbers else []), *(["hours"] if extra.hours else [])]
+        heads += [f"{unit} to {100 * target:g}%" for unit in what]
+    heads += ["down", "up", "time", *(["simulated hours"] if extra.hours else [])]
+    heads += ["lost replies"] if extra.lost else []
     cells, first = [], []
     for i, row in enumerate(rows):
         begins = i == 0 or rows[i - 1].group is not row.group
@@ -163,21 +182,37 @@ def _printed(title: str, rows: Sequence[Row], target: float | None, settings: Se
         text += [percent(row.last_weighted)] if weighted else []
         text += [percent(row.best), *([percent(row.worst_decile)] if worst else [])]
         if target is not None:
-            text += _target_cells(row)
+            text += _target_cells(row, extra)
         ends = [with_unit(row.down, human_bytes), with_unit(row.up, human_bytes), with_unit(row.seconds, human_time)]
-        ends += [f"{row.failures.mean:.3g}" if row.failures else ""] if lost else []
+        ends += [with_unit(row.hours, _figure)] if extra.hours else []
+        ends += [f"{row.failures.mean:.3g}" if row.failures else ""] if extra.lost else []
         cells.append(text + (ends if begins else [""] * len(ends)))
         first.append(begins)
     return Printed(title, heads, cells, first, len(settings) + 3)
 
 
-def _target_cells(row: Row) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class Extra:
+    """Columns that only some comparisons have."""
+
+    lost: bool  # lost replies
+    hours: bool  # simulated hours
+    numbers: bool  # how many numbers were sent until a target; runs of older versions did not count them
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _target_cells(row: Row, extra: Extra) -> list[str]:
+    more = [with_unit(row.floats_to_target, human_count)] if extra.numbers else []
+    more += [with_unit(row.hours_to_target, _figure)] if extra.hours else []
     if row.rounds_to_target is None:
-        return ["not reached" if row.measured else "", ""]
+        return ["not reached" if row.measured else "", "", *more]
     s, n = row.rounds_to_target, len(row.group.runs)
     part = "" if row.reached == n else f" ({row.reached} of {n})"
     std = f" ± {s.std:.1f}" if s.std is not None else ""
-    return [f"{s.mean:.3g}{std}{part}", with_unit(row.bytes_to_target, human_bytes)]
+    return [f"{s.mean:.3g}{std}{part}", with_unit(row.bytes_to_target, human_bytes), *more]
 
 
 def percent(value: Spread | None) -> str:

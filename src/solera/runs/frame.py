@@ -16,7 +16,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Row(NamedTuple):
-    """One number of one round of one run. The kinds are those of `record.Score`, "traffic" and "seconds"."""
+    """One number of one round of one run. The kinds are those of `record.Score`, "traffic", "seconds", "simulated"."""
 
     run: str  # its directory
     case: str  # of a sweep; otherwise the method
@@ -46,6 +46,10 @@ def _rows(run: Run) -> Iterator[Row]:
             yield Row(*first, "traffic", way, "bytes", r.traffic.sent(way))
             yield Row(*first, "traffic", way, "floats", r.traffic.floats[way])
             yield Row(*first, "traffic", way, "integers", r.traffic.integers[way])
+            for kind, count in r.traffic.content[way].items():
+                yield Row(*first, "traffic", way, f"{kind} bytes", count)
+        for what, value in r.simulated.items():
+            yield Row(*first, "simulated", what, "seconds" if what.endswith("_s") else "clients", value)
         for phase, seconds in r.seconds.items():
             yield Row(*first, "seconds", phase, "seconds", seconds)
 

@@ -12,7 +12,7 @@ from .read import SEED, Run
 # Settings that do not change a result: two runs that differ only in these and in the seed are one case.
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every"}
 NOT_COMPARED_TABLES = ("track.", "engine.")
-CHANGES_BITS = "engine.threads"  # the only setting of an engine that changes bits
+CHANGES_BITS = "engine.threads"  # a device changes bits, too, but not what is compared
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ KEYS = {
     "average": "averages",
     "validation": "validation",
     "stage": "personal_stages",
+    "diversity": "diversity",
 }
 JUDGED = ("model", "ensemble", "average", "validation")  # evaluated by the server: with accuracy and loss
 
@@ -38,6 +39,7 @@ class Score(NamedTuple):
     ensemble   of an ensemble of several models
     average    of an average of the clients' models before distillation
     validation of a model on the server's validation set, if run.stop uses it
+    diversity  of the members of an ensemble: how often two of them disagree, and their KL divergence
     own        of the clients' own models, each on its own test split: both means, the spread, how many were scored
     stage      the same at one stage of the round
     client     of one client's own model
@@ -56,6 +58,9 @@ class Traffic:
     bytes: dict[str, dict[str, int]]  # by way and task
     floats: dict[str, int]  # by way
     integers: dict[str, int]
+    content: dict[str, dict[str, int]] = dataclasses.field(  # bytes by way and kind: data, parameters, predictions
+        default_factory=lambda: {way: {} for way in WAYS}
+    )
 
     def sent(self, *ways: str) -> int:
         """The bytes sent in these directions; without arguments, in both."""
@@ -74,6 +79,7 @@ class RoundRecord:
     failures: list[dict[str, Any]]  # client, task and reason of every lost reply
     events: list[dict[str, Any]]  # kind and facts
     privacy: dict[str, Any] = dataclasses.field(default_factory=dict)  # the privacy budget spent, if there is one
+    simulated: dict[str, float] = dataclasses.field(default_factory=dict)  # by the simulated clock, if any
     cpu_s: float | None = None  # processor seconds of the server's process
 
     def of(self, kind: str) -> dict[str, dict[str, float]]:
@@ -102,14 +108,17 @@ class RoundRecord:
     def to_line(self) -> str:
         """The round as a line of metrics.jsonl, without the line break."""
         line: dict[str, Any] = {"round": self.round, **dataclasses.asdict(self.traffic), "cohort": self.cohort}
+        if not any(self.traffic.content.values()):  # of a line of version 0.1
+            del line["content"]
         if self.scores:
             line |= {KEYS[kind]: self.of(kind) for kind in ("model", "ensemble")}  # present in every evaluated round
-            line |= {KEYS[kind]: found for kind in ("average", "validation") if (found := self.of(kind))}
+            line |= {KEYS[kind]: found for kind in ("average", "validation", "diversity") if (found := self.of(kind))}
             line |= {"personal": self.own} if self.own else {}
             line |= {KEYS["stage"]: found} if (found := self.of("stage")) else {}
             each = {name: s["accuracy"] for name, s in self.of("client").items()}
             line |= {"personal_accuracies": each} if each else {}
         line["seconds"] = self.seconds
+        line |= {"simulated": self.simulated} if self.simulated else {}
         line |= {} if self.cpu_s is None else {"cpu_s": self.cpu_s}
         line |= {"privacy": self.privacy} if self.privacy else {}
         return json.dumps(line | {"failures": self.failures, "events": self.events})
@@ -133,15 +142,26 @@ class RoundRecord:
             cohort=whole(line.get("cohort", 0)),
             scores=list(_scores(line)),
             traffic=Traffic(
-                {way: {str(k): int(n) for k, n in (sent.get(way) or {}).items()} for way in WAYS},
-                *({way: int((line.get(key) or {}).get(way, 0)) for way in WAYS} for key in ("floats", "integers")),
+                _by_way(sent),
+                _totals(line.get("floats") or {}),
+                _totals(line.get("integers") or {}),
+                _by_way(line.get("content") or {}),
             ),
             seconds={str(k): duration(s) for k, s in (line.get("seconds") or {}).items()},
             failures=[f for f in line.get("failures") or [] if isinstance(f, dict)],
             events=[e for e in line.get("events") or [] if isinstance(e, dict)],
             privacy=dict(line.get("privacy") or {}),
+            simulated={str(k): duration(s) for k, s in (line.get("simulated") or {}).items()},
             cpu_s=None if cpu is None else duration(cpu),
         )
+
+
+def _by_way(table: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    return {way: {str(k): int(n) for k, n in (table.get(way) or {}).items()} for way in WAYS}
+
+
+def _totals(table: Mapping[str, Any]) -> dict[str, int]:
+    return {way: int(table.get(way, 0)) for way in WAYS}
 
 
 def _scores(line: Mapping[str, Any]) -> Iterator[Score]:
@@ -149,6 +169,8 @@ def _scores(line: Mapping[str, Any]) -> Iterator[Score]:
         for name, s in (line.get(KEYS[kind]) or {}).items():
             measured = {"accuracy": finite(s["accuracy"]), "loss": math.nan if s.get("loss") is None else s["loss"]}
             yield from scores(kind, str(name), {**s, **measured})
+    for name, s in (line.get(KEYS["diversity"]) or {}).items():
+        yield from scores("diversity", str(name), {metric: finite(value) for metric, value in s.items()})
     yield from _spread("own", OWN, line.get("personal") or {})
     for stage, spread in (line.get(KEYS["stage"]) or {}).items():
         yield from _spread("stage", str(stage), spread)

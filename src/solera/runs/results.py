@@ -24,7 +24,7 @@ from .groups import Group
 from .keys import show
 from .read import Run
 from .record import OWN
-from .series import Point
+from .series import Point, spent
 from .words import human_bytes
 
 WEIGHTED = "own models, weighted by samples"
@@ -75,9 +75,7 @@ def lines_of(run: Run) -> Lines:
     names = {name for r in run.rounds for name in r.of("model")}
     kind = _kinds(names, run.settings)
     found: Lines = {}
-    sent = 0
-    for r in run.rounds:
-        sent += r.traffic.sent()
+    for r, so_far in spent(run):
         scores = {Result(kind(n), n): s["accuracy"] for n, s in r.of("model").items()}
         scores |= {Result("ensemble", n): s["accuracy"] for n, s in r.of("ensemble").items()}
         own = r.own
@@ -85,7 +83,7 @@ def lines_of(run: Run) -> Lines:
             if metric in own:
                 scores[result] = own[metric]
         for result, accuracy in scores.items():
-            found.setdefault(result, []).append(Point(r.round, sent, accuracy))
+            found.setdefault(result, []).append(so_far.point(r.round, accuracy))
     return found
 
 
@@ -146,8 +144,8 @@ def _mean(lines: Sequence[Sequence[Point]]) -> list[Point]:
         for p in points:
             by_round.setdefault(p.round, []).append(p)
     return [
-        Point(t, same[0].bytes_so_far, statistics.fmean(p.accuracy for p in same))
-        for t, same in sorted(by_round.items())
+        same[0]._replace(accuracy=statistics.fmean(p.accuracy for p in same))
+        for _, same in sorted(by_round.items())
         if len(same) == len(lines)
     ]
 
@@ -186,6 +184,8 @@ def _left_out(found: Comparison) -> str | None:
 
 
 def _two_tests(found: Comparison) -> str | None:
+    if all(g.runs[0].settings.get("data.client_test") == "common" for g in found.groups):
+        return None  # clients' own models are judged on the whole test set, too
     kinds = {r.kind for i in range(len(found.groups)) for r in found.of(i)}
     if "own" not in kinds or not kinds & set(EVERYBODY):
         return None

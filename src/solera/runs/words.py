@@ -15,6 +15,15 @@ def human_bytes(n: float) -> str:
     return f"{n:.1f} TB"
 
 
+def human_count(n: float) -> str:
+    """12345678 as 12.3 M."""
+    for unit in ("", " k", " M"):
+        if n < 999.5:
+            return f"{n:.0f}{unit}" if not unit or n >= 99.95 else f"{n:.1f}{unit}"
+        n /= 1000
+    return f"{n:.1f} G"
+
+
 def human_time(seconds: float) -> str:
     """75 as 1 min 15 s."""
     if seconds < 9.95:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..config import RunConfig
 from ..data import PartitionConfig, PublicConfig, from_tensors
-from ..engines import engine_named
+from ..engines import EngineSettings, engine_named
 from ..federation import FederationConfig
 from ..method import Method
 from ..models import wrap
@@ -109,7 +109,9 @@ def toy_for(method: Method, **options: Any) -> Scenario:
     return toy(**{"models": models, **options})
 
 
-def run_toy(method: Method, out: pathlib.Path, engine: str = "inprocess", rounds: int = 3, **options: Any) -> Result:
+def run_toy(
+    method: Method, out: pathlib.Path, engine: str | EngineSettings = "inprocess", rounds: int = 3, **options: Any
+) -> Result:
     """A toy run of a method."""
     return simulate(
         toy_for(method, **options),
@@ -117,6 +119,6 @@ def run_toy(method: Method, out: pathlib.Path, engine: str = "inprocess", rounds
         out,
         RunConfig(rounds=rounds),
         FederationConfig(fraction=0.75),
-        engine_named(engine, workers=2),
+        engine_named(engine, workers=2) if isinstance(engine, str) else engine,
         resume=True,
     )

@@ -20,7 +20,7 @@ import solera as library
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
 from solera.config import load_config
-from solera.data import load
+from solera.data import load, tokenize
 from solera.data.unlabelled import read_samples
 from solera.errors import DataError, RunError
 from solera.inference.predict import predict
@@ -156,7 +156,7 @@ def test_the_run_s_own_test_set_gives_the_accuracy_of_the_run(run):
 
 def test_text(tmp_path):
     (tmp_path / "x.txt").write_text("a good film\na bad film\n")
-    names, tokens = read_samples(tmp_path / "x.txt", (16,), True)
+    names, tokens = read_samples(tmp_path / "x.txt", (16,), lambda texts: tokenize(texts, 16))
     assert (names, tuple(tokens.shape), tokens.dtype) == (["0", "1"], (2, 16), torch.int64)
     assert torch.equal(Input((16,), (), (), 1 << 20).prepare(tokens, 2, "x"), tokens)
     with pytest.raises(DataError, match="token ids"):

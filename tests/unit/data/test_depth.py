@@ -131,7 +131,7 @@ def test_samples_to_classify_and_public_images(tmp_path):
     task = from_tensors((np.stack([DEEP, DEEP]), [0, 1]), (np.stack([DEEP, DEEP]), [0, 1]), mean=(), std=())
     (tmp_path / "a.png").write_bytes(encoded(FLAT, "PNG"))
     (tmp_path / "b.png").write_bytes(encoded(DEEP, "PNG"))
-    names, samples = read_samples(tmp_path, (1, 2, 3), False)
+    names, samples = read_samples(tmp_path, (1, 2, 3), None)
     assert names == ["a.png", "b.png"]
     wanted = torch.stack([unit(FLAT), unit(DEEP)])[:, None]
     assert torch.allclose(task.prepare(samples), wanted, atol=1e-6)

@@ -20,6 +20,7 @@ KINDS = [
     {"kind": "classes"},
     {"kind": "user"},
     {"kind": "dirichlet", "variant": "block"},
+    {"kind": "dirichlet", "variant": "equal"},
     {"kind": "dirichlet", "variant": "class"},
     {"kind": "dirichlet", "variant": "client"},
 ]
@@ -421,3 +422,58 @@ def test_wrong_labels_and_numbers_are_refused():
         make(ten_classes(), users=torch.arange(3), kind="user")
     with pytest.raises(IndexError, match="client 20: there are 20"):
         make(ten_classes(), kind="iid").indices(20)
+
+
+# ---- FedDF's three divisions, and less data in the same one ------------------------------------------
+
+
+def test_equal_cuts_the_joined_lists_of_block_into_equal_parts():
+    """The authors' code: the lists one after the other, in the order of classes, cut anew. So whoever `block` gave more
+    than a part passes its last classes on to the next."""
+    labels = ten_classes(2003)
+    block = make(labels, clients=20, alpha=0.1, variant="block")
+    equal = make(labels, clients=20, alpha=0.1, variant="equal")
+    assert sorted(equal.sizes.unique().tolist()) == [100, 101]
+    assert int(block.sizes.max()) > 101
+    counts = class_counts(block, labels, 10)
+    joined = [(k, c) for k in range(20) for c in range(10) for _ in range(int(counts[k, c]))]
+    ends = [2003 * k // 20 for k in range(21)]
+    expected = torch.zeros(20, 10, dtype=torch.int64)
+    for k in range(20):
+        for _, c in joined[ends[k] : ends[k + 1]]:
+            expected[k, c] += 1
+    assert torch.equal(class_counts(equal, labels, 10), expected)
+    held = [set(block.indices(k).tolist()) for k in range(20)]
+    before = sum(int(s) for s in block.sizes[:3])
+    taken = set().union(*(set(equal.indices(k).tolist()) for k in range(20) if ends[k + 1] <= before))
+    assert taken <= held[0] | held[1] | held[2]
+
+
+def test_block_can_give_far_more_than_a_fair_share():
+    """What keeps a client from more is that it gets no later class; the class that fills it may be large."""
+    labels = torch.arange(45_000) % 10
+    sizes = make(labels, clients=100, alpha=0.1, seed=1).sizes
+    assert int(sizes.max()) > 1.5 * 450
+    assert int(sizes.min()) >= 225
+
+
+def test_a_fraction_keeps_part_of_each_client_in_the_same_partition():
+    labels = ten_classes(2000)
+    whole = make(labels, clients=7, alpha=1.0, kind="dirichlet")
+    half = make(labels, clients=7, alpha=1.0, kind="dirichlet", fraction=0.5)
+    assert half.sizes.tolist() == [int(n * 0.5 + 0.5) for n in whole.sizes.tolist()]
+    for k in range(7):
+        assert set(half.indices(k).tolist()) < set(whole.indices(k).tolist())
+    firsts = torch.cat([whole.indices(k)[: int(half.sizes[k])] for k in range(7)])
+    assert not torch.equal(half.order.sort().values, firsts.sort().values)  # drawn, not the first ones
+    tiny = make(labels, clients=7, alpha=1.0, fraction=1e-6)
+    assert tiny.sizes.tolist() == [1] * 7
+    by_user = make(labels, kind="user", users=torch.arange(2000) % 5, fraction=0.25)
+    assert by_user.names == ("0", "1", "2", "3", "4")
+    assert by_user.sizes.tolist() == [100] * 5
+
+
+@pytest.mark.parametrize("fraction", [0, 1.5, -0.1])
+def test_impossible_fractions(fraction):
+    with pytest.raises(ValueError, match="fraction"):
+        PartitionConfig(fraction=fraction)

@@ -423,7 +423,7 @@ def test_a_configuration_says_it_all_and_comes_back_equal():
     [
         ("method.quantise.bits=9", r"method.quantise.bits = 9: 1 to 8"),
         ("method.quantise.bit=1", r"did you mean 'method.quantise.bits'"),
-        ("method.quantise.mask=false", r"rounds no weight"),
+        ("method.quantise.activations=9", r"method.quantise.activations = 9: 1 to 8"),
         ("method.ensemble=median_prob", r"did you mean 'median_probs'"),
         ("method.swag.samples=-3", r"method.swag.samples = -3"),
     ],

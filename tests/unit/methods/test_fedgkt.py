@@ -423,3 +423,20 @@ def test_the_tower_s_start_depends_on_the_seed_alone(tmp_path):
 
 def test_contract_of_cached_features(tmp_path):
     check_method(FedGKT(partial="cached", server_hidden=16, server_layers=1), tmp_path, engines=())
+
+
+# ---- Fed-ET's Table 5: its server model, scored on the common test set ----------------------------------------
+
+
+def test_the_tower_can_be_fed_ets_server_model():
+    count = lambda m: sum(p.numel() for p in m.parameters())  # noqa: E731
+    top = tower((16, 32, 32), 10, 1, 1, "vgg19")
+    assert count(top) == 20_029_514 + 9 * 13 * 64  # the VGG-19 of the zoo, with 16 input channels instead of 3
+    assert top(torch.zeros(2, 16, 32, 32)).shape == (2, 10)
+    with pytest.raises(ValueError, match="takes feature maps"):
+        tower((8,), 10, 1, 1, "vgg19")
+
+
+def test_a_vgg_on_vectors_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="server_model = 'vgg19' takes feature maps"):
+        Site(tmp_path).run(dataclasses.replace(METHOD, server_model="vgg19"), 1)

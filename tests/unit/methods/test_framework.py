@@ -93,8 +93,7 @@ def weights(state, k: int = 0) -> dict:
 # ---- what it must not do, by name -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pipeline", ["strict", "eager"])
-def test_the_other_groups_train_while_the_teachers_are_asked(tmp_path, monkeypatch, pipeline):
+def test_the_other_groups_train_while_the_teachers_are_asked(tmp_path, monkeypatch):
     """Where the clients are only called after the teachers were asked, nothing overlaps (and no number tells)."""
     world, order = one_kind(tmp_path), []
     call, start = Ensemble.__call__, Cohort.start
@@ -105,7 +104,7 @@ def test_the_other_groups_train_while_the_teachers_are_asked(tmp_path, monkeypat
 
     monkeypatch.setattr(Cohort, "start", started)
     monkeypatch.setattr(Ensemble, "__call__", lambda self, x: order.append("asked") or call(self, x))
-    world.run(FedEED(LOCAL, FUSION, K=3, pipeline=pipeline), 2)
+    world.run(FedEED(LOCAL, FUSION, K=3, pipeline=True), 2)
     second = order[order.index([1, 2], 1) :]  # of the second round
     assert second[0] == [1, 2]
     assert set(second[1:-1]) == {"asked"}
@@ -488,36 +487,33 @@ def overlapping(out, pipeline, engine="inprocess", rounds=4, models=None, **sett
 def test_overlap_changes_no_bit(tmp_path, trainer):
     # The architecture with dropout is the second one: its student must not depend on who is distilled beside it.
     settings = {"local_trainer": LocalTrainer(trainer), "models": {"broad": wide, "deep": deep}}
-    off = overlapping(tmp_path / "off", "off", **settings)
-    for pipeline, engine in (("strict", "processes"), ("eager", "inprocess")):
-        found = overlapping(tmp_path / pipeline, pipeline, engine, **settings)
-        assert found.digest == off.digest, (pipeline, engine)
+    off = overlapping(tmp_path / "off", False, **settings)
+    for engine in ("processes", "inprocess"):
+        found = overlapping(tmp_path / engine, True, engine, **settings)
+        assert found.digest == off.digest, engine
         assert found.summary["models"]["deep"]["accuracy"] == off.summary["models"]["deep"]["accuracy"]
 
 
 def test_overlapping_rounds_report_the_designated_model_of_the_round_before_but_the_last(tmp_path):
-    def reported(pipeline, group):
-        overlapping(tmp_path / pipeline, pipeline)
-        return [m[group] for m in lines_of(tmp_path / pipeline)]
-
-    off, strict, eager = (reported(p, "models") for p in ("off", "strict", "eager"))
-    assert strict == eager
-    assert strict[1:-1] == off[:-2]
-    assert strict[-1] == off[-1]
-    off, strict = ([m["ensembles"] for m in lines_of(tmp_path / p)] for p in ("off", "strict"))
-    assert strict == off
+    for name, pipeline in (("off", False), ("on", True)):
+        overlapping(tmp_path / name, pipeline)
+    off, on = ([m["models"] for m in lines_of(tmp_path / name)] for name in ("off", "on"))
+    assert on[1:-1] == off[:-2]
+    assert on[-1] == off[-1]
+    off, on = ([m["ensembles"] for m in lines_of(tmp_path / name)] for name in ("off", "on"))
+    assert on == off
 
 
 def test_an_overlapping_run_goes_on_after_its_end_as_if_there_had_been_none(tmp_path):
     for rounds in (1, 3, 4):
-        stepwise = overlapping(tmp_path / "steps", "strict", rounds=rounds)
-    assert stepwise.digest == overlapping(tmp_path / "once", "off").digest
+        stepwise = overlapping(tmp_path / "steps", True, rounds=rounds)
+    assert stepwise.digest == overlapping(tmp_path / "once", False).digest
 
 
 def test_nothing_is_distilled_twice(tmp_path):
-    for pipeline in ("off", "strict", "eager"):
-        overlapping(tmp_path / pipeline, pipeline)
-        events = [e for m in lines_of(tmp_path / pipeline) for e in m["events"] if e["kind"] == "distilled"]
+    for pipeline in (False, True):
+        overlapping(tmp_path / str(pipeline), pipeline)
+        events = [e for m in lines_of(tmp_path / str(pipeline)) for e in m["events"] if e["kind"] == "distilled"]
         assert Counter((e["architecture"], e["of_round"]) for e in events) == {
             (P, t): 1 for P in ("deep", "wide") for t in range(4)
         }
@@ -525,8 +521,8 @@ def test_nothing_is_distilled_twice(tmp_path):
 
 def test_the_timeline_shows_what_overlaps(tmp_path):
     def spans(pipeline):
-        overlapping(tmp_path / pipeline, pipeline, "processes", rounds=2)
-        last = lines_of(tmp_path / pipeline)[-1]
+        overlapping(tmp_path / str(pipeline), pipeline, "processes", rounds=2)
+        last = lines_of(tmp_path / str(pipeline))[-1]
         events = [e for e in last["events"] if e["kind"] == "timeline"]
         others = next(e for e in events if e["what"] == "train" and "deep.1" in e["groups"])
         return (
@@ -535,18 +531,16 @@ def test_the_timeline_shows_what_overlaps(tmp_path):
             [e for e in events if "deep.0" in e.get("groups", ())],
         )
 
-    others, (distil,), (first,) = spans("off")
+    others, (distil,), (first,) = spans(False)
     assert distil["start"] >= max(others["end"], first["end"])
-    others, distil, (first,) = spans("strict")
+    others, distil, (first,) = spans(True)
     assert others["start"] <= distil[0]["start"] < distil[0]["end"] <= others["end"]
     assert first["start"] >= distil[0]["end"]
-    others, distil, (first,) = spans("eager")  # the first architecture does not wait for the student of the second
-    assert distil[0]["end"] <= first["start"] <= distil[1]["start"]
 
 
 def test_a_void_round_puts_the_distillation_off_once_more(tmp_path):
     def end(pipeline):
-        world, method = one_kind(tmp_path / pipeline), FedEED(LOCAL, FUSION, K=2, pipeline=pipeline)
+        world, method = one_kind(tmp_path / str(pipeline)), FedEED(LOCAL, FUSION, K=2, pipeline=pipeline)
         state = world.run(method, 2)[-1]
         world.fed.begin(2)
         data, world.data = world.data, dict.fromkeys(world.data)  # everybody fails
@@ -556,7 +550,7 @@ def test_a_void_round_puts_the_distillation_off_once_more(tmp_path):
         world.fed.begin(3)
         return digest(method.finish(method.round(state, world.fed, world.server), world.fed, world.server))
 
-    assert end("off") == end("strict") == end("eager")
+    assert end(False) == end(True)
 
 
 # ---- groups that are missing, and numbers that are not -------------------------------------------------
@@ -777,7 +771,7 @@ def test_secure_drops_every_group_of_which_one_client_is_left(tmp_path):
         (lambda: Framework(group_sizes=(1, 2, 3)), "group_sizes"),
         (lambda: Framework(group_sizes=(1, 0)), "group_sizes"),
         (lambda: Framework(group_sizes=(2, 1), schedule="strata"), "strata"),
-        (lambda: Framework(global_trainer=BASIC, pipeline="strict"), "pipeline"),
+        (lambda: Framework(global_trainer=BASIC, pipeline=True), "pipeline"),
         (lambda: Framework(ensemble_trainer=CLIENTS, secure=True), "secure.*ensemble_trainer.*individual"),
     ],
 )
@@ -857,7 +851,9 @@ def test_slots_are_filled_by_name():
         ({"ensemble_trainer": {"kind": "agregated"}}, "method.ensemble_trainer.kind.*did you mean 'aggregated'"),
         ({"ensemble_trainer": {"R": 0}}, "method.ensemble_trainer.R = 0"),
         ({"K": 0}, "method.K = 0"),
-        ({"pipeline": "strict", "global_trainer": {"kind": "basic"}}, "method.pipeline = 'strict'"),
+        ({"pipeline": True, "global_trainer": {"kind": "basic"}}, "method.pipeline = true: only designated"),
+        ({"pipeline": "eager"}, 'method.pipeline = "eager": this is now written true'),
+        ({"pipeline": "off"}, 'method.pipeline = "off": this is now written false'),
         ({"secure": True, "ensemble_trainer": {"kind": "clients"}}, "method.secure = true"),
     ],
 )
@@ -878,7 +874,7 @@ def test_a_new_combination_just_runs(tmp_path):
         K=2,
         local_trainer=LocalTrainer("scaffold"),
         ensemble_trainer=EnsembleTrainer(R=2, rule="confidence"),
-        pipeline="eager",
+        pipeline=True,
         secure=False,
     )
     check_method(method, tmp_path, engines=["processes"])
@@ -910,7 +906,7 @@ def test_own_objects_fill_slots_too(tmp_path):
 
 
 def test_the_ensemble_is_saved_and_predicts_as_it_was_measured(tmp_path):
-    result = overlapping(tmp_path, "off")
+    result = overlapping(tmp_path, False)
     scenario = toy()
     files = sorted((tmp_path / "models").glob("ensemble-*.safetensors"))
     assert len(files) == 2 * 2 * 2  # architectures, K, R

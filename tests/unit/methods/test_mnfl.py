@@ -635,6 +635,27 @@ def _columns_on_simplex(raw: torch.Tensor) -> torch.Tensor:
     return torch.stack(out, 1)
 
 
+@pytest.mark.parametrize("rule", ["sim", "topk"])
+def test_similar_parameters_give_more(tmp_path, rule):
+    world = alike(tmp_path)
+    end = world.run(MNFLParameters(LOCAL, rule=rule, k=2))[-1]
+    models = [trained(world, k, s) for k, s in zip(CLIENTS, world.seeds, strict=True)]
+    flat = torch.stack([torch.cat([p.detach().double().flatten() for p in m.parameters()]) for m in models])
+    cosine = torch.nn.functional.cosine_similarity(flat[:, None], flat[None], dim=-1)
+    if rule == "sim":
+        c = cosine - cosine.amin(0)
+        c = c / c.sum(0)
+    else:
+        c = torch.zeros(5, 5, dtype=torch.float64)
+        for n in range(5):
+            nearest = max((m for m in range(5) if m != n), key=lambda m: cosine[m, n])
+            c[n, n] = c[nearest, n] = 0.5
+    assert torch.allclose(end.c, c, rtol=0, atol=1e-9)
+    for n, k in enumerate(CLIENTS):
+        found = torch.cat([end.start[k][name].double().flatten() for name, _ in models[0].named_parameters()])
+        assert torch.allclose(found, c[:, n] @ flat, rtol=0, atol=1e-6)
+
+
 def test_the_wire_of_the_parameter_version_is_a_model_each_way(tmp_path):
     world = alike(tmp_path)
     world.run(MNFLParameters(LOCAL))

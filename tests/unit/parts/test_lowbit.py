@@ -18,6 +18,8 @@ from solera.parts.lowbit import (
     from_levels,
     pack,
     quantise,
+    quantise_activations,
+    round_activations,
     standardised,
     to_levels,
     unpack,
@@ -305,11 +307,87 @@ def test_impossible_numbers_of_bits(bits):
         LowBit(bits=bits)
 
 
-def test_settings_without_effect_are_refused():
-    for options in ({"training": "error_feedback"}, {"mask": False}, {"standardise": True}, {"skip_ends": True}):
-        with pytest.raises(ValueError, match="rounds no weight"):
-            LowBit(**options)
-        if options != {"mask": False}:
-            assert LowBit(bits=1, **options).bits == 1
+def test_error_feedback_has_no_mask():
     with pytest.raises(ValueError, match="only for training"):
         LowBit(bits=1, training="error_feedback", mask=False)
+
+
+# ---- activations ------------------------------------------------------------------------------------
+
+
+def test_activations_by_hand():
+    """One bit: the nearer end of the sample's range. Two bits: the nearest of 0, 1/3, 2/3 and 1 of it."""
+    a = torch.tensor([[0.0, 0.9, 1.1, 2.0], [-3.0, 0.0, 2.0, 3.0]])
+    assert quantise_activations(a, 1).tolist() == [[0.0, 0.0, 2.0, 2.0], [-3.0, -3.0, 3.0, 3.0]]
+    two = torch.tensor([[0.0, 2 / 3, 4 / 3, 2.0], [-3.0, 1.0, 1.0, 3.0]])
+    assert torch.allclose(quantise_activations(a, 2), two)
+    assert quantise_activations(torch.full((2, 3), 7.0), 1).tolist() == [[7.0] * 3] * 2
+
+
+def test_activations_of_a_sample_do_not_depend_on_the_others():
+    a = noise(6, 2, 3, 3)
+    together = quantise_activations(a, 3)
+    assert torch.equal(torch.cat([quantise_activations(one, 3) for one in a.split(1)]), together)
+    assert all(len(one.unique()) <= 8 for one in together)
+    step = (a.flatten(1).amax(1) - a.flatten(1).amin(1)) / 7
+    assert bool(((together - a).abs().flatten(1).amax(1) <= step / 2 * 1.0001).all())
+
+
+def two_layers() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False), nn.Linear(1, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        model[2].weight.copy_(torch.tensor([[3.0, 5.0]]))
+        model[3].weight.fill_(2.0)
+        model[3].bias.fill_(1.0)
+    return model
+
+
+def test_the_layers_after_the_first_get_rounded_inputs_and_straight_gradients():
+    """x = (0.9, 2): the first layer sees x itself; behind it 0.9 becomes 0 of the range [0.9, 2], that is 0.9."""
+    model, x = two_layers(), torch.tensor([[0.9, 2.0], [-1.0, 0.4]], requires_grad=True)
+    end = round_activations(model, LowBit(activations=1))
+    # second sample: ReLU gives (0, 0.4): both ends of its range
+    assert torch.allclose(model(x), torch.tensor([[2 * (3 * 0.9 + 5 * 2) + 1], [2 * 5 * 0.4 + 1]]))
+    three = torch.tensor([[0.9, 2.0, 1.2]])
+    wide = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False))
+    with torch.no_grad():
+        wide[0].weight.copy_(torch.eye(3))
+        wide[1].weight.copy_(torch.tensor([[1.0, 1.0, 10.0]]))
+    round_activations(wide, LowBit(activations=1))
+    assert wide(three).item() == pytest.approx(0.9 + 2 + 10 * 0.9)
+    wide(three).backward()
+    # through rounding as if it were not there: the gradient of the first weights is the outer product (1, 1, 10) x
+    assert torch.allclose(wide[0].weight.grad, torch.tensor([[1.0], [1.0], [10.0]]) * three)
+    # the second layer learns from what it was given
+    assert torch.allclose(wide[1].weight.grad, torch.tensor([[0.9, 2.0, 0.9]]))
+    end()
+    assert torch.equal(model(x), two_layers()(x))
+
+
+def test_skip_ends_leaves_the_last_input_alone():
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 4)), noise(5, 3)
+    plain = model(x)
+    end = round_activations(model, LowBit(bits=1, activations=1, skip_ends=True))
+    assert torch.equal(model(x), plain)
+    end()
+    round_activations(model, LowBit(bits=1, activations=1))
+    assert not torch.equal(model(x), plain)
+
+
+def test_training_sees_rounded_activations_and_leaves_no_hook():
+    (x, y), model = images(16), mlp(0)
+    cfg = LowBit(activations=1)
+    fit_coarse(model, x, y, Local(steps=1, batch=16, lr=0.1), 0, cfg)
+    by_hand = mlp(0)
+    hidden = by_hand[2](by_hand[1](by_hand[0](x)))
+    hi = hidden.detach().amax(1, keepdim=True)
+    lo = hidden.detach().amin(1, keepdim=True)
+    rounded = torch.where(hidden.detach() - lo >= (hi - lo) / 2, hi, lo)
+    loss = nn.functional.cross_entropy(by_hand[3](hidden + (rounded - hidden).detach()), y)
+    for p, g in zip(by_hand.parameters(), torch.autograd.grad(loss, list(by_hand.parameters())), strict=True):
+        with torch.no_grad():
+            p -= 0.1 * g
+    for name, p in model.named_parameters():
+        assert torch.allclose(p, by_hand.get_parameter(name), atol=1e-6)
+    assert not any(m._forward_pre_hooks for m in model.modules())

@@ -63,7 +63,7 @@ def test_resuming_leaves_it_ended_unless_the_rule_is_another(tmp_path):
 
 def test_a_method_with_work_at_the_end_does_it(tmp_path):
     """FedEED with overlap distils the last round in `finish`."""
-    method = small(FedEED(LOCAL, Distill(steps=6, batch=16), K=2, pipeline="strict"))
+    method = small(FedEED(LOCAL, Distill(steps=6, batch=16), K=2, pipeline=True))
     cut = run(tmp_path / "cut", EVERY_ROUND, method)
     short = run(tmp_path / "short", StopConfig(), method, rounds=1)
     assert cut.digest == short.digest

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from solera.cli.main import app
+from solera.content import KINDS
 from solera.method import About, Method, Model, find_method
 from solera.parts.local import Score
 from solera.runner.measure import _spread, first_if_all_void, measure, not_finite, traffic, why_unusable
@@ -98,8 +100,10 @@ def test_models_ensembles_and_averages_are_judged_by_accuracy_and_cross_entropy(
         (kind, name, metric)
         for kind, name in (("model", "m"), ("model", "sure"), ("ensemble", "both"), ("average", "one"))
         for metric in ("accuracy", "loss")
-    ]
-    for s in found:
+    ] + [("diversity", "both", metric) for metric in ("disagreement", "kl", "pairs")]
+    *judged, disagreement, kl, pairs = found
+    assert (disagreement.value, kl.value, pairs.value) == (0, 0, 1)  # twice the same model
+    for s in judged:
         assert s.value == pytest.approx((accuracy if s.metric == "accuracy" else loss)[s.name], abs=1e-5)
 
 
@@ -115,11 +119,13 @@ def test_a_personal_method_has_rows_for_all_own_models_and_for_each_client(tmp_p
 
 def test_traffic_is_counted_by_way_and_task():
     sent = {
-        "train": SimpleNamespace(bytes=10, floats=2, integers=1),
-        "ask": SimpleNamespace(bytes=5, floats=1, integers=0),
+        "train": SimpleNamespace(bytes=10, floats=2, integers=1, content=Counter(parameters=8)),
+        "ask": SimpleNamespace(bytes=5, floats=1, integers=0, content=Counter(predictions=4)),
     }
     found = traffic(SimpleNamespace(down=sent, up={}))
-    assert found == Traffic({"down": {"train": 10, "ask": 5}, "up": {}}, {"down": 3, "up": 0}, {"down": 1, "up": 0})
+    content = {"down": {"data": 0, "parameters": 8, "predictions": 4}, "up": dict.fromkeys(KINDS, 0)}
+    expected = {"down": {"train": 10, "ask": 5}, "up": {}}, {"down": 3, "up": 0}, {"down": 1, "up": 0}
+    assert found == Traffic(*expected, content)
 
 
 # ---- of any use -------------------------------------------------------------------------------------

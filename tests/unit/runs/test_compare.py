@@ -3,7 +3,7 @@
 import math
 
 from made_runs import line, make_run
-from solera.runs.compare import Spread, latex_text, plain_cell, rows_of
+from solera.runs.compare import Spread, latex_text, plain_cell, printed, rows_of
 from solera.runs.groups import group_runs
 from solera.runs.read import read_run
 
@@ -41,3 +41,22 @@ def test_text_for_latex_and_spreadsheets():
     assert latex_text("a_b & 50% {x} ± 1\\") == r"a\_b \& 50\% \{x\} $\pm$ 1\textbackslash{}"
     cells = ("=1+1", "@x", "-0.5", "+z", "ok", None)
     assert [plain_cell(t) for t in cells] == ["'=1+1", "'@x", "-0.5", "'+z", "ok", ""]
+
+
+def test_numbers_and_simulated_hours_to_a_target(tmp_path):
+    def rounds(hours):
+        return [
+            line(
+                t, {"mlp": a}, floats={"down": 30, "up": 20}, simulated={"end_s": 3600 * hours * (t + 1), "server_s": 1}
+            )
+            for t, a in enumerate([0.2, 0.5, 0.6])
+        ]
+
+    runs = [read_run(make_run(tmp_path / str(h), rounds=rounds(h), run__seed=h)) for h in (1, 3)]
+    rows = rows_of(group_runs(runs), 0.5)
+    assert (rows[0].floats_to_target.mean, rows[0].hours_to_target.mean, rows[0].hours.mean) == (100, 4, 6)
+    (table,) = printed(rows, 0.5)
+    cells = dict(zip(table.heads, table.cells[0], strict=True))
+    assert (cells["numbers to 50%"], cells["hours to 50%"], cells["simulated hours"]) == ("100", "4", "6")
+    (plain,) = printed(rows_of(group_runs([read_run(make_run(tmp_path / "plain"))]), 0.4), 0.4)
+    assert not {"numbers to 40%", "simulated hours"} & set(plain.heads)

@@ -27,3 +27,11 @@ def test_ensembles_and_own_models_are_series_too(tmp_path):
     found = series(read_run(make_run(tmp_path / "a", rounds=rounds)))
     assert [p.accuracy for p in found["ensemble teachers"]] == [0.6]
     assert [p.accuracy for p in found["own models"]] == [0.7]
+
+
+def test_numbers_and_hours_are_counted_up(tmp_path):
+    rounds = [
+        line(t, {"mlp": 0.1 * t}, floats={"down": 5, "up": 2}, simulated={"end_s": 1800.0 * (t + 1)}) for t in range(3)
+    ]
+    run = read_run(make_run(tmp_path / "a", rounds=rounds))
+    assert to_target(run, 0.2, "mlp") == Target(3, 450, 21, 1.5)

@@ -30,7 +30,7 @@ class CountedUpdate:
 
 def label_counts(client: Client) -> Tensor:
     """n_k^y: how many training samples of each label the client holds."""
-    return torch.bincount(client.train.labels, minlength=client.classes)
+    return torch.bincount(client.train.labels, minlength=client.classes).cpu()
 
 
 @task("train_and_count")

@@ -1,16 +1,20 @@
 """Defences against malicious clients, for methods that see individual models: large updates, models near chance."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
+
+from torch import nn
 
 from ...federation import Federation, Replies
+from ...parts.byzantine import chosen, squared_distances
 from ...parts.local import evaluate
 from ...parts.norms import parameter_names
 from ...parts.robust import clip_updates
 from ...parts.teachers import Frozen, drop_worst
 from ...server import Server
 from ...tensors import Weights
+from .averaging import borne
 from .fusion import side_by_side
 from .training import Update
 
@@ -56,6 +60,45 @@ def without_worst(
         if i not in kept:
             fed.reject(x, k, f"drop_worst: an accuracy of {scores[i]:.4f} on the validation samples")
     return {k: model for i, (k, model) in enumerate(models.items()) if i in kept}
+
+
+def teachers_of(
+    how: Literal["all", "krum", "multi_krum", "bulyan"],
+    models: dict[str, Frozen],
+    liars: int,
+    fed: Federation,
+    server: Server,
+) -> dict[str, Frozen]:
+    """The clients whose models teach: all, or in each architecture those that the rule chooses (parts/byzantine.py).
+
+    Who is not chosen still counts in the average, which has a rule of its own.
+    """
+    if how == "all":
+        return models
+    taught = set()
+    for A in server.architectures:
+        S = [k for k in models if fed.architecture(k) == A]
+        if S:
+            names = parameter_names(server.template(A))
+            distances = squared_distances([models[k].weights for k in S], names)
+            taught |= {S[i] for i in chosen(how, distances, borne(how, liars, S, fed, server))}
+    for k in models.keys() - taught:
+        server.event("teacher_left_out", client=k, rule=how)
+    return {k: model for k, model in models.items() if k in taught}
+
+
+def accuracy_votes(
+    models: Mapping[str, nn.Module], copies: list[float], fed: Federation, server: Server
+) -> list[float]:
+    """The teachers' weights: each one's accuracy on the server's validation set, as often as it was sampled.
+
+    If all are at 0 they count the same.
+    """
+    held_out = server.validation
+    assert held_out is not None  # `fits` has seen to it
+    jobs = [partial(evaluate, model, held_out.inputs, held_out.labels) for model in models.values()]
+    votes = [s.accuracy * n for s, n in zip(side_by_side(fed.seed, server, jobs), copies, strict=True)]
+    return votes if sum(votes) else copies
 
 
 def defences_problems(name: str, cfg: Defended, server: Server) -> Iterator[str]:

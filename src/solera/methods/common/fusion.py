@@ -14,7 +14,7 @@ from ...federation import Federation, Replies
 from ...parts.distill import Distill, Distilled, Loss, Memo, Validate, cached, distill, visits
 from ...parts.local import Diverged, Fitted, evaluate, logits_of
 from ...parts.norms import reestimate
-from ...parts.teachers import Cache, Frozen, Teacher, frozen, lowest_entropy
+from ...parts.teachers import Build, Cache, Frozen, Teacher, frozen, lowest_entropy
 from ...server import Server
 from ...task import Data
 from ...tensors import Weights, weights_of
@@ -60,6 +60,7 @@ def fuse(
         kind = "distill_diverged" if done.diverged else "distilled"
         outcome = {"steps": done.steps, "best_step": done.best_step, "loss": done.loss, "accuracy": done.accuracy}
         server.event(kind, **_named(g), **facts, **outcome)
+    server.worked(sum(done.steps for _, done in results) * min(cfg.batch, len(d)))
     return {g: weights for g, (weights, _) in zip(students, results, strict=True)}
 
 
@@ -108,11 +109,17 @@ def copies_of(clients: Iterable[str], fed: Federation) -> list[float]:
 
 
 def finite_models(
-    x: Replies, probe: Tensor, fed: Federation, server: Server, probed: str = "public samples"
+    x: Replies,
+    probe: Tensor,
+    fed: Federation,
+    server: Server,
+    probed: str = "public samples",
+    build: Build | None = None,
 ) -> dict[str, Frozen]:
-    """The uploaded models whose logits on `probe` are finite; the others are rejected."""
+    """The uploaded models whose logits on `probe` are finite; the others are rejected. `build` makes their modules, if
+    they answer otherwise than the server's."""
     uploads = [(fed.architecture(k), x[k].weights) for k in x]
-    models = dict(zip(x, frozen(uploads, server.model), strict=True))
+    models = dict(zip(x, frozen(uploads, build or server.model), strict=True))
     fine = side_by_side(fed.seed, server, [partial(answers_finitely, model, probe) for model in models.values()])
     for k, ok in zip(list(models), fine, strict=True):
         if not ok:
@@ -170,11 +177,11 @@ def accuracy_on(data: Data | None) -> Validate | None:
 
 
 def logits_problems(name: str, server: Server) -> Iterator[str]:
-    """Architectures whose output for a public sample is not one logit for each class."""
+    """Architectures whose output for a public sample is not one logit for each class (or token, at every position)."""
     for A in server.architectures:
         shape = tuple(logits_of(server.model(A, server.init(A)), server.public[torch.tensor([0])]).shape)
-        if shape != (1, server.num_classes):
-            yield f"{name}: {A!r} gives logits {shape} for one sample, not (1, {server.num_classes})"
+        if shape != (1, *server.answer):
+            yield f"{name}: {A!r} gives logits {shape} for one sample, not {(1, *server.answer)}"
 
 
 def top_problems(name: str, top: int | None, server: Server) -> Iterator[str]:
@@ -184,6 +191,8 @@ def top_problems(name: str, top: int | None, server: Server) -> Iterator[str]:
     most = len(server.public) if server.per_round is None else server.per_round
     if not 1 <= top <= most:
         yield f"{name}: low_entropy_top = {top}: a round has {most} public samples; keep 1 to {most}"
+    if server.positions is not None:
+        yield f"{name}: low_entropy_top selects samples by one prediction each; leave it out for causal-lm"
     if server.public.fresh:
         yield (
             f"{name}: low_entropy_top selects samples by the teachers' predictions, but samples change with every "

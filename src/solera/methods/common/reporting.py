@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...federation import Federation, Replies
 from ...parts.consensus import Weighting, agreement, confidence_weights
 from ...parts.local import logits_of
-from ...parts.teachers import Rule
+from ...parts.teachers import Build, Rule
 from ...server import Joint, Server
 from .fusion import side_by_side
 
@@ -25,14 +25,15 @@ def report_teachers(
     fed: Federation,
     server: Server,
     teacher: Joint | None = None,
+    build: Build | None = None,
 ) -> None:
     """Evaluate the ensemble of the teachers, and record how far they agree on the public samples d.
 
-    `teacher` is a user's own equation in the place of the rule.
+    `teacher` is a user's own equation in the place of the rule, `build` makes modules that answer as the clients' do.
     """
     members = [(fed.architecture(k), x[k].weights) for k in models]
     copies = [float(fed.copies.get(k, 1)) for k in models]
-    server.report_ensemble("teachers", members, rule, copies, names=list(models), teacher=teacher)
+    server.report_ensemble("teachers", members, rule, copies, names=list(models), teacher=teacher, build=build)
     note_teachers(models, d, fed, server)
 
 
@@ -44,12 +45,13 @@ def note_teachers(
     weights: Weighting = confidence_weights,
 ) -> None:
     """Write each teacher's confidence and how often it dissents into the round's metrics, for some of the samples d."""
-    some = d[:: max(1, len(d) // NOTED_SAMPLES)][:NOTED_SAMPLES]
+    count = -(-NOTED_SAMPLES // (server.positions or 1))  # of language models: every token is a prediction
+    some = d[:: max(1, len(d) // count)][:count]
     if len(some):
         inputs = server.public[some]
         logits = side_by_side(fed.seed, server, [partial(logits_of, model, inputs) for model in models.values()])
         copies = torch.tensor([fed.copies.get(k, 1) for k in models])
-        found = agreement(torch.stack(logits).double().softmax(-1), copies, weights)
+        found = agreement(torch.stack(logits).flatten(1, -2).double().softmax(-1), copies, weights)
         server.event(
             "teachers",
             clients=list(models)[:NOTED_TEACHERS],

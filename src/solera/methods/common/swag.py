@@ -8,7 +8,7 @@ from torch import Tensor
 from ...federation import Federation
 from ...parts.norms import parameter_names
 from ...parts.posterior import swag
-from ...parts.teachers import Frozen, frozen
+from ...parts.teachers import Build, Frozen, frozen
 from ...server import Server
 from ...settings import NonNegative, NonNegativeInt, Problem, settings
 from .fusion import with_statistics
@@ -31,12 +31,18 @@ class Swag:
 
 
 def drawn_around(
-    teachers: dict[str, Frozen], cfg: Swag, d: Tensor, fed: Federation, server: Server, report: str | None
+    teachers: dict[str, Frozen],
+    cfg: Swag,
+    d: Tensor,
+    fed: Federation,
+    server: Server,
+    report: str | None,
+    build: Build | None = None,
 ) -> dict[str, Frozen]:
     """The teachers, all of one architecture, together with or replaced by models sampled around them.
 
     The sampled models are untrained, so their BatchNorm statistics are estimated from public samples. `report` is the
-    rule by which the ensemble of all of them is evaluated.
+    rule by which the ensemble of all of them is evaluated; `build` makes modules that answer as the clients' do.
     """
     if cfg.samples == 0:
         return teachers
@@ -51,8 +57,8 @@ def drawn_around(
     joined |= {f"swag-{i}": weights for i, weights in enumerate(drawn)}
     members = [(A, weights) for weights in joined.values()]
     if report:
-        server.report_ensemble("swag", members, report)
-    return dict(zip(joined, frozen(members, server.model), strict=True))
+        server.report_ensemble("swag", members, report, build=build)
+    return dict(zip(joined, frozen(members, build or server.model), strict=True))
 
 
 def swag_problems(name: str, cfg: Swag, server: Server) -> Iterator[str]:

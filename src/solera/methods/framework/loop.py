@@ -34,6 +34,16 @@ class Aggregated(NamedTuple):
     history: list[list[Member]]
 
 
+def alike(history: list[list[Member]]) -> dict[str, list[list[int]]]:
+    """Members whose diversity is measured: the models of the newest round, and each model's checkpoints of R rounds."""
+    place = [(r, (m.architecture, m.group)) for r, members in enumerate(history) for m in members]
+    sets = {"models": [[i for i, (r, _) in enumerate(place) if r == len(history) - 1]]}
+    if len(history) > 1:
+        groups = dict.fromkeys(g for _, g in place)
+        sets["checkpoints"] = [[i for i, (_, own) in enumerate(place) if own == g] for g in groups]
+    return sets
+
+
 @register("framework")
 @dataclass(frozen=True)
 class Framework(Slots):
@@ -68,7 +78,7 @@ class Framework(Slots):
         return self.State(-1, nest(w), {}, nest(memory), [])
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
-        if self.pipeline != "off":
+        if self.pipeline:
             return overlapped(self, state, fed, server)
         w, clock = flat(state.models), Clock(server)  # w^g*_{t-1,k}
         cohort = self.cohort(fed, server, clock)  # S_{t,0}, ..., S_{t,K-1}
@@ -137,7 +147,7 @@ class Framework(Slots):
         members = [m for checkpoint in history for m in checkpoint]
         if self.report_ensemble and members:
             voices, shares = [(m.architecture, m.weights) for m in members], [m.share for m in members]
-            server.report_ensemble("ensemble", voices, self.ensemble_trainer.rule, shares)
+            server.report_ensemble("ensemble", voices, self.ensemble_trainer.rule, shares, alike=alike(history))
 
     # -- results --
 

@@ -1,8 +1,8 @@
-"""Clients train while the server distils (FedEED, appendix A.7): pipeline = "strict" or "eager".
+"""Clients train while the server distils (FedEED, appendix A.7): pipeline = true.
 
 Only the designated models wait for a distillation; the other groups can continue. So the loop is shifted by half a
 round: round t begins with the distillation of round t - 1 and ends with the aggregates of t. At a checkpoint no work is
-running. The last distillation comes at the end of the run. All updates have the same bits as with "off". A round
+running. The last distillation comes at the end of the run. All updates have the same bits as without overlap. A round
 reports the designated model of the round before, except the last round, which reports its own.
 """
 
@@ -26,11 +26,9 @@ def overlapped(framework: "Framework", state: "Framework.State", fed: Federation
     cohort.start(others, w, memory, framework.local)
     students = {(A, 0): student for A, student in state.pending.items()}
     lesson = framework.lesson(students, state.t, state.history, fed, server, clock)
-    together = [designated] if framework.pipeline == "strict" else [[groups] for groups in designated]
-    for batch in together:  # strict: all are distilled before the first continues; eager: each continues when ready
-        w |= lesson.teach({g: students[g] for (g,) in batch if g in students})
-        for groups in batch:
-            cohort.start(groups, w, memory, framework.local)
+    w |= lesson.teach(students)  # side by side, so all of them are ready at about the same time
+    for groups in designated:
+        cohort.start(groups, w, memory, framework.local)
     new = framework.aggregate(cohort, w, state, fed, server)
     x = w | new.w
     later = framework.students(x, new, fed, server)

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from ...method import Method, Traits
 from ...parts.distill import Distill
 from ...parts.local import Local
 from ...server import Server
-from ...settings import PositiveInt, Problem, Replaceable
+from ...settings import PositiveInt, Problem, Replaceable, Was
 from .ensemble_trainers import EnsembleTrainer
 from .global_trainers import GlobalTrainer
 from .groups import Schedule
 from .local_trainers import LocalTrainer
+
+# Earlier versions had two kinds of overlap, which gave the same bits.
+Pipeline = Annotated[bool, Was((("off", "false"), ("strict", "true"), ("eager", "true")))]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Slots(Method):
     K: PositiveInt = 2  # global models (of each architecture), each trained by a group of clients
     group_sizes: tuple[PositiveInt, ...] | None = None  # relative sizes of the groups; default: equal
     schedule: Schedule = "random"  # new random groups each round, or Fed-ensemble's strata
-    pipeline: Literal["off", "strict", "eager"] = "off"  # designated only: clients train while the server distils
+    pipeline: Pipeline = False  # designated only: clients train while the server distils
     secure: bool = False  # refuse what secure aggregation forbids: individual models, groups of one client
     save_ensemble: bool = False  # keep the round's client models, for inference; aggregates are always kept
     report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
@@ -38,8 +41,8 @@ class Slots(Method):
             yield f"group_sizes = {list(self.group_sizes)}: K = {self.K} sizes are needed"
         if self.group_sizes is not None and self.schedule == "strata":
             yield "group_sizes: strata are of equal size; leave it out, or set schedule = 'random'"
-        if self.pipeline != "off" and not self.global_trainer.designated:
-            yield f"pipeline = {self.pipeline!r}: only designated distillation leaves groups free to train"
+        if self.pipeline and not self.global_trainer.designated:
+            yield "pipeline = true: only designated distillation leaves groups free to train"
         if self.secure and self.needs_individual:
             yield f"secure = true: {', '.join(self.needs_individual)} needs individual client models"
 

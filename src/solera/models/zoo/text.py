@@ -52,7 +52,8 @@ def _real(tokens: Tensor, padding: int | None) -> Tensor:
     return torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
 
 
-def _check_text(name: str, shape: tuple[int, ...], vocabulary: int, padding: int | None) -> None:
+def check_text(name: str, shape: tuple[int, ...], vocabulary: int, padding: int | None) -> None:
+    """Refuse a shape that is not one of tokens, and a padding that is not one of them."""
     if len(shape) != 1:
         raise ConfigError(
             f"model {name!r} takes token sequences of shape (length,), not {shape}; for images use an image model"
@@ -69,7 +70,7 @@ def _check_text(name: str, shape: tuple[int, ...], vocabulary: int, padding: int
     notes="needs vocabulary, the number of token ids; embedding = 128",
 )
 def text_bag(shape: tuple[int, ...], vocabulary: int, embedding: int = 128, padding: int | None = 0) -> Body:
-    _check_text("text-bag", shape, vocabulary, padding)
+    check_text("text-bag", shape, vocabulary, padding)
     return MeanEmbedding(vocabulary, positive("embedding", embedding), padding), embedding
 
 
@@ -90,7 +91,7 @@ def lstm(
     dropout: float = 0.0,
     padding: int | None = 0,
 ) -> Body:
-    _check_text("lstm", shape, vocabulary, padding)
+    check_text("lstm", shape, vocabulary, padding)
     for option, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
         positive(option, value)
     rate = dropout_rate(dropout)

@@ -44,15 +44,15 @@ const whatControl = {
 function accuracyFigure(id, title, nav, xKey, xLabel, xText, tipHead, how) {
   return {
     id, title, nav, how,
-    has: (data) => data.groups.some((g) => g.lines.length),
+    has: (data) => data.groups.some((g) => g.lines.some((l) => l[xKey])),
     controls: [whatControl],
     draw(body, data, g, s, redraw) {
-      const lines = chosenLines(data, s).map((l) => ({ ...l, x: l.line[xKey], y: l.line.mean, low: l.line.low, high: l.line.high }));
-      lineChart(body, { lines, label: title, xLabel, xText, yText: level, tipText: percent, tipHead, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: xKey === "round", xFrom: xKey === "bytes" ? 0 : undefined, most: 1, exact: xKey === "round" });
+      const lines = chosenLines(data, s).filter((l) => l.line[xKey]).map((l) => ({ ...l, x: l.line[xKey], y: l.line.mean, low: l.line.low, high: l.line.high }));
+      lineChart(body, { lines, label: title, xLabel, xText, yText: level, tipText: percent, tipHead, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: xKey === "round", xFrom: xKey === "round" ? undefined : 0, most: 1, exact: xKey === "round" });
     },
     rows: (data) => ({
-      head: ["case", "line", "round", "bytes", "mean accuracy", "lowest", "highest", "runs"],
-      rows: data.groups.flatMap((g) => g.lines.flatMap((l) => l.round.map((t, i) => [g.label, nameOf(l), t, l.bytes[i], l.mean[i], l.low[i], l.high[i], l.runs[i]]))),
+      head: ["case", "line", "round", "bytes", "simulated hours", "mean accuracy", "lowest", "highest", "runs"],
+      rows: data.groups.flatMap((g) => g.lines.flatMap((l) => l.round.map((t, i) => [g.label, nameOf(l), t, l.bytes[i], l.hours ? l.hours[i] : "", l.mean[i], l.low[i], l.high[i], l.runs[i]]))),
     }),
   };
 }
@@ -64,6 +64,8 @@ const FIGURES = [
     (data) => `Share of the test set that is classified right after each round; clients' own models are judged on their own test splits.${bandWords(data)} The axis need not begin at zero.`),
   accuracyFigure("bytes", "Accuracy by traffic", "traffic", "bytes", "sent so far, down and up", bytes, (v) => `${bytes(v)} sent`,
     (data) => `The same accuracies over everything that was sent until then, in both directions, as exact message sizes: further left is cheaper.${bandWords(data)}`),
+  accuracyFigure("hours", "Accuracy by simulated hours", "hours", "hours", "hours by the simulated clock", (v) => `${v} h`, (v) => `${v.toFixed(2)} h`,
+    (data) => `The same accuracies over the hours that the run would have taken with clients as fast and as often available as federation.availability says. Cases without a clock are left out.${bandWords(data)}`),
   {
     id: "target", title: "Rounds and bytes to a target accuracy", nav: "target", wide: true,
     has: (data) => data.targets.rows.length > 0,
@@ -244,6 +246,39 @@ const FIGURES = [
     rows: (data, g) => ({ head: ["round", "what", "start s", "end s"], rows: g.timeline }),
   },
   {
+    id: "timetable", title: "Simulated timetable", nav: "timetable", per: true, wide: true,
+    has: (data, g) => g.timetable !== null,
+    how: () => "When each client worked and when the server trained, by the simulated clock: from the moment a client is there until its reply has arrived. With a pipeline, clients of other groups work while the server distils. At most 64 pieces of work of a round are kept.",
+    controls: [{ type: "slider", key: "from", label: "rounds from", follow: true, range: (data, g) => [g.timetable[0][0], g.timetable[g.timetable.length - 1][0]], initial: (data, g) => g.timetable[0][0], text: (data, i) => String(i) }],
+    draw(body, data, g, s) {
+      const spans = g.timetable.filter(([t]) => t >= s.from && t < s.from + 3);
+      const lanes = ["server", ...[...new Set(spans.map((v) => v[1]))].filter((k) => k !== "server").sort()];
+      const width = widthOf(body), left = Math.min(110, width * 0.25), lane = Math.max(9, Math.min(26, 420 / lanes.length)), bottom = 12 + lane * lanes.length;
+      const [begin, end] = [Math.min(...spans.map((v) => v[2])), Math.max(...spans.map((v) => v[3]))];
+      const holder = make("div", { class: "chart" });
+      body.append(holder);
+      const svg = frame(holder, this.title, width, bottom + 40), x = scale(begin, end, left, width - 12);
+      for (const v of ticks(begin, end, (width - left) / 90)) svg.append(draw("line", { class: "grid-line", x1: x(v), x2: x(v), y1: 10, y2: bottom }), draw("text", { x: x(v), y: bottom + 17, "text-anchor": "middle", text: `${v} h` }));
+      lanes.forEach((name, i) => { if (lane > 11 || i % 2 === 0) svg.append(draw("text", { x: left - 8, y: 12 + lane * (i + 0.5) + 4, "text-anchor": "end", text: name.length > 14 ? `${name.slice(0, 13)}…` : name })); });
+      for (const [t, who, start, stop] of spans) svg.append(draw("rect", { class: "span", x: x(start), y: 12 + lane * lanes.indexOf(who) + 1, width: Math.max(1.5, x(stop) - x(start)), height: lane - 2, rx: 2, fill: colour(who === "server" ? 1 : 0), opacity: t % 2 ? 0.9 : 0.55, onpointermove: (e) => showTip(e.clientX, e.clientY, `${who}, round ${t}`, [["from", `${start.toFixed(3)} h`], ["to", `${stop.toFixed(3)} h`]]), onpointerleave: hideTip }));
+      svg.append(draw("text", { x: (left + width) / 2, y: bottom + 34, "text-anchor": "middle", text: "simulated hours since the run began" }));
+    },
+    rows: (data, g) => ({ head: ["round", "who", "start h", "end h"], rows: g.timetable }),
+  },
+  {
+    id: "diversity", title: "Diversity of the ensemble", nav: "diversity", per: true, wide: true,
+    has: (data, g) => g.diversity !== null,
+    how: () => "How different the members are, on a sample of the test set, over all pairs. Left: the share of samples on which the first choices of two members differ. Right: their KL divergence in nats, mean of both directions. “models”: the global models of the round; “checkpoints”: one model's checkpoints of several rounds. An ensemble whose members become alike has nothing left to teach.",
+    draw(body, data, g, s, redraw) {
+      const [left, right] = sideBySide(body, 2);
+      const lines = (metric) => g.diversity.map((d, i) => ({ id: d.name, name: d.name, colour: colour(i), dash: DASHES[i % DASHES.length], shape: i, x: d.round, y: d[metric] }));
+      const how = { xLabel: "round", xText: String, tipHead: (v) => `round ${v}`, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: true, exact: true, height: 280 };
+      lineChart(left, { ...how, lines: lines("disagreement"), label: "pairs that disagree", yText: level, tipText: percent, most: 1 });
+      lineChart(right, { ...how, lines: lines("kl"), label: "KL divergence", yText: (v) => String(Math.round(v * 1000) / 1000), tipText: (v) => v.toFixed(4) });
+    },
+    rows: (data, g) => ({ head: ["ensemble", "round", "disagreement", "KL"], rows: g.diversity.flatMap((d) => d.round.map((t, i) => [d.name, t, d.disagreement[i], d.kl[i]])) }),
+  },
+  {
     id: "teachers", title: "Agreement and confidence of the teachers", nav: "teachers", per: true, wide: true,
     has: (data, g) => g.teachers !== null,
     how: (data, g) => `On a sample of the public data. Left: the share of teachers whose first choice is not the consensus (the dissenting set), the share of samples on which nobody dissents, and, for Fed-ET, the weight of the dissenters. Right: each teacher's mean weight when teachers count by their confidence (Fed-ET's rule, whatever the method itself uses): blue counts for more than an equal share, orange for less, empty did not teach that round.${g.teachers.left_out ? ` ${g.teachers.left_out} teachers are not shown.` : ""}`,
@@ -279,6 +314,16 @@ const FIGURES = [
       const item = this.item(g, s);
       return item.matrix ? { head: ["true class", ...item.matrix.map((_, c) => `taken for ${c}`)], rows: item.matrix.map((r, c) => [c, ...r]) } : { head: ["class", "right", "of"], rows: item.right.map((r, c) => [c, r, item.total[c]]) };
     },
+  },
+  {
+    id: "content", title: "Traffic by content", nav: "content", wide: true,
+    has: (data) => data.groups.some((g) => g.content),
+    how: () => "What a run sent in both directions, mean over seeds: public samples (only where clients do not hold them), parameters of models, predictions. Indices and headers are left out.",
+    draw(body, data, g, s, redraw) {
+      const bars = data.groups.filter((v) => v.content).map((v) => ({ name: v.label, of: v.content }));
+      stackedBars(body, { parts: [["data", "data"], ["parameters", "parameters"], ["predictions", "predictions"]], bars, text: bytes, hidden: s.hidden, toggled: toggler(s, redraw), label: this.title });
+    },
+    rows: (data) => ({ head: ["case", "data bytes", "parameters bytes", "predictions bytes"], rows: data.groups.filter((g) => g.content).map((g) => [g.label, g.content.data || 0, g.content.parameters || 0, g.content.predictions || 0]) }),
   },
   {
     id: "seconds", title: "Seconds by phase", nav: "time", wide: true,

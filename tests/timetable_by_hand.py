@@ -1,15 +1,11 @@
-"""The time that overlap saves: when clients train and the server distils, for constant times and given availability.
-
-A calculation, not a measurement: it reproduces the two cases of FedEED's appendix A.7. The times of a real run are in
-its events of kind "timeline".
-"""
+"""The two cases of FedEED's appendix A.7, worked out for constant times: what the simulated clock is compared with."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Pipeline = Literal["off", "strict", "eager"]
+Pipeline = Literal["off", "strict"]
 Availability = Literal["always", "uniform"]
 
 
@@ -25,31 +21,25 @@ class Span:
 
 
 def schedule(
-    rounds: int,
-    groups: Sequence[int],
+    groups_by_round: Sequence[Sequence[int]],
     client_s: float,
     server_s: float,
     pipeline: Pipeline = "off",
     available: Availability = "always",
     period_s: float = 0.0,
 ) -> list[Span]:
-    """Every piece of work of a run with designated distillation; client i always works for group `groups[i]`.
+    """Every piece of work of a run with designated distillation; client i works for group `groups_by_round[t][i]`.
 
     When round t + 1 of a group may begin:
         off       when the distillation of round t is over
         strict    the designated group (0) as with off; the others when all clients of round t have replied
-        eager     the designated group as with off; each other group when its own clients of round t have replied
     A client does one piece of work at a time. With `available = "uniform"` it can start only once every `period_s`;
     these times are evenly spread over the clients.
     """
-    if available == "uniform" and not period_s > 0:
-        raise ValueError(f"period_s = {period_s}: the time between two visits of a client must be positive")
-    if not groups or 0 not in groups:
-        raise ValueError(f"group 0 is the designated one and needs a client: {list(groups)}")
-    n = len(groups)
-    free, ready = [0.0] * n, dict.fromkeys(groups, 0.0)
+    n = len(groups_by_round[0])
+    free, ready = [0.0] * n, dict.fromkeys(groups_by_round[0], 0.0)
     server_free, spans = 0.0, []
-    for t in range(rounds):
+    for t, groups in enumerate(groups_by_round):
         done = dict.fromkeys(groups, 0.0)
         for i, k in enumerate(groups):
             start = max(ready[k], free[i])
@@ -62,14 +52,14 @@ def schedule(
         start = max(everyone, server_free)
         server_free = start + server_s
         spans.append(Span(t, 0, None, start, server_free))
-        ready = {k: _ready(k, pipeline, done[k], everyone, server_free) for k in ready}
+        ready = {k: _ready(k, pipeline, everyone, server_free) for k in ready}
     return spans
 
 
-def _ready(k: int, pipeline: Pipeline, own: float, everyone: float, distilled: float) -> float:
+def _ready(k: int, pipeline: Pipeline, everyone: float, distilled: float) -> float:
     if k == 0 or pipeline == "off":
         return distilled
-    return everyone if pipeline == "strict" else own
+    return everyone
 
 
 def _next_visit(earliest: float, offset: float, period: float) -> float:

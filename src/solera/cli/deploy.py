@@ -1,0 +1,222 @@
+"""`solera deploy`: a federation on a real network, through Flower."""
+
+import importlib.util
+import json as json_
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError, SoleraError
+from .errors import EXIT_CODES, Debug, Json, reported
+from .output import print_json
+
+app = typer.Typer(
+    help="""Run a federation of real sites over a network, with Flower, TLS and authentication.
+
+    Example: [bold]solera deploy init hospitals.toml -o deployment[/bold] writes folders for all parties.""",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    epilog=EXIT_CODES,
+)
+ServerFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Without TLS and authentication: on this machine only, to try things out.")
+]
+
+
+class DeploymentFailed(SoleraError):
+    """A run on a network that did not come to its end."""
+
+    exit_code = 4
+
+
+def _needs_flower() -> None:
+    if missing := [name for name in ("flwr", "cryptography") if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"a deployment needs {missing[0]}: pip install 'solera[flower]'")
+
+
+def _say() -> None:
+    """Show what the library logs, with the time."""
+    log, handler = logging.getLogger("solera"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
+@app.command(epilog=EXIT_CODES)
+@reported
+def init(
+    config: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A configuration with a table for each site.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")] = Path("deployment"),
+    address: Annotated[str, typer.Option(help="Where the server listens, HOST:PORT.")] = "127.0.0.1:8000",
+    host: Annotated[
+        list[str] | None, typer.Option(help="Another name or address under which sites reach it. Repeatable.")
+    ] = None,
+    systemd: Annotated[bool, typer.Option("--systemd", help="Also write systemd units.")] = False,
+    compose: Annotated[bool, typer.Option("--compose", help="Also write a compose file.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a folder for the server and one for each site: configuration, certificates, keys, commands.
+
+    Example: [bold]solera deploy init hospitals.toml --address 10.0.0.5:8000 -o deployment[/bold]
+    """
+    _needs_flower()
+    from ..deploy.init import init as write
+
+    sites = write(config, out, address, host or [], systemd, compose)
+    typer.echo(f"{out}: the server and {len(sites)} sites ({', '.join(sites)}); {out / 'README.md'} says how to go on")
+
+
+@app.command(epilog=EXIT_CODES)
+@reported
+def renew(
+    folder: Annotated[Path, typer.Argument(metavar="DEPLOYMENT", help="The folder that `init` has written.")],
+    host: Annotated[list[str] | None, typer.Option(help="Another name or address of the server. Repeatable.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Make a new certificate for the server. Sites need nothing new.
+
+    Example: [bold]solera deploy renew deployment[/bold]
+    """
+    _needs_flower()
+    from ..deploy.init import renew as write
+
+    typer.echo(f"server.crt is valid until {write(folder, host or [])}; restart the server")
+
+
+@app.command(epilog=EXIT_CODES)
+@reported
+def server(
+    folder: ServerFolder,
+    address: Annotated[str | None, typer.Option(help="Where to listen, HOST:PORT. Default: in deploy.toml.")] = None,
+    insecure: Insecure = False,
+    debug: Debug = False,
+) -> None:
+    """Run the server until it is stopped: a Flower SuperLink with TLS, known keys only, and a database.
+
+    Example: [bold]solera deploy server deployment/server[/bold]
+    """
+    _needs_flower()
+    from ..deploy.commands import serve
+
+    _say()
+    serve(folder, address, insecure)
+
+
+@app.command(epilog=EXIT_CODES)
+@reported
+def client(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="This site's folder.")],
+    server: Annotated[str | None, typer.Option(help="Where the server is, HOST:PORT. Default: in deploy.toml.")] = None,
+    insecure: Insecure = False,
+    debug: Debug = False,
+) -> None:
+    """Run this site's node until it is stopped. It connects to the server and opens no port to others.
+
+    Example: [bold]solera deploy client deployment/sites/hospital-a[/bold]
+    """
+    _needs_flower()
+    from ..deploy.commands import attend
+
+    _say()
+    attend(folder, server, insecure)
+
+
+@app.command(epilog=EXIT_CODES)
+@reported
+def submit(
+    folder: ServerFolder,
+    name: Annotated[str, typer.Option(help="The run's name: its directory is FOLDER/runs/NAME.")] = "run",
+    config: Annotated[str, typer.Option(help="The configuration, a file in FOLDER.")] = "server.toml",
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="With --wait: for at most so many seconds.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Begin a run on the server, or go on with the one of that name.
+
+    Example: [bold]solera deploy submit deployment/server --name first --wait[/bold]
+    """
+    _needs_flower()
+    from ..deploy.commands import logs as lines
+    from ..deploy.commands import submit as send
+    from ..deploy.commands import wait_for
+
+    run = send(folder, name, config)
+    outcome: dict[str, Any] = {"name": run.name, "id": run.id, "out": str(run.out)}
+    if wait:
+        outcome["status"] = wait_for(folder, run, timeout)
+        summary = run.out / "summary.json"
+        if outcome["status"] != "finished:completed" or not summary.is_file():
+            last = [line["says"] for line in lines(folder, 50) if line.get("level") in ("error", "warning")]
+            raise DeploymentFailed(
+                f"the run {name} ended as {outcome['status']}: {last[-1] if last else 'see solera deploy logs'}"
+            )
+        outcome["digest"] = json_.loads(summary.read_text())["digest"]
+    if json:
+        print_json(outcome)
+    else:
+        typer.echo(f"{run.out}: {outcome.get('status', 'submitted')}{_digest(outcome)}")
+
+
+def _digest(outcome: dict[str, Any]) -> str:
+    return f", digest {outcome['digest'][:16]}" if "digest" in outcome else ""
+
+
+@app.command(epilog=EXIT_CODES)
+@reported
+def status(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
+    """Show who is connected, and how far runs are.
+
+    Example: [bold]solera deploy status deployment/server[/bold]
+    """
+    _needs_flower()
+    from ..deploy.commands import status as look
+
+    found = look(folder)
+    if json:
+        print_json(found)
+        return
+    typer.echo(f"server at {found['address']}: {'reachable' if found['reachable'] else 'not reachable'}")
+    for node in found["nodes"]:
+        typer.echo(f"  node {node.get('node-id')}: {node.get('status')}")
+    for run, rounds in found["directories"].items():
+        typer.echo(f"  run {run}: {rounds} rounds done")
+
+
+@app.command(epilog=EXIT_CODES)
+@reported
+def logs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the server or of a site.")],
+    last: Annotated[int, typer.Option("--last", "-n", help="How many lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a server or a site has logged; at a site, also what it was asked and how many bytes left it.
+
+    Example: [bold]solera deploy logs deployment/sites/hospital-a[/bold]
+    """
+    from ..deploy.commands import logs as lines
+
+    seen: set[str] = set()
+    while True:
+        for line in lines(folder, last):
+            key = json_.dumps(line)
+            if key not in seen:
+                seen.add(key)
+                typer.echo(key if json else _text(line))
+        if not follow:
+            return
+        time.sleep(1.0)
+
+
+def _text(line: dict[str, Any]) -> str:
+    if line.get("log") == "asked":
+        said = f"asked for {line.get('task')}, {line.get('bytes_in')} bytes in, {line.get('bytes_out')} bytes out, "
+        return f"{line.get('time')} {line.get('seconds')} s: {said}{line.get('outcome')}"
+    return f"{line.get('time')} {line.get('level', '')} {line.get('says', '')}"

@@ -1,0 +1,255 @@
+"""What `engine.device` and the settings beside it come to on this machine.
+
+`compute_of` reads them from the settings of any engine and refuses, before any work, what is not here. What comes out
+is a `Compute`: the devices by name, and the `Placement` of each worker. An engine asks it for `place(worker)` in the
+worker's own process.
+
+Nothing here opens a device in this process. Worker processes are forked, and a process that was forked from one with an
+open CUDA context cannot have its own. So a child process is sent to look.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Gt, Le
+
+from .devices import TRICKS, Placement, Precision, device_memory
+from .errors import ConfigError
+from .settings import show
+
+AUTO, CPU = "auto", "cpu"
+Share = Annotated[float, Gt(0), Le(1)]
+LOOK_S = 60.0  # the first look at a device loads its driver
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One device of this machine."""
+
+    name: str  # as torch calls it: "cuda:0"
+    title: str
+    memory: int | None = None  # bytes
+    precisions: tuple[str, ...] = ("float32",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """Where and how a run computes. `devices` has the name of every device that it uses."""
+
+    devices: tuple[str, ...] = (CPU,)
+    per_device: int = 1
+    precision: Precision = "float32"
+    deterministic: bool = True
+    resident: float = 0.5
+
+    @property
+    def kind(self) -> str:
+        """Of the devices: "cpu", "cuda"."""
+        return self.devices[0].partition(":")[0]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether there is no other device."""
+        return self.kind == CPU
+
+    @property
+    def at_once(self) -> int | None:
+        """Clients at once on all devices together; on the CPU that is not decided here."""
+        return None if self.on_cpu else len(self.devices) * self.per_device
+
+    def device_of(self, worker: int = 0) -> str:
+        """The device of a worker by its number: they take turns. The server is on the first."""
+        return self.devices[worker % len(self.devices)]
+
+    def place(self, worker: int = 0) -> Placement:
+        """The place of a worker. Ask in its own process, after the fork: it is of no use to another."""
+        device = self.device_of(worker)
+        sharing = self.per_device + (device == self.devices[0])  # the server is there, too
+        return Placement(device, self.resident / sharing, self.precision, self.deterministic)
+
+    def facts(self) -> dict[str, Any]:
+        """What the bits of a result depend on. On the CPU that is nothing here."""
+        if self.on_cpu:
+            return {}
+        return {
+            "device": self.kind,
+            "precision": self.precision,
+            "deterministic": self.deterministic,
+        }
+
+
+def compute_of(engine: Any) -> Compute:
+    """What the settings of an engine say about devices. One that has none of these settings computes on the CPU."""
+    told = {f.name: getattr(engine, f.name) for f in dataclasses.fields(Compute)[1:] if hasattr(engine, f.name)}
+    compute = Compute(_devices(str(getattr(engine, "device", CPU))), **told)
+    _check_precision(compute)
+    _check_workers(compute, getattr(engine, "workers", 0))
+    if compute.kind == "cuda" and compute.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a context is opened
+    return compute
+
+
+def resolved(engine: Any) -> Any:
+    """The same settings with the kind of device that "auto" stands for here: a run is continued on the same kind."""
+    if getattr(engine, "device", None) != AUTO:
+        return engine
+    return dataclasses.replace(engine, device=compute_of(engine).kind)
+
+
+def _devices(asked: str) -> tuple[str, ...]:
+    """The names of the devices that are asked for; refused if one is not here."""
+    if asked == AUTO:
+        return next((tuple(d.name for d in there) for kind, there in found().items() if FINDERS[kind].auto), (CPU,))
+    if not (match := re.fullmatch(r"([a-z]+)(?::([0-9]+(?:,[0-9]+)*))?", asked)):
+        raise ConfigError(f'engine.device = {show(asked)}: expected "auto", "cpu", "cuda", "cuda:0,1" or "mps"')
+    kind, listed = match[1], match[2]
+    if kind not in TRICKS:
+        raise ConfigError(f"engine.device = {show(asked)}: no such kind of device; there is auto, {', '.join(TRICKS)}")
+    if kind == CPU:
+        if listed is not None:
+            raise ConfigError(f'engine.device = {show(asked)}: the CPU has no number; write "cpu"')
+        return (CPU,)
+    there = found().get(kind, [])
+    if not there:
+        raise ConfigError(f'engine.device = {show(asked)}: {_why_not(kind)}; set engine.device = "cpu" or "auto"')
+    if listed is None:
+        return tuple(d.name for d in there)
+    numbers = [int(n) for n in listed.split(",")]
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"engine.device = {show(asked)}: a device is named twice; raise engine.per_device instead")
+    if missing := [n for n in numbers if n >= len(there)]:
+        has = f"{len(there)} device{'s' * (len(there) > 1)} of that kind, {kind}:0"
+        has += f" to {kind}:{len(there) - 1}" if len(there) > 1 else ""
+        raise ConfigError(f"engine.device = {show(asked)}: there is no {kind}:{missing[0]}; this machine has {has}")
+    return tuple(there[n].name for n in numbers)
+
+
+def _why_not(kind: str) -> str:
+    if not FINDERS[kind].built():
+        return f"this torch ({torch.__version__}) is built without {kind}"
+    return f"no {kind} device is here, or its driver does not answer"
+
+
+def _check_precision(compute: Compute) -> None:
+    precision = compute.precision
+    if precision == "float32":
+        return
+    if compute.on_cpu:
+        raise ConfigError(f'engine.precision = {show(precision)}: on the CPU everything is "float32"; leave it out')
+    for device in (d for d in found()[compute.kind] if d.name in compute.devices):
+        if precision not in device.precisions:
+            has = ", ".join(device.precisions)
+            raise ConfigError(f"engine.precision = {show(precision)}: {device.name} ({device.title}) has {has}")
+
+
+def _check_workers(compute: Compute, workers: int) -> None:
+    most = compute.at_once
+    if most is not None and workers > most:
+        needed = -(-workers // len(compute.devices))
+        raise ConfigError(
+            f"engine.workers = {workers}: {', '.join(compute.devices)} with engine.per_device = {compute.per_device} "
+            f"takes {most} at once; set engine.per_device = {needed}, or leave engine.workers out"
+        )
+
+
+def check_fork(compute: Compute) -> None:
+    """Refuse to fork workers for a device that this process has opened: they could not open it again."""
+    if compute.on_cpu or not getattr(torch.get_device_module(compute.kind), "is_initialized", lambda: False)():
+        return
+    raise ConfigError(
+        f"this program has used {compute.kind} already, and processes forked from it cannot: start the run first, in a "
+        "process of its own (solera run), or set engine.name = 'inprocess'"
+    )
+
+
+# ---- what is here -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Finder:
+    """How the devices of one kind are found. `built`: whether torch can have any at all, known without asking one."""
+
+    built: Callable[[], bool]
+    look: Callable[[], list[Device]]
+    auto: bool = True  # whether "auto" takes one
+    elsewhere: bool = True  # whether looking opens it, so that a child process has to look
+
+
+def _cuda() -> list[Device]:
+    there = []
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        about = torch.cuda.get_device_properties(i)
+        newer = ("tf32", "bf16") if about.major >= 8 else ()
+        there.append(Device(f"cuda:{i}", about.name, about.total_memory, ("float32", *newer, "fp16")))
+    return there
+
+
+def _mps() -> list[Device]:
+    if not torch.backends.mps.is_available():
+        return []
+    return [Device("mps", "Apple GPU", device_memory(torch.device("mps")), ("float32", "bf16", "fp16"))]
+
+
+def _xpu() -> list[Device]:
+    there = []
+    for i in range(torch.xpu.device_count() if torch.xpu.is_available() else 0):
+        about = torch.xpu.get_device_properties(i)
+        there.append(Device(f"xpu:{i}", about.name, about.total_memory, ("float32", "bf16", "fp16")))
+    return there
+
+
+FINDERS: dict[str, Finder] = {
+    "cuda": Finder(torch.backends.cuda.is_built, _cuda),
+    "mps": Finder(torch.backends.mps.is_built, _mps, elsewhere=False),
+    "xpu": Finder(torch.xpu._is_compiled, _xpu),
+}
+
+
+def found() -> dict[str, list[Device]]:
+    """The devices of this machine besides the CPU, by kind; kinds that it has none of are left out."""
+    there = {kind: _found(kind) for kind in FINDERS}
+    return {kind: devices for kind, devices in there.items() if devices}
+
+
+@functools.cache
+def _found(kind: str) -> list[Device]:
+    finder = FINDERS[kind]
+    if not finder.built():
+        return []
+    if not finder.elsewhere or sys.platform != "linux":
+        return finder.look()
+    return [Device(**{**d, "precisions": tuple(d["precisions"])}) for d in _in_a_child(finder.look)]
+
+
+def _in_a_child(look: Callable[[], list[Device]]) -> list[dict[str, Any]]:
+    """What a forked process sees; nothing if it does not answer in time."""
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(w, json.dumps([dataclasses.asdict(d) for d in look()]).encode())
+        finally:
+            os._exit(0)
+    os.close(w)
+    with contextlib.ExitStack() as after:
+        after.callback(os.waitpid, pid, 0)
+        after.callback(os.kill, pid, signal.SIGKILL)
+        after.callback(os.close, r)
+        return json.loads(b"".join(_answer(r)) or b"[]")
+
+
+def _answer(handle: int) -> Iterator[bytes]:
+    while select.select([handle], [], [], LOOK_S)[0]:
+        if not (piece := os.read(handle, 1 << 16)):
+            return
+        yield piece

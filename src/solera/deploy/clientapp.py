@@ -1,0 +1,22 @@
+"""The app of a site's node: one query, and always a reply."""
+
+import os
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from .journal import keep_journal
+from .programs import FOLDER
+
+app = ClientApp()
+
+
+@app.query("call")
+def call(message: Message, context: Context) -> Message:
+    """Answer what the server asks."""
+    from .site import OwnSite, answer
+
+    folder = Path(os.environ[FOLDER])
+    keep_journal(folder / "log" / "site.jsonl")
+    return Message(answer(message.content, OwnSite(folder)), reply_to=message)

@@ -1,0 +1,205 @@
+"""The server's program: greets the sites, then runs the method on them as on any other clients."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..compute import compute_of
+from ..config import Config, load_config, to_toml
+from ..devices import TRICKS
+from ..engines.flower import Flower, FlowerConfig, Nodes
+from ..engines.states import StatesElsewhere
+from ..errors import ConfigError, SoleraError
+from ..federation import QuorumNotMet
+from ..plugins import code_allowed
+from ..runner.facts import facts_of
+from ..runner.loop import Result, check_fit, run
+from ..runner.sites import server_of_sites
+from ..runs.record import RoundRecord
+from ..runs.words import human_bytes, percent
+from ..scenario import Scenario
+from ..sites import Hello
+from ..tensors import weights_of
+from ..track.display import Watcher
+from ..version import __version__
+from ..wire import WireError, digest, encode, safe_name
+from .keys import fingerprint
+from .site import Samples
+
+log = logging.getLogger("solera")
+SITES = "sites.json"  # in a run directory: what sites said when the run began; it stays
+
+
+def conduct(grid: Any, folder: Path, name: str, file: str) -> Result:
+    """Begin the run `name` of the server in `folder`, or go on with it. `file` is a configuration in that folder."""
+    home = folder / "runs" / safe_name(name, "run name")
+    if Path(file).name != file:
+        raise ConfigError(f"config = {file[:100]!r}: the name of a file in the server's folder")
+    try:
+        with code_allowed(folder):  # whoever starts the server has named it
+            config = load_config(folder / file)
+            return _conduct(grid, folder, home, config)
+    except SoleraError as e:
+        log.error("the run %s ends: %s", name, e)
+        raise
+
+
+def _conduct(grid: Any, folder: Path, home: Path, config: Config) -> Result:
+    if not isinstance(config.engine, FlowerConfig):
+        raise ConfigError("engine.name must be 'flower' in the configuration of a deployment")
+    if not config.sites:
+        raise ConfigError("there are no sites: a deployment needs a table [sites.NAME] for each of them")
+    sites = _known_by_key(folder, config)
+    engine = Flower(grid, Nodes(grid, lambda key: sites.get(_fingerprint(key))), config.engine, home.name)
+    seed = config.run.seed
+    said = engine.greet(list(config.sites), seed)
+    hellos = _enrolled(home, {k: _hello(k, facts) for k, facts in said.items()}, config)
+    config = dataclasses.replace(config, sites={k: config.sites[k] for k in hellos})
+    scenario = server_of_sites(config, hellos)
+    _compare_versions(scenario, said)
+    _share_public(engine, scenario, config, said)
+    engine.enrolled = scenario.roster
+    check_fit(config.method, scenario)
+    compute = compute_of(config.engine)
+    TRICKS["cpu"].set_allocator()
+    return run(
+        scenario.server,
+        scenario.test,
+        lambda states: engine,
+        config.method,
+        home,
+        config.run,
+        config.federation,
+        facts=facts_of(scenario, config.method, config.federation, compute),
+        compute=compute,
+        threads=config.engine.threads,
+        resume=True,
+        watcher=_Log(),
+        track=config.track,
+        config_text=to_toml(config),
+        command=f"solera deploy submit --name {home.name}",
+        states=StatesElsewhere(home / "clients"),
+    )
+
+
+def _known_by_key(folder: Path, config: Config) -> dict[str, str]:
+    """The sites by their public keys."""
+    found: dict[str, str] = {}
+    for k, site in config.sites.items():
+        if site.key is None:
+            raise ConfigError(f"sites.{k}.key is missing: the file of its public key, such as keys/{k}.pub")
+        file = folder / site.key
+        try:
+            key = fingerprint(file.read_bytes(), str(file))
+        except OSError as e:
+            raise ConfigError(f"sites.{k}.key = {site.key!r}: {e.strerror}") from None
+        if key in found:
+            raise ConfigError(f"sites {found[key]} and {k} have the same key: each site needs its own")
+        found[key] = k
+    return found
+
+
+def _fingerprint(key: bytes) -> str:
+    try:
+        return fingerprint(key, "a node's key")
+    except ConfigError:  # a node without a key, on a server without authentication
+        return ""
+
+
+def _hello(k: str, facts: Mapping[str, Any]) -> Hello:
+    """What a site said. Its name is what its key says."""
+    fields = {f.name: f.type for f in dataclasses.fields(Hello)}
+    told: dict[str, Any] = {}
+    for name, kind in fields.items():
+        value = facts.get(name)
+        wanted = kind if isinstance(kind, type) else {"int": int, "str": str}[str(kind)]
+        if type(value) is not wanted or len(str(value)) > 200:
+            raise WireError(f"{k}: {name} = {str(value)[:40]!r}")
+        told[name] = value
+    if not 0 <= told["num_examples"] < 1 << 53:
+        raise WireError(f"{k}: num_examples = {told['num_examples']}")
+    return Hello(**{**told, "name": k})
+
+
+def _enrolled(home: Path, said: Mapping[str, Hello], config: Config) -> dict[str, Hello]:
+    """The sites of this run, with what they said when it began."""
+    file = home.parent / f".{home.name}.{SITES}"
+    if file.is_file():
+        first = {k: Hello(**h) for k, h in json.loads(file.read_text()).items()}
+        for k, h in said.items():
+            if k in first and h != first[k]:
+                raise ConfigError(
+                    f"site {k} is not as it was when the run began (it had {first[k].num_examples} examples and the "
+                    f"model {first[k].architecture}, now {h.num_examples} and {h.architecture}): begin a new run"
+                )
+        return first
+    assert isinstance(config.engine, FlowerConfig)
+    if missing := sorted(set(config.sites) - set(said)):
+        if config.engine.absent == "wait" or not said:
+            raise QuorumNotMet(
+                f"{', '.join(missing)} did not say hello within {config.engine.wait_s:g} s; submit again"
+            )
+        log.warning("the run begins without %s, as engine.absent says", ", ".join(missing))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps({k: dataclasses.asdict(h) for k, h in said.items()}))
+    draft.replace(file)
+    return dict(said)
+
+
+def _compare_versions(scenario: Scenario, said: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say where sites compute with something else than the server."""
+    for k, facts in said.items():
+        if facts.get("solera") != __version__:
+            log.warning("%s runs solera %s, the server %s", k, str(facts.get("solera"))[:40], __version__)
+        template = scenario.server.template(scenario.roster[k].architecture)
+        if facts.get("weights") != digest(weights_of(template)):
+            log.warning(
+                "%s initialises its model to other numbers (torch %s there): the run is not repeatable to the bit",
+                k, str(facts.get("torch"))[:40],
+            )  # fmt: skip
+
+
+def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapping[str, Mapping[str, Any]]) -> None:
+    """Send the public samples, once, to the sites that need them and have none."""
+    public = scenario.public
+    if public is None or config.public.where != "server" or config.method.traits().public != "everywhere":
+        return
+    if public.texts is not None or config.public.source in ("noise", "generator"):
+        raise ConfigError(
+            f"public.where = 'server': samples of source {config.public.source!r} are made, not sent; set "
+            "public.where = 'everywhere', and [public] in each site's file"
+        )
+    engine.public = public.digest
+    asked = engine.greet(list(said), scenario.seed)
+    lacking = sorted(set(scenario.roster) - {k for k, facts in asked.items() if facts.get("has_public") is True})
+    if lacking:
+        blob = encode(Samples(public.raw, public.labels))
+        log.info("the public samples, %s, go to %s", human_bytes(len(blob) * len(lacking)), ", ".join(lacking))
+        engine.deliver(lacking, blob)
+
+
+class _Log(Watcher):
+    """The run in the server's log."""
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        log.info(
+            "%s, %s rounds from %s on, %s sites", *(facts[k] for k in ("method", "rounds", "start_round", "clients"))
+        )
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        if done:
+            log.info("%s: %d of %d sites have answered", what, done, of)
+
+    def round_done(self, record: RoundRecord) -> None:
+        scores = ", ".join(f"{name} {percent(value)}" for name, value in list(record.accuracies().items())[:6])
+        log.info("round %d: %s; %s moved", record.round, scores or "not scored", human_bytes(record.traffic.sent()))
+
+    def warn(self, text: str) -> None:
+        log.warning("%s", text)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        log.info("the run has ended, digest %s", summary["digest"])

@@ -1,0 +1,93 @@
+"""The gate in front of Flower's app processes: an app that brings code of its own is refused.
+
+Flower lets whoever can reach a SuperLink's control interface submit an app, and runs its code on the server and on
+every node. A deployment of Solera needs none of that: its app is one `pyproject.toml` that names two installed modules.
+So `solera deploy` puts two programs called `flwr-serverapp` and `flwr-clientapp` first on the path of what it starts.
+They are Flower's own, with one step before an app is unpacked: it must be exactly that file, or nothing runs.
+
+The step is put in the place of a function inside flwr, so this module belongs to one version of it. Where the function
+is not found, the programs refuse to start.
+"""
+
+import importlib
+import io
+import os
+import re
+import stat
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import SoleraError
+
+COMPONENTS = {"serverapp": "solera.deploy.serverapp:app", "clientapp": "solera.deploy.clientapp:app"}
+ALLOWED = {"pyproject.toml"}
+OWN_NOTES = re.compile(r"\.info/[A-Z]+")  # what Flower adds when it packs an app: hashes, nothing that runs
+MOST_BYTES = 1 << 16
+PROGRAMS = {
+    "flwr-serverapp": ("flwr.superlink.runtime.run_serverapp", "flwr.superlink.cli", "flwr_serverapp"),
+    "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", "flwr.supernode.cli", "flwr_clientapp"),
+}
+INSTALL = "install_from_fab"
+
+
+class AppRefused(SoleraError):
+    """An app that is not the one of a Solera deployment."""
+
+
+def check_app(content: bytes) -> None:
+    """Raise AppRefused unless this bundle is one pyproject.toml that names the two modules of Solera."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as bundle:
+            names = [n for n in bundle.namelist() if not OWN_NOTES.fullmatch(n)]
+            if set(names) != ALLOWED or len(names) != 1:
+                strange = sorted(set(names) - ALLOWED)
+                raise AppRefused(f"the app brings files of its own ({', '.join(strange)[:200] or 'none'}): refused")
+            if bundle.getinfo("pyproject.toml").file_size > MOST_BYTES:
+                raise AppRefused("the app's pyproject.toml is too large: refused")
+            tables = tomllib.loads(bundle.read("pyproject.toml").decode())
+        named = tables["tool"]["flwr"]["app"]["components"]
+    except AppRefused:
+        raise
+    except Exception as e:  # the sender made it
+        raise AppRefused(f"not an app: {type(e).__name__}: {str(e)[:100]}") from None
+    if named != COMPONENTS:
+        raise AppRefused(f"the app names {str(named)[:200]}, expected {COMPONENTS}: refused")
+
+
+def guarded(install: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's function that unpacks an app, with the check before it."""
+
+    def checked(fab_file: Path | bytes, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(fab_file, bytes):
+            raise AppRefused("an app arrives as bytes")
+        check_app(fab_file)
+        return install(fab_file, *args, **kwargs)
+
+    return checked
+
+
+def main(program: str) -> None:
+    """Run Flower's program of that name behind the gate."""
+    where, cli, entry = PROGRAMS[program]
+    module = importlib.import_module(where)
+    if not callable(getattr(module, INSTALL, None)):
+        sys.exit(f"solera: {where} of this flwr has no {INSTALL}: apps cannot be checked; install flwr 1.41")
+    setattr(module, INSTALL, guarded(getattr(module, INSTALL)))
+    getattr(importlib.import_module(cli), entry)()
+
+
+def write_programs(folder: Path) -> None:
+    """The two programs, in a folder that comes first on the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PROGRAMS:
+        file = folder / name
+        text = f"#!{sys.executable}\nfrom solera.deploy.gate import main\n\nmain({name!r})\n"
+        if not file.is_file() or file.read_text() != text:
+            draft = file.with_suffix(f".{os.getpid()}")
+            draft.write_text(text)
+            draft.chmod(stat.S_IRWXU)
+            draft.replace(file)

@@ -1,0 +1,181 @@
+"""`solera deploy init`: a folder for the server and one for each site, with keys, certificates and commands."""
+
+import getpass
+import shutil
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ..errors import ConfigError
+from ..plugins import is_path
+from ..wire import safe_name
+from . import templates
+from .keys import expiry, make_authority, make_node_key, make_secret, make_server_certificate
+from .programs import split
+
+LOCAL = ("localhost", "127.0.0.1")  # the server's own programs reach it there
+SERVER_TABLES = ("run", "data", "public", "models", "federation", "method", "track")
+ENGINE_KEYS = ("workers", "threads", "absent", "wait_s", "grace_s", "device", "precision", "deterministic", "resident")
+SITE_TABLES = ("data", "public", "models", "method")
+
+
+def init(
+    config: Path, target: Path, address: str, hosts: Sequence[str] = (), systemd: bool = False, compose: bool = False
+) -> list[str]:
+    """Write the folders of a deployment of `config`, whose [sites] are the clients; returns their names.
+
+    `hosts` are more names and addresses under which sites reach the server; the certificate is valid for those.
+    """
+    tables = _read(config)
+    tables["public"] = {"where": "server", **tables.get("public", {})}  # sites get what they need of it from the server
+    sites = {safe_name(name, "site name"): dict(table) for name, table in tables["sites"].items()}
+    host, _ = split(address)
+    names = list(dict.fromkeys([*([] if host in ("0.0.0.0", "::") else [host]), *hosts, *LOCAL]))  # noqa: S104
+    if target.exists() and any(target.iterdir()):
+        raise ConfigError(f"{target} exists and is not empty: keys are never overwritten; name another folder")
+    (target / "ca").mkdir(parents=True)
+    (target / "ca").chmod(0o700)
+    make_authority(target / "ca")
+    _server(config, target, tables, sites, address, names)
+    for name, site in sites.items():
+        _site(config, target, tables, name, site, f"{names[0]}:{split(address)[1]}")
+    if systemd:
+        _units(target, list(sites))
+    if compose:
+        _compose(target, list(sites), split(address)[1])
+    until = expiry(target / "server" / "server.crt").date().isoformat()
+    rows = "\n".join(f"| `sites/{n}/` | the site {n} | `node.key` |" for n in sites)
+    text = templates.README.format(rows=rows, address=address, names=", ".join(names), until=until)
+    (target / "README.md").write_text(text)
+    return list(sites)
+
+
+def renew(target: Path, hosts: Sequence[str] = ()) -> str:
+    """A new certificate for the server, from the same authority; the sites need nothing new. Until when it is valid."""
+    ca, server = target / "ca", target / "server"
+    if not (ca / "ca.key").is_file() or not server.is_dir():
+        raise ConfigError(f"{target} needs ca/ca.key and server/: renew where the deployment was made")
+    names = list(dict.fromkeys([*hosts, *_names_in(server / "server.crt"), *LOCAL]))
+    for old in ("server.key", "server.crt"):
+        (server / old).rename(server / f"{old}.old")
+    make_server_certificate(ca, server, names)
+    return expiry(server / "server.crt").date().isoformat()
+
+
+def _names_in(certificate: Path) -> list[str]:
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+
+
+def _read(config: Path) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(config.read_text("utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{config} cannot be read: {e}") from None
+    if not isinstance(tables.get("sites"), dict) or not tables["sites"]:
+        raise ConfigError(f"{config} names no sites: a deployment needs a table [sites.NAME] for each of them")
+    return tables
+
+
+def _server(
+    config: Path,
+    target: Path,
+    tables: Mapping[str, Any],
+    sites: Mapping[str, Mapping[str, Any]],
+    address: str,
+    names: list[str],
+) -> None:
+    """The server knows the models and the keys of its sites, not their data."""
+    folder = target / "server"
+    (folder / "keys").mkdir(parents=True)
+    folder.chmod(0o700)
+    (folder / "runs").mkdir()
+    make_server_certificate(target / "ca", folder, names)
+    make_secret(folder / "secret")
+    shutil.copy(target / "ca" / "ca.crt", folder / "ca.crt")
+    kept = {k: tables[k] for k in SERVER_TABLES if k in tables}
+    kept["engine"] = {**_engine(tables), "name": "flower", "address": address}
+    kept["sites"] = {
+        name: {**{k: v for k, v in site.items() if k == "model"}, "key": f"keys/{name}.pub"}
+        for name, site in sites.items()
+    }
+    (folder / "server.toml").write_text(templates.SERVER_TOML + tomli_w.dumps(_located(kept)))
+    (folder / "deploy.toml").write_text(templates.DEPLOY_SERVER.format(address=address))
+    _copy_code(kept, config.parent, folder)
+
+
+def _engine(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in tables.get("engine", {}).items() if k in ENGINE_KEYS}
+
+
+def _site(config: Path, target: Path, tables: Mapping[str, Any], name: str, site: dict[str, Any], server: str) -> None:
+    folder = target / "sites" / name
+    folder.mkdir(parents=True)
+    folder.chmod(0o700)
+    make_node_key(folder, name)
+    shutil.copy(target / "ca" / "ca.crt", folder / "ca.crt")
+    shutil.copy(folder / "node.pub", target / "server" / "keys" / f"{name}.pub")
+    kept = {k: tables[k] for k in SITE_TABLES if k in tables}
+    kept["models"] = {k: v for k, v in tables.get("models", {}).items() if k != "server"}
+    kept["method"] = {"name": tables["method"]["name"]}  # its settings come with each question
+    kept["sites"] = {name: site}
+    (folder / "site.toml").write_text(templates.SITE_TOML + tomli_w.dumps(_located(kept)))
+    (folder / "deploy.toml").write_text(templates.DEPLOY_SITE.format(name=name, address=server))
+    _copy_code(kept, config.parent, folder)
+
+
+def _located(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables in which files and folders of data are where they are now; code is copied, so it is beside the tables."""
+    out: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            out[key] = _located(value)
+        elif key in ("path", "data") and isinstance(value, str) and not is_path(value):
+            out[key] = str(Path(value).expanduser().absolute())
+        else:
+            out[key] = value
+    return out
+
+
+def _copy_code(tables: Mapping[str, Any], beside: Path, folder: Path) -> None:
+    """The files of code that tables name, beside the new TOML."""
+    for value in tables.values():
+        if isinstance(value, Mapping):
+            _copy_code(value, beside, folder)
+        for name in value if isinstance(value, list) else [value]:
+            origin = name.rpartition(":")[0] if is_path(name) else ""
+            if origin.endswith(".py") and not Path(origin).is_absolute():
+                if not (beside / origin).is_file():
+                    raise ConfigError(f"{name!r}: there is no {origin} beside the configuration")
+                (folder / origin).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(beside / origin, folder / origin)
+
+
+def _units(target: Path, sites: list[str]) -> None:
+    solera, user = Path(sys.executable).parent / "solera", getpass.getuser()
+    places = [("server", target / "server", "the server")]
+    places += [("client", target / "sites" / n, f"the site {n}") for n in sites]
+    for command, folder, what in places:
+        kept = {"what": what, "user": user, "solera": solera, "command": command, "folder": folder.absolute()}
+        (folder / f"solera-{'server' if command == 'server' else 'site'}.service").write_text(
+            templates.UNIT.format(**kept)
+        )
+
+
+def _compose(target: Path, sites: list[str], port: int) -> None:
+    more = f', "--address", "0.0.0.0:{port}"'
+    text = templates.COMPOSE_HEAD + templates.COMPOSE_SERVICE.format(
+        service="server", command="server", folder="server", more=more
+    )
+    for name in sites:
+        text += templates.COMPOSE_SERVICE.format(
+            service=f"site-{name}", command="client", folder=f"sites/{name}", more=f', "--server", "server:{port}"'
+        )
+    (target / "compose.yaml").write_text(text)

@@ -1,0 +1,66 @@
+"""Logs of a deployment: one JSON object a line with a UTC timestamp, in files that other programs can read."""
+
+import datetime
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+
+def now() -> str:
+    """The time as logs have it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def write_line(file: Path, line: dict[str, Any]) -> None:
+    """Append one line, whole: several processes may write."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"time": now(), **line}, ensure_ascii=False, default=str) + "\n"
+    fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+class Journal(logging.Handler):
+    """Writes log records to a file, each as one line of JSON."""
+
+    def __init__(self, file: Path, **facts: Any):
+        super().__init__(logging.INFO)
+        self.file, self.facts = file, facts
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = {"level": record.levelname.lower(), "pid": record.process, **self.facts, "says": record.getMessage()}
+        if record.exc_info and record.exc_info[1] is not None:
+            line["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        try:
+            write_line(self.file, line)
+        except OSError:  # a full disk must not end what is being logged
+            self.handleError(record)
+
+
+def keep_journal(file: Path, **facts: Any) -> None:
+    """Write what the library logs to `file`, from INFO on."""
+    log = logging.getLogger("solera")
+    log.setLevel(min(log.level or logging.INFO, logging.INFO))
+    if not any(isinstance(h, Journal) and h.file == file for h in log.handlers):
+        log.addHandler(Journal(file, **facts))
+
+
+def read_lines(file: Path, last: int) -> list[dict[str, Any]]:
+    """The last lines of a journal; what is no JSON (a torn line) is left out."""
+    try:
+        lines = file.read_text("utf-8", "replace").splitlines()[-last:]
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(one, dict):
+            found.append(one)
+    return found

@@ -1,0 +1,210 @@
+"""Flower's programs as a deployment starts them: safe settings, a state folder of their own, and somebody who looks
+after them. A program that ends by itself is started again; all of them end together."""
+
+import contextlib
+import ctypes
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ..errors import ConfigError, SoleraError
+from .gate import write_programs
+
+log = logging.getLogger("solera")
+SAFE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+FOLDER = "SOLERA_DEPLOYMENT"  # in the environment: the folder of the server or the site
+READY_S = 120.0  # until a program must accept connections
+END_S = 15.0  # between asking a program to end and ending it
+PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before a program is started again; the last one for ever
+QUICKLY_S = 60.0  # a program that ran longer than this did not fail at once
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What Flower's programs see: no telemetry, nothing installed at run time, state in `folder`, and the gate."""
+    bin_ = folder / "state" / "bin"
+    write_programs(bin_)
+    path = os.pathsep.join([str(bin_), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    home = folder / "state" / "flwr"
+    home.mkdir(parents=True, exist_ok=True)
+    own = {"PATH": path, "FLWR_HOME": str(home), FOLDER: str(folder), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **SAFE, **own}
+
+
+def flower(program: str) -> str:
+    """The path of one of Flower's programs, which are installed beside Python."""
+    beside = Path(sys.executable).parent / program
+    found = str(beside) if beside.is_file() else shutil.which(program)
+    if found is None:
+        raise ConfigError(f"{program} is not installed: pip install 'solera[flower]'")
+    return found
+
+
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: not between fork and exec
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end a program with whoever looks after it, however that ends."""
+    if _PRCTL is not None:
+        _PRCTL(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+@dataclasses.dataclass
+class Program:
+    """One program that is kept running."""
+
+    name: str
+    command: Sequence[str]
+    env: Mapping[str, str]
+    log: Path
+    final: Mapping[int, str] = dataclasses.field(default_factory=dict)  # exit codes that starting again cannot mend
+    process: subprocess.Popen[bytes] | None = None
+    failures: int = 0
+    started: float = 0.0
+
+    def start(self) -> None:
+        """Start it, in a session of its own: what it starts ends with it."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(  # noqa: S603  (the commands are this package's own)
+                list(self.command),
+                env=dict(self.env),
+                cwd=self.env.get(FOLDER),  # relative paths in its configuration begin there
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self.started = time.monotonic()
+        log.info("%s started (pid %d)", self.name, self.process.pid)
+
+    def ended(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return None if self.process is None else self.process.poll()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to what it started."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+    def stop(self, deadline: float) -> None:
+        """End it: first politely."""
+        if self.process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def tail(self, lines: int = 3) -> str:
+        """The end of what it has printed."""
+        with contextlib.suppress(OSError):
+            return " | ".join(self.log.read_text(errors="replace").split("\n")[-1 - lines :]).strip(" |")
+        return ""
+
+
+class Supervisor:
+    """Keeps programs running until a signal comes."""
+
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+        self.stopping = False
+
+    def __enter__(self) -> "Supervisor":
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._stop)
+        return self
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.stopping = True
+
+    def __exit__(self, *_: object) -> None:
+        for program in reversed(self.programs):
+            program.signal(signal.SIGTERM)
+        end = time.monotonic() + END_S
+        for program in reversed(self.programs):
+            program.stop(end)
+
+    def start(self, program: Program) -> None:
+        """Start a program and keep it running from now on."""
+        program.start()
+        self.programs.append(program)
+
+    def watch(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Until a signal comes: start again what ended. Raises if something cannot be mended by that."""
+        again: dict[str, float] = {}
+        while not self.stopping:
+            for p in self.programs:
+                code = p.ended()
+                if code is None:
+                    continue
+                if p.name not in again:
+                    again[p.name] = time.monotonic() + self._pause(p, code)
+                elif time.monotonic() >= again[p.name]:
+                    del again[p.name]
+                    p.start()
+            tick()
+            time.sleep(0.2)
+
+    def _pause(self, p: Program, code: int) -> float:
+        if code in p.final:
+            raise SoleraError(f"{p.name} ended: {p.final[code]} ({p.tail()})")
+        p.signal(signal.SIGKILL)  # what it has left behind
+        p.failures = 0 if time.monotonic() - p.started > QUICKLY_S else p.failures + 1
+        pause = PAUSES_S[min(p.failures, len(PAUSES_S) - 1)]
+        log.warning("%s ended with code %d; it starts again in %g s", p.name, code, pause)
+        return pause
+
+
+def wait_for_port(address: str, program: Program, stop: Callable[[], bool] = lambda: False) -> None:
+    """Until somebody listens at `address`."""
+    host, port = split(address)
+    end = time.monotonic() + READY_S
+    while not stop():
+        if (code := program.ended()) is not None:
+            raise SoleraError(f"{program.name} ended at once, with code {code}: {program.tail()}")
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+            return
+        if time.monotonic() > end:
+            raise SoleraError(f"{program.name} does not listen at {address} after {READY_S:g} s: {program.tail()}")
+        time.sleep(0.1)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"address {address!r}: expected HOST:PORT, such as 127.0.0.1:8000")
+    return host.strip("[]"), int(port)
+
+
+def reachable(address: str) -> str:
+    """The address at which programs on this machine reach a server that listens at `address`."""
+    host, port = split(address)
+    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "::") else address  # noqa: S104
+
+
+def free_port() -> int:
+    """A port on the loopback interface that nobody uses now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches the address."""
+    host = split(address)[0]
+    return host == "localhost" or host == "::1" or host.startswith("127.")

@@ -1,0 +1,265 @@
+"""A site's program: answers what the server asks, with this site's own data and code, and keeps a log of it.
+
+Flower starts a process for each message and hands it over. Whatever happens, there is a reply: a node that gives none
+would be stuck for good. What the server asked for and how many bytes left the site is written to `log/asked.jsonl`, for
+the people who are responsible for the data.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..compute import compute_of
+from ..config import load_config
+from ..data import Public
+from ..devices import TRICKS, Placement
+from ..engines.base import SHA256, Call, Host, Reply
+from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
+from ..engines.serve import serve
+from ..engines.states import ClientStates
+from ..errors import ConfigError, SoleraError
+from ..plugins import code_allowed
+from ..runner.sites import site_host, stated_form
+from ..sites import SiteHost
+from ..task import TASKS
+from ..tensors import weights_of
+from ..version import __version__
+from ..wire import Limits, Packed, WireError, decode, digest, safe_name
+from .commands import settings_of
+from .journal import write_line
+
+log = logging.getLogger("solera")
+LINGER_S = 10.0  # after its deadline a task that does not react ends with its process
+
+
+class Site(Protocol):
+    """What a site brings. Its clients are itself alone."""
+
+    name: str
+    folder: Path
+    place: Placement  # where it computes
+
+    def host(self, run_seed: int) -> Host:
+        """Its data and its model, as a run's seed initialises it."""
+        ...
+
+    def about(self, run_seed: int) -> Mapping[str, Any]:
+        """What it says of itself before a run: nothing of its data but how much there is."""
+        ...
+
+    def public_of(self, samples: "Samples") -> Public:
+        """Samples that the server sent, as this site prepares them."""
+        ...
+
+    def lend(self, host: Any, public: Public) -> None:
+        """Give its clients the public samples that the server sent."""
+        ...
+
+
+class OwnSite:
+    """A site as its folder describes it: site.toml, and the code and data that it names."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.name = settings_of(folder, "site")["name"]
+        with code_allowed(folder):
+            self.config = load_config(folder / "site.toml")
+        self.place = compute_of(self.config.engine).place()
+        if set(self.config.sites) != {self.name}:
+            raise ConfigError(
+                f"{folder / 'site.toml'} describes {', '.join(sorted(self.config.sites)) or 'no site'}, deploy.toml "
+                f"says that this is {self.name}"
+            )
+
+    def host(self, run_seed: int) -> SiteHost:
+        """Its own data and model."""
+        seeded = dataclasses.replace(self.config, run=dataclasses.replace(self.config.run, seed=run_seed))
+        with code_allowed(self.folder):
+            return site_host(seeded, self.name)
+
+    def about(self, run_seed: int) -> dict[str, Any]:
+        """The hello of its host, and the versions of what it computes with."""
+        host = self.host(run_seed)
+        told = dataclasses.asdict(host.hello())
+        weights = digest(weights_of(host.template()))
+        return {**told, "weights": weights, "solera": __version__, "torch": torch.__version__}
+
+    def public_of(self, samples: "Samples") -> Public:
+        """Normalised and augmented as its own file says."""
+        form = stated_form(self.config.data)
+        public = self.config.public
+        return Public(samples.raw, form.mean, form.std, samples.labels, public.augment if public.fresh else ())
+
+    def lend(self, host: SiteHost, public: Public) -> None:
+        """Its host had none."""
+        host.public = public
+
+
+def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:
+    """The reply to a message, always. `record` and the result are Flower's records."""
+    begun, size = time.monotonic(), 0
+    facts: dict[str, Any] = {}
+    try:
+        facts, blob = unpack(record, limits or Limits())
+        size = len(blob)
+        with site.place.numerics(threads=1):  # as on every engine: the number of threads changes the bits of a sum
+            told, body = _act(facts, blob, site)
+    except (Exception, SystemExit, KeyboardInterrupt) as e:
+        told, body = {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}, None
+    said = {"protocol": PROTOCOL, "site": site.name, "nonce": facts.get("nonce"), **told}
+    _note(site, facts, size, said, body, time.monotonic() - begun)
+    return pack(said, body)
+
+
+def _act(facts: Mapping[str, Any], blob: bytes, site: Site) -> tuple[dict[str, Any], bytes | None]:
+    """Do what is asked, if it is asked of this site."""
+    if (asked := text_in(facts, "site")) != site.name:
+        raise WireError(f"asked of {asked!r}, this is {site.name!r}: the server has another key under that name")
+    what = text_in(facts, "what")
+    if what == "hello":
+        seed, public = facts.get("run_seed"), _digest_in(facts)
+        if type(seed) is not int:
+            raise WireError(f"run_seed = {str(seed)[:20]!r}")
+        return {**site.about(seed), "has_public": public is None or _public_file(site, public).is_file()}, None
+    if what == "public":
+        return {"has_public": keep_public(site, _digest_in(facts), blob)}, None
+    if what != "call":
+        raise WireError(f"{what!r} is not something that can be asked")
+    reply = _call(facts, blob, site)
+    if reply.error is not None:
+        return {"error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}, None
+    assert isinstance(reply.message, Packed)
+    return {"version": reply.version, "seconds": reply.seconds}, reply.message.blob
+
+
+def _call(facts: Mapping[str, Any], blob: bytes, site: Site) -> Reply:
+    task = text_in(facts, "task")
+    if task not in TASKS:
+        raise WireError(f"unknown task {task!r}: it is not part of solera {__version__}, nor of this site's own code")
+    inbox = decode(blob, TASKS[task].inbox)
+    message = Packed({a: getattr(inbox, a) for a in TASKS[task].takes})
+    message.memo[task] = inbox
+    call = call_of_facts(facts, message)
+    states = ClientStates(site.folder / "state" / "runs" / safe_name(text_in(facts, "run"), "run name"))
+    TRICKS["cpu"].set_allocator()
+    with _time_limit(call):
+        host = site.host(call.run_seed)
+        if (public := _digest_in(facts)) is not None:
+            site.lend(host, _read_public(site, public))
+        return serve(call, host, states, site.place)
+
+
+# ---- public samples that come from the server ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Public samples as they are sent."""
+
+    raw: Tensor
+    labels: Tensor | None
+
+
+def _digest_in(facts: Mapping[str, Any]) -> str | None:
+    public = facts.get("public")
+    if public is not None and not (isinstance(public, str) and SHA256.fullmatch(public)):
+        raise WireError(f"public = {str(public)[:80]!r}")
+    return public
+
+
+def _public_file(site: Site, sha256: str) -> Path:
+    return site.folder / "state" / "public" / f"{sha256}.safetensors"
+
+
+def keep_public(site: Site, sha256: str | None, blob: bytes) -> bool:
+    """Store public samples for the calls to come, if they are what they are said to be."""
+    if sha256 is None:
+        raise WireError("public samples without a digest")
+    found = site.public_of(decode(blob, Samples))
+    if found.digest != sha256:
+        raise WireError(
+            f"the public samples are {found.digest[:16]}... here and {sha256[:16]}... on the server: "
+            "data.mean, data.std and public.augment must be the same in both files"
+        )
+    file = _public_file(site, sha256)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(f".{os.getpid()}.draft")
+    draft.write_bytes(blob)
+    draft.replace(file)
+    return True
+
+
+def _read_public(site: Site, sha256: str) -> Public:
+    try:
+        blob = _public_file(site, sha256).read_bytes()
+    except OSError as e:
+        raise SoleraError(
+            f"the public samples {sha256[:16]}... are not here ({e.strerror}): submit the run again"
+        ) from e
+    found = site.public_of(decode(blob, Samples))
+    if found.digest != sha256:
+        raise SoleraError(
+            f"the public samples in {_public_file(site, sha256)} are damaged: remove the file, submit again"
+        )
+    return found
+
+
+# ---- time ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _time_limit(call: Call) -> Iterator[None]:
+    """End a task at its deadline. It is interrupted, and if it does not react (it may be anywhere inside a library),
+    the process ends: a node does one thing at a time, and what nobody waits for must not keep it from the next."""
+    if call.deadline_s is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError(f"no reply within the deadline of {call.deadline_s:g} s")
+
+    def end() -> None:
+        log.error("%s does not react %g s after its deadline: its process ends", call.task, LINGER_S)
+        os._exit(1)
+
+    before = signal.signal(signal.SIGALRM, late)
+    last = threading.Timer(call.deadline_s + LINGER_S, end)
+    last.daemon = True
+    last.start()
+    signal.setitimer(signal.ITIMER_REAL, call.deadline_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        last.cancel()
+
+
+def _note(
+    site: Site, facts: Mapping[str, Any], size: int, said: Mapping[str, Any], body: bytes | None, seconds: float
+) -> None:
+    """One line for the site's operator."""
+    line = {
+        "site": site.name,
+        "run": str(facts.get("run"))[:64],
+        "task": str(facts.get("task") or facts.get("what"))[:64],
+        "step": facts.get("step"),
+        "bytes_in": size,
+        "bytes_out": len(body or b""),
+        "seconds": round(seconds, 3),
+        "outcome": said.get("error") or "answered",
+    }
+    try:
+        write_line(site.folder / "log" / "asked.jsonl", line)
+    except OSError as e:
+        raise SoleraError(f"the log of {site.name} cannot be written: {e.strerror}; nothing leaves without it") from e

@@ -1,0 +1,421 @@
+"""Clients on other machines, reached through Flower: the engine of a deployment.
+
+Only Flower's public interface is used: the server pushes and pulls messages on a `Grid`, a site answers one kind of
+query. A message is one array of bytes, the safetensors encoding of `wire` as it is, and one line of JSON beside it.
+Flower moves and stores it without looking inside; the receiver compares its header with the declared type before
+anything is built from it.
+
+Who a site is follows from the key of its node, which the SuperLink has checked, never from what the site says. A call
+can be repeated (`serve` starts from the state that the call names), so a site that went away in the middle of one is
+asked again when it is back.
+"""
+
+import dataclasses
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+
+from ..compute import AUTO, Share
+from ..devices import Precision
+from ..errors import ConfigError, RunError
+from ..settings import Hint, Positive, PositiveInt, settings
+from ..stopping import check_stop
+from ..wire import Limits, Packed, WireError, safe_name
+from .base import SHA256, Call, Engine, Host, Reply, Roster, Version
+from .states import ClientStates
+
+log = logging.getLogger("solera")
+PROTOCOL = 1  # of the facts beside a message; both ends must have the same
+QUERY = "query.call"  # the one kind of message
+STYPE = "solera.safetensors"  # says what the bytes are: never Flower's own arrays, which allocate what a header claims
+FACTS, BODY = "facts", "message"
+MOST_FACTS = 1 << 20  # characters of JSON beside a message
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two looks for replies
+SAY_AGAIN_S = 60.0  # how often a wait is mentioned
+FOREVER_S = 12 * 3600.0  # what Flower keeps a message for, where no deadline is set
+GONE = 5  # Flower's codes: the node left while it had the message
+TOO_LATE = 3  # the message's time is over
+CODES = {
+    1: "its program could not be loaded",
+    2: "its program raised an error",
+    4: "its reply was lost on the way",
+    7: "it refuses the app",
+    8: "its process died",
+}
+
+
+@settings
+class FlowerConfig:
+    """Sites on other machines, through a Flower SuperLink. A deployment opens it: `solera deploy`."""
+
+    name: Literal["flower"] = "flower"
+    workers: Annotated[int, Ge(0), Le(4096), Hint("0: one for each core")] = 0  # models that the server trains at once
+    threads: PositiveInt = 1  # torch's threads within the server's work; a site's are its own affair
+    address: str = "127.0.0.1:8000"  # where the SuperLink listens, and where the sites find it
+    absent: Literal["wait", "skip"] = "wait"  # a site that is not connected: wait for it, or go on without it
+    wait_s: Positive = 600.0  # how long a site is waited for before it counts as failed
+    grace_s: Positive = 60.0  # time beside federation.deadline_s for the way there and back
+    device: str = AUTO  # of the server; each site has its own [engine]
+    precision: Precision = "float32"
+    deterministic: bool = True
+    resident: Share = 0.5
+
+    def open(self, host: Host, states: ClientStates) -> Engine:
+        """Refused: the clients of a simulation are not on a network."""
+        raise ConfigError(
+            "engine.name = 'flower' reaches sites over a network: prepare them with `solera deploy init`, then start "
+            "the run with `solera deploy submit`; to simulate it here, choose another engine (--engine auto)"
+        )
+
+
+# ---- the form of a message --------------------------------------------------------------------------
+
+
+def pack(facts: Mapping[str, Any], body: Any = None) -> Any:
+    """A record for Flower: facts, and the bytes of a message (or what `one_array` has made of them)."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    records: dict[str, Any] = {FACTS: ConfigRecord({"json": json.dumps(facts, separators=(",", ":"))})}
+    if body is not None:
+        records[BODY] = one_array(body) if isinstance(body, bytes) else body
+    return RecordDict(records)
+
+
+def one_array(blob: bytes) -> Any:
+    """Bytes as one Flower array, which is not copied. Messages that share it are uploaded with one copy of it."""
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({"bytes": Array(dtype="uint8", shape=(len(blob),), stype=STYPE, data=blob)})
+
+
+def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
+    """What `pack` has made, from a sender who may be lying: WireError unless it has this form and size."""
+    try:
+        if set(record) - {FACTS, BODY}:
+            raise WireError(f"records {sorted(map(str, record))[:4]}, expected {FACTS} and {BODY}")
+        text = record[FACTS]["json"]
+        if not isinstance(text, str) or len(text) > MOST_FACTS:
+            raise WireError(f"facts of {len(text)} characters")
+        facts = json.loads(text)
+        if not isinstance(facts, dict) or facts.get("protocol") != PROTOCOL:
+            told = facts.get("protocol") if isinstance(facts, dict) else None
+            raise WireError(f"protocol {str(told)[:20]}, this end speaks {PROTOCOL}: install the same solera on both")
+        if BODY not in record:
+            return facts, b""
+        arrays = record[BODY]
+        if list(arrays) != ["bytes"] or arrays["bytes"].stype != STYPE:
+            raise WireError(f"a message is one array of {STYPE}")
+        blob = arrays["bytes"].data
+        if len(blob) > limits.bytes:
+            raise WireError(f"{len(blob)} bytes are over the limit of {limits.bytes}")
+        return facts, blob if isinstance(blob, bytes) else bytes(blob)
+    except WireError:
+        raise
+    except Exception as e:  # whatever it is, the sender made it
+        raise WireError(f"not a message: {type(e).__name__}: {str(e)[:100]}") from None
+
+
+def facts_of_call(call: Call, run: str, nonce: str, public: str | None = None) -> dict[str, Any]:
+    """All of a call but its message. `public` is the digest of the public samples that the site got before."""
+    return {
+        "protocol": PROTOCOL,
+        "what": "call",
+        "run": run,
+        "nonce": nonce,
+        "site": call.client,
+        "task": call.task,
+        "step": call.step,
+        "seed": call.seed,
+        "run_seed": call.run_seed,
+        "after": call.after,
+        "keep": call.keep,
+        "keep_from": call.keep_from,
+        "deadline_s": call.deadline_s,
+        "public": public,
+    }
+
+
+def call_of_facts(facts: Mapping[str, Any], message: Packed) -> Call:
+    """The call that a site is sent; WireError if it is none."""
+    numbers = {}
+    for name in ("step", "seed", "run_seed", "keep_from"):
+        if type(facts.get(name)) is not int:
+            raise WireError(f"{name} = {str(facts.get(name))[:20]!r}")
+        numbers[name] = facts[name]
+    deadline_s = facts.get("deadline_s")
+    if deadline_s is not None and not (isinstance(deadline_s, int | float) and 0 < deadline_s < 1e9):
+        raise WireError(f"deadline_s = {str(deadline_s)[:20]!r}")
+    keep = facts.get("keep")
+    if not isinstance(keep, list):
+        raise WireError("keep is no list")
+    return Call(
+        client=text_in(facts, "site"),
+        task=text_in(facts, "task"),
+        message=message,
+        after=version_of(facts.get("after")),
+        keep=tuple(v for v in map(version_of, keep) if v is not None),
+        deadline_s=deadline_s,
+        **numbers,
+    )
+
+
+def text_in(facts: Mapping[str, Any], name: str) -> str:
+    """A short text among facts."""
+    text = facts.get(name)
+    if not isinstance(text, str) or len(text) > 200:
+        raise WireError(f"{name} = {str(text)[:40]!r}: expected a short text")
+    return text
+
+
+def version_of(told: Any) -> Version | None:
+    """A version as JSON has it."""
+    if told is None:
+        return None
+    if not (isinstance(told, list | tuple) and len(told) == 2):
+        raise WireError(f"version {str(told)[:80]!r}")
+    step, sha256 = told
+    if type(step) is not int or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
+        raise WireError(f"version {str(told)[:80]!r}")
+    return Version(step, sha256)
+
+
+# ---- who is there -----------------------------------------------------------------------------------
+
+
+class Nodes:
+    """Which node is which site. `site_of` knows a site by its public key; None if it knows nobody by that key."""
+
+    def __init__(self, grid: Any, site_of: Callable[[bytes], str | None]):
+        self.grid, self.site_of = grid, site_of
+        self._strangers: set[int] = set()
+
+    def present(self) -> dict[str, int]:
+        """The sites that are connected now, with their nodes."""
+        found: dict[str, int] = {}
+        for node in self.grid.get_nodes():
+            site = self.site_of(bytes(node.public_key))
+            if site is not None:
+                found[site] = node.node_id
+            elif node.node_id not in self._strangers:
+                self._strangers.add(node.node_id)
+                log.warning("node %d has a key that no site of this run has: it is left alone", node.node_id)
+        return found
+
+
+# ---- the engine -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Task:
+    """One message on its way: a call, or (without one) something else that is asked of a site."""
+
+    site: str
+    call: Call | None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # without a call: what is asked ...
+    body: Any = None  # ... and what is sent with it
+    node: int | None = None  # where it was sent; None: not yet
+    message: str = ""  # Flower's name of what was sent
+    nonce: str = ""
+    absent_since: float | None = None
+    said: float = 0.0
+    ends: float = 0.0
+
+
+class Flower:
+    """Sites on a network. `run` is the run's name, under which sites keep their state; `roster` is what they said."""
+
+    def __init__(
+        self,
+        grid: Any,
+        nodes: Nodes,
+        config: FlowerConfig,
+        run: str,
+        roster: Roster | None = None,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self.grid, self.nodes, self.config, self.run = grid, nodes, config, safe_name(run, "run name")
+        self.limits, self._clock, self._sleep = limits or Limits(), clock, sleep
+        self.enrolled = roster  # set once the sites have been greeted
+        self.public: str | None = None  # digest of the public samples that sites get from the server
+        self._busy: dict[str, float] = {}  # site -> when at the latest it has given up a call that ran out of time
+
+    @property
+    def roster(self) -> Roster:
+        assert self.enrolled is not None, "sites are greeted first"
+        return self.enrolled
+
+    def close(self) -> None:
+        """Nothing is open: the grid is Flower's."""
+
+    # -- hello --
+
+    def greet(self, sites: Collection[str], run_seed: int) -> dict[str, dict[str, Any]]:
+        """Ask sites what they have, before a run: the facts that each tells. Those that do not answer in `wait_s` are
+        missing from the result."""
+        return self._tell(sites, {"what": "hello", "run_seed": run_seed, "public": self.public})
+
+    def deliver(self, sites: Collection[str], blob: bytes) -> None:
+        """Send the public samples to sites, which keep them. Raises if one does not get them."""
+        got = self._tell(sites, {"what": "public", "public": self.public}, one_array(blob))
+        if lacking := sorted(set(sites) - set(got)):
+            raise RunError(f"the public samples did not reach {', '.join(lacking)}: see the log, then submit again")
+
+    def _tell(self, sites: Collection[str], facts: Mapping[str, Any], body: Any = None) -> dict[str, dict[str, Any]]:
+        """Ask something of sites outside of an exchange; the facts that those answered who did."""
+        told: dict[str, dict[str, Any]] = {}
+        for task, outcome in self._conduct([_Task(k, None, facts, body) for k in sorted(sites)]):
+            try:
+                if isinstance(outcome, str):
+                    raise WireError(outcome)
+                if outcome[0].get("error"):
+                    raise WireError(text_in(outcome[0], "error"))
+                told[task.site] = outcome[0]
+            except WireError as e:
+                log.warning("%s does not take part (%s): %s", task.site, facts["what"], e)
+        return told
+
+    # -- calls --
+
+    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
+        """Send at once what can be sent; the rest when its site is there, while replies are collected."""
+        tasks = [_Task(c.client, c) for c in calls]
+        self._send(tasks)
+
+        def collect() -> Iterator[Reply]:
+            for task, outcome in self._conduct(tasks):
+                assert task.call is not None
+                if isinstance(outcome, str):
+                    yield Reply(task.site, error=outcome)
+                else:
+                    yield self._reply(task.call, *outcome)
+
+        return collect
+
+    def _reply(self, call: Call, facts: Mapping[str, Any], blob: bytes) -> Reply:
+        """What a site has answered. It can lose its own seat, never end the run: `fatal` is not its to say."""
+        try:
+            error, seconds = facts.get("error"), facts.get("seconds")
+            if error is not None:
+                return Reply(call.client, error=str(error)[:1000])
+            if not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
+                raise WireError(f"seconds = {str(seconds)[:20]!r}")
+            return Reply(call.client, blob, version_of(facts.get("version")), seconds=float(seconds))
+        except WireError as e:
+            return Reply(call.client, error=str(e))
+
+    # -- moving messages --
+
+    def _conduct(self, tasks: list[_Task]) -> Iterator[tuple[_Task, tuple[dict[str, Any], bytes] | str]]:
+        """Every task with its outcome, as they come: facts and bytes, or why there are none."""
+        left, pause = list(tasks), FIRST_PAUSE_S
+        while left:
+            check_stop()
+            pause = min(pause * 1.3, LONGEST_PAUSE_S)
+            for task, reason in self._send(left):
+                left.remove(task)
+                yield task, reason
+            for task in [t for t in left if t.node is not None]:
+                for message in self.grid.pull_messages([task.message]):  # one at a time: each may be a large model
+                    outcome = self._look(task, message)
+                    if outcome is not None:
+                        left.remove(task)
+                        pause = FIRST_PAUSE_S
+                        yield task, outcome
+                        break
+            if left:
+                self._sleep(pause)
+
+    def _send(self, tasks: Sequence[_Task]) -> list[tuple[_Task, str]]:
+        """Send what can be sent; the tasks that are given up, with the reason."""
+        waiting = [t for t in tasks if t.node is None]
+        if not waiting:
+            return []
+        given_up, ready = [], []
+        present, now = self.nodes.present(), self._clock()
+        for task in waiting:
+            if task.site in present and now >= self._busy.get(task.site, 0.0):
+                self._busy.pop(task.site, None)
+                ready.append(task)
+            elif (why := self._absence(task, task.site in present, now)) is not None:
+                given_up.append((task, why))
+        self._push(ready, present)
+        return given_up
+
+    def _absence(self, task: _Task, connected: bool, now: float) -> str | None:
+        """Why a task is given up whose site cannot be asked now; None: it waits."""
+        what = "is busy with a call that ran out of time" if connected else "is not connected"
+        if self.config.absent == "skip" and task.call is not None:
+            return f"{what}; skipped, as engine.absent says"
+        if task.absent_since is None:
+            task.absent_since = now
+        waited = now - task.absent_since
+        if waited >= self.config.wait_s:
+            return f"{what}, {self.config.wait_s:g} s long (engine.wait_s)"
+        if task.said == 0.0 or now - task.said >= SAY_AGAIN_S:
+            task.said = now
+            log.warning("%s %s: waiting for it, %.0f s so far", task.site, what, waited)
+        return None
+
+    def _push(self, ready: Sequence[_Task], present: Mapping[str, int]) -> None:
+        """Upload messages, those with the same payload together: it then travels once."""
+        from flwr.app import Message
+
+        groups: dict[int, list[_Task]] = {}
+        for task in ready:
+            groups.setdefault(0 if task.call is None else id(task.call.message), []).append(task)
+        for group in groups.values():
+            first = group[0].call
+            body = group[0].body if first is None else one_array(first.message.blob)
+            messages = []
+            for task in group:
+                task.nonce = secrets.token_hex(16)
+                limit_s = None if task.call is None else task.call.deadline_s
+                ttl = FOREVER_S if limit_s is None else limit_s + self.config.grace_s
+                task.ends = self._clock() + ttl
+                if task.call is None:
+                    about = {"protocol": PROTOCOL, "run": self.run, "site": task.site, "nonce": task.nonce}
+                    facts = {**task.facts, **about}
+                else:
+                    facts = facts_of_call(task.call, self.run, task.nonce, self.public)
+                messages.append(Message(pack(facts, body), present[task.site], QUERY, ttl=ttl))
+            for task, name in zip(group, self.grid.push_messages(messages), strict=True):
+                if name:
+                    task.node, task.message = present[task.site], str(name)
+                    log.debug("sent %s to %s", task.facts["what"] if task.call is None else task.call.task, task.site)
+
+    def _look(self, task: _Task, message: Any) -> tuple[dict[str, Any], bytes] | str | None:
+        """What a reply says; None if the task is to be sent again."""
+        if message.has_error():
+            return self._failure(task, int(message.error.code), str(message.error.reason))
+        try:
+            if message.metadata.src_node_id != task.node:
+                raise WireError("the reply comes from another node")
+            facts, blob = unpack(message.content, self.limits)
+            if facts.get("nonce") != task.nonce:
+                raise WireError("it answers another call: a reply that was sent before is refused")
+            if facts.get("site") != task.site:
+                raise WireError(f"it says that it is {str(facts.get('site'))[:64]!r}: refused, its key says otherwise")
+            return facts, blob
+        except WireError as e:
+            log.warning("the reply of %s is refused: %s", task.site, e)
+            return str(e)
+
+    def _failure(self, task: _Task, code: int, reason: str) -> str | None:
+        if code == GONE and (task.call is None or self.config.absent == "wait"):
+            task.node, task.said = None, 0.0
+            log.warning("%s went away before it had answered: it is asked again once it is back", task.site)
+            return None
+        if code == TOO_LATE:
+            limit_s = None if task.call is None else task.call.deadline_s
+            self._busy[task.site] = self._clock() + self.config.grace_s
+            said = f"the deadline of {limit_s:g} s" if limit_s is not None else f"{FOREVER_S / 3600:g} hours"
+            return f"no reply within {said}"
+        text = " ".join(reason.split())[:300]
+        return "it went away before it had answered" if code == GONE else f"{CODES.get(code, f'code {code}')}: {text}"

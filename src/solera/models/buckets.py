@@ -1,0 +1,56 @@
+"""Texts of different lengths in one minibatch, without computing on most of the padding.
+
+A text is read in the smallest of a few lengths that holds it. Which one depends on that text alone: padding changes the
+last bits of an answer, so a length that depended on the other texts of the minibatch would make answers depend on
+company, and stored answers differ from recomputed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from solera.devices import tricks_of
+
+BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens; longer texts are read in full
+
+
+def real(ids: Tensor, padding: int) -> Tensor:
+    """Which tokens are not padding. A text of nothing but padding keeps its first token: something must be read."""
+    mask = ids != padding
+    first = ~mask.any(1)
+    return torch.cat([(mask[:, 0] | first)[:, None], mask[:, 1:]], 1)
+
+
+def bucket_of(ids: Tensor, padding: int) -> Tensor:
+    """The length in which each text is read. int64 [n]"""
+    places = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    needed = (places * real(ids, padding)).amax(1)
+    sizes = torch.tensor([*(b for b in BUCKETS if b < ids.shape[1]), ids.shape[1]], device=ids.device)
+    return sizes[torch.searchsorted(sizes, needed)]
+
+
+def in_buckets(read: Callable[[Tensor], Tensor], ids: Tensor, padding: int, training: bool) -> Tensor:
+    """What `read` makes of these texts, each in its own length: [n, features].
+
+    Where answers have to have the same bits in any company (not in training) a bucket is filled up with copies of its
+    last text to as many rows as the device needs for that.
+    """
+    if torch.jit.is_tracing() or torch.compiler.is_compiling():  # an exported model has one path for all texts
+        return read(ids)
+    buckets = bucket_of(ids, padding)
+    sizes = buckets.unique().tolist()
+    least = 1 if training else tricks_of(ids.device).least_rows
+    places, parts = [], []
+    for size in sizes:
+        rows = (buckets == size).nonzero().flatten()
+        some = ids[rows, :size]
+        if len(rows) < least:
+            some = torch.cat([some, some[-1:].expand(least - len(rows), size)])
+        places.append(rows)
+        parts.append(read(some)[: len(rows)])
+    if len(sizes) == 1:
+        return parts[0]
+    return torch.cat(parts).index_select(0, torch.cat(places).argsort())

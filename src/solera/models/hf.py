@@ -1,0 +1,344 @@
+"""Encoders in the format of Hugging Face: `hf:NAME` from the hub or its cache, `hf:FOLDER` from the disk.
+
+The body of such a model is the encoder: token ids in, features out. Solera puts its own heads on it, so it works with
+every method. Weights are read from safetensors files only: a pickle (`pytorch_model.bin`) can run code when it is
+opened, and so can a repository's own modelling code; neither is ever used. `models.weights = "random"` takes the
+architecture without its weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from solera.encodings import Encoding, Text
+from solera.errors import ConfigError
+from solera.models.buckets import in_buckets, real
+from solera.models.registry import ModelInfo
+from solera.models.zoo.layers import Body
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+PREFIX = "hf:"
+Weights = Literal["pretrained", "random"]
+NEEDED = ["*.json", "*.safetensors", "*.txt", "*.model", "1_Pooling/*"]  # of a repository: no pickles, no code
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+INSTALL = "pip install 'solera[text]'"
+
+
+class Encoder(nn.Module):
+    """A transformer that turns token ids [n, L] into features [n, hidden_size]."""
+
+    def __init__(self, model: PreTrainedModel, padding: int, pairs: int | None, mean: bool, origin: dict[str, str]):
+        super().__init__()
+        self.model = model
+        self.padding = padding
+        self.pairs = pairs  # the id that ends the first text of a pair, if the model tells the two apart
+        self.mean = mean  # features: the mean over all tokens; else its pooler, or the first token
+        self.origin = origin  # where its weights are from, for the record of a run
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return in_buckets(self._read, ids, self.padding, self.training)
+
+    def _read(self, ids: Tensor) -> Tensor:
+        mask = real(ids, self.padding)
+        more = {}
+        if self.pairs is not None:
+            ends = (ids == self.pairs).long()
+            more["token_type_ids"] = (ends.cumsum(1) - ends).clamp(max=1) * mask
+        said = self.model(input_ids=ids, attention_mask=mask.long(), **more)
+        tokens: Tensor = said.last_hidden_state
+        if self.mean:
+            weight = mask.unsqueeze(-1).to(tokens.dtype)
+            return (tokens * weight).sum(1) / weight.sum(1)
+        pooled = getattr(said, "pooler_output", None)
+        return tokens[:, 0] if pooled is None else pooled
+
+
+# ---- by name -----------------------------------------------------------------------------------------------
+
+
+def hf_info(name: str, key: str | None = None) -> ModelInfo:
+    """The entry of `hf:...`. A folder that is not there is refused now, a repository when the model is built."""
+    where = name.removeprefix(PREFIX)
+    what = f"{key} = {name!r}" if key else f"model {name!r}"
+    if not where:
+        raise ConfigError(f"{what}: name a repository of the hub (hf:owner/name) or a folder (hf:./folder)")
+    if is_folder(where) and not Path(where).expanduser().is_dir():
+        raise ConfigError(f"{what}: {where} is not a folder; give the folder of config.json and model.safetensors")
+
+    def builder(shape: tuple[int, ...], weights: Weights = "pretrained") -> Body:
+        return encoder(where, name, shape, weights)
+
+    notes = "an encoder in the format of Hugging Face"
+    return ModelInfo(name, where, "", "text", notes, builder, False, functools.partial(encoding, where, name))
+
+
+def is_folder(where: str) -> bool:
+    """Whether this is a folder, by its form: repositories are owner/name."""
+    return where.startswith(("./", "../", "/", "~"))
+
+
+def encoder(
+    where: str, name: str, shape: tuple[int, ...], weights: Weights = "pretrained", layers: int | None = None
+) -> Body:
+    """The body of the model in a folder or repository; `layers`: only its first ones."""
+    folder = _folder(where, name, weights)
+    config = _config(folder, name)
+    if layers is not None:
+        config.num_hidden_layers = layers
+    model = _model(folder, config, name, weights)
+    return _body(model, _tokenizer(folder, name), name, shape, weights, _takes_mean(folder))
+
+
+def untrained(kind: str, fields: dict[str, Any], tokenizer: str, name: str, shape: tuple[int, ...]) -> Body:
+    """The body of a model by its configuration, with random weights and the tokenizer of another folder."""
+    transformers = _import("transformers", name)
+    model = _random(transformers.CONFIG_MAPPING[kind](**fields), name)
+    return _body(model, _tokenizer(Path(tokenizer), name), name, shape, "random", False)
+
+
+def _body(
+    model: PreTrainedModel, tokenizer: Any, name: str, shape: tuple[int, ...], weights: Weights, mean: bool
+) -> Body:
+    config = model.config
+    longest = longest_of(config)
+    if len(shape) != 1 or (longest is not None and shape[0] > longest):
+        raise ConfigError(f"model {name!r} reads up to {longest} tokens of a text, not {shape}: set data.length")
+    _check_vocabulary(tokenizer, config, name)
+    origin = {"model": name, "weights": weights}
+    if weights == "pretrained" and not _sizes_only():
+        origin["digest"] = digest_of(model)
+    return Encoder(model, tokenizer.pad_token_id, _pairs(tokenizer, config), mean, origin), int(config.hidden_size)
+
+
+def longest_of(config: PretrainedConfig) -> int | None:
+    """How many tokens a model has positions for; some begin to count after the padding's id."""
+    most = getattr(config, "max_position_embeddings", None)
+    after = config.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "data2vec-text", "mpnet")
+    return most - 2 if most is not None and after else most
+
+
+def digest_of(model: nn.Module) -> str:
+    """sha256 of the weights of a model as it stands, by name."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().contiguous().numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def origins_of(model: nn.Module) -> list[dict[str, str]]:
+    """Where the weights of a model are from; empty for one that begins with random numbers, as is usual."""
+    return [part.origin for part in model.modules() if isinstance(part, Encoder)]
+
+
+# ---- tokenizers --------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(16)
+def encoding(where: str, name: str) -> Encoding:
+    """The tokenizer in a folder or repository. Models with the same tokenizer share its ids."""
+    tokenizer = _tokenizer(_folder(where, name, "random"), name)
+    backend = tokenizer.backend_tokenizer
+    known = hashlib.sha256(backend.to_str().encode()).hexdigest()[:8]
+    kind = type(backend.model).__name__.lower()
+    return Encoding(f"{kind}-{known}", vocabulary_of(tokenizer), tokenizer.pad_token_id, _encode(backend, tokenizer))
+
+
+def _encode(backend: Any, tokenizer: Any) -> Any:
+    padding = tokenizer.pad_token_id
+
+    def encode(texts: Sequence[Text], length: int) -> tuple[Tensor, int]:
+        ids = torch.full((len(texts), length), padding, dtype=torch.int64)
+        cut = 0
+        with _serial():
+            backend.no_padding()
+            backend.enable_truncation(length)
+            for row, read in zip(ids, backend.encode_batch(list(texts)), strict=True):
+                row[: len(read.ids)] = torch.tensor(read.ids)
+                cut += bool(read.overflowing)
+        return ids, cut
+
+    return encode
+
+
+@contextlib.contextmanager
+def _serial() -> Iterator[None]:
+    """No threads of the tokenizer's own: workers are forked later, and a fork copies no thread."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def vocabulary_of(tokenizer: Any) -> int:
+    """One more than the highest id, whatever the tokenizer says its size is."""
+    return 1 + max(tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True).values())
+
+
+def _check_vocabulary(tokenizer: Any, config: PretrainedConfig, name: str) -> None:
+    if vocabulary_of(tokenizer) > config.vocab_size:
+        raise ConfigError(
+            f"model {name!r}: its tokenizer has {vocabulary_of(tokenizer)} token ids, but the model only knows "
+            f"{config.vocab_size}: they do not belong together; put the tokenizer of this model beside it"
+        )
+
+
+def _pairs(tokenizer: Any, config: PretrainedConfig) -> int | None:
+    """The id between the texts of a pair, if the model was trained to tell the two apart."""
+    kinds = tokenizer.backend_tokenizer.encode("a", "b").type_ids
+    return tokenizer.sep_token_id if getattr(config, "type_vocab_size", 1) > 1 and max(kinds) == 1 else None
+
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+
+def _folder(where: str, name: str, weights: Weights) -> Path:
+    """The folder of a model: on the disk, in the cache of the hub, or downloaded to it."""
+    if is_folder(where):
+        return Path(where).expanduser()
+    hub = _import("huggingface_hub", name)
+    repository, _, revision = where.partition("@")
+    get = functools.partial(hub.snapshot_download, repository, revision=revision or None)
+    wanted = [p for p in NEEDED if weights == "pretrained" or p != "*.safetensors"]
+    try:
+        found = Path(get(allow_patterns=wanted, local_files_only=True))
+        if weights == "random" or any(found.glob("*.safetensors")):
+            return found
+    except Exception as e:  # not in the cache; anything else will show below
+        logging.getLogger("solera").debug("%s is not in the cache: %s", where, e)
+    try:
+        return Path(get(allow_patterns=wanted))
+    except Exception as e:  # the library raises errors of its own, of its transport and of the system
+        why = " ".join(str(e).split())[:160]
+        raise ConfigError(
+            f"model {name!r} is not in the cache of the hub and cannot be fetched ({type(e).__name__}: {why}); "
+            "copy it to a folder and name that (hf:./folder), or use the packaged encoders (minilm-l6, minilm-l3 ...)"
+        ) from None
+
+
+def _import(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(f"model {name!r} needs the package {module}; install it with: {INSTALL}") from None
+
+
+def _config(folder: Path, name: str) -> PretrainedConfig:
+    transformers = _import("transformers", name)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model {name!r}: {folder} has no config.json, which says what kind of model it is")
+    try:
+        raw = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"model {name!r}: {folder / 'config.json'} cannot be read ({e})") from None
+    kind = raw.get("model_type") if isinstance(raw, dict) else None
+    if kind not in transformers.CONFIG_MAPPING:
+        own = (
+            " and comes with code of its own, which is never run" if isinstance(raw, dict) and "auto_map" in raw else ""
+        )
+        raise ConfigError(f"model {name!r}: transformers knows no model_type {kind!r}{own}")
+    with quiet():
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING or config.is_encoder_decoder:
+        raise ConfigError(f"model {name!r} ({kind}) is not an encoder of texts, such as BERT, DistilBERT or RoBERTa")
+    return config
+
+
+def _model(folder: Path, config: PretrainedConfig, name: str, weights: Weights) -> PreTrainedModel:
+    """The encoder itself, without a head. Attention is written out: faster kernels drop the mask of a minibatch without
+    padding, so that an answer would depend on company."""
+    transformers = _import("transformers", name)
+    more = {"add_pooling_layer": False} if _takes_mean(folder) and config.model_type == "bert" else {}
+    if weights == "random" or _sizes_only():
+        return _random(config, name, **more)
+    if not any(folder.glob("*.safetensors")):
+        pickles = [f.name for f in sorted(folder.glob("*.bin"))] + [f.name for f in sorted(folder.glob("*.pt"))]
+        there = f"only {pickles[0]}, a pickle, which can run code and is never opened" if pickles else "no weights"
+        raise ConfigError(
+            f"model {name!r}: {folder} has {there}; save it as model.safetensors (save_pretrained does), or set "
+            'models.weights = "random" to begin with random weights'
+        )
+    try:
+        with quiet():
+            return transformers.AutoModel.from_pretrained(
+                folder, config=config, use_safetensors=True, trust_remote_code=False, local_files_only=True,
+                dtype=torch.float32, attn_implementation="eager", **more,
+            )  # fmt: skip
+    except Exception as e:  # damaged files, sizes that contradict config.json: the library raises many kinds
+        why = " ".join(str(e).split())[:200]
+        raise ConfigError(
+            f"model {name!r}: the weights in {folder} cannot be used ({type(e).__name__}: {why})"
+        ) from None
+
+
+def _sizes_only() -> bool:
+    """Whether tensors have no values now: somebody counts parameters."""
+    return torch.get_default_device().type == "meta"
+
+
+def _random(config: PretrainedConfig, name: str, **more: Any) -> PreTrainedModel:
+    with quiet():
+        return _import("transformers", name).AutoModel.from_config(config, attn_implementation="eager", **more).float()
+
+
+@functools.lru_cache(16)
+def _tokenizer(folder: Path, name: str) -> Any:
+    transformers = _import("transformers", name)
+    try:
+        if not any((folder / file).is_file() for file in TOKENIZERS):  # the library would make an empty one up
+            raise FileNotFoundError(f"none of {', '.join(TOKENIZERS)}")
+        with quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        backend = tokenizer.backend_tokenizer
+    except Exception as e:  # many formats, many errors
+        why = " ".join(str(e).split())[:160]
+        raise ConfigError(
+            f"model {name!r}: {folder} has no tokenizer that can be read ({type(e).__name__}: {why}); put its "
+            "tokenizer.json beside the model"
+        ) from None
+    if tokenizer.pad_token_id is None or not backend.get_vocab_size():
+        raise ConfigError(f"model {name!r}: its tokenizer has no padding token, so texts cannot be put side by side")
+    return tokenizer
+
+
+def _takes_mean(folder: Path) -> bool:
+    """Whether it was trained to give a text's meaning as the mean over its tokens (sentence transformers say so)."""
+    try:
+        return bool(json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))["pooling_mode_mean_tokens"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the library's progress bars and reports of layers that were left out on purpose."""
+    from transformers.utils import logging as told
+
+    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+    told.set_verbosity_error()
+    told.disable_progress_bar()
+    try:
+        yield
+    finally:
+        told.set_verbosity(level)
+        if bars:
+            told.enable_progress_bar()

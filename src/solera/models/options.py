@@ -1,0 +1,56 @@
+"""What a configuration says of one architecture, `[models.options.NAME]`: whose variant it is, its precision, its size.
+
+Two names may stand for one model of the zoo, so that clients with the same network but different precision are two
+architectures, which are averaged apart:
+
+    [models]
+    clients = ["resnet8", "resnet8-1bit"]
+
+    [models.options.resnet8-1bit]
+    model = "resnet8"
+    bits = 1
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from solera.models.registry import MODELS
+from solera.plugins import is_path
+from solera.settings import Problem, show
+
+Options = dict[str, dict[str, Any]]  # by the architecture's name
+PRECISION = ("bits", "activations")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The options of one architecture, read."""
+
+    model: str  # the registered model, or the path, that is built
+    precision: dict[str, int] = field(default_factory=dict)  # bits of weights and of activations, where given
+    build: dict[str, Any] = field(default_factory=dict)  # options of the model itself, see `ModelInfo.options`
+
+
+def variant_of(name: str, options: Mapping[str, Mapping[str, Any]]) -> Variant:
+    """The architecture called `name` under these options."""
+    given = dict(options.get(name, {}))
+    model = given.pop("model", name)
+    precision = {key: given.pop(key) for key in PRECISION if key in given}
+    return Variant(model, precision, given)
+
+
+def options_problems(options: Mapping[str, Mapping[str, Any]], names: list[str]) -> Iterator[Problem]:
+    """Options of an architecture that nobody has, and values that they cannot have."""
+    for name, given in options.items():
+        key = f"options.{name}"
+        if name not in names and name not in MODELS:  # of a model that this run does not use: nothing to say
+            yield f"{key}: no architecture of models.clients or models.server is called {name!r}: {', '.join(names)}"
+        if not isinstance(given.get("model", name), str):
+            yield f"{key}.model = {show(given['model'])}: expected the name of a model"
+        elif is_path(given.get("model", "")):
+            yield f"{key}.model = {show(given['model'])}: a path goes into models.clients; here, a registered name"
+        for what in PRECISION:
+            bits = given.get(what, 32)
+            if isinstance(bits, bool) or not isinstance(bits, int) or not (1 <= bits <= 8 or bits == 32):
+                yield f"{key}.{what} = {show(bits)}: expected 1 to 8, or 32 for full precision"

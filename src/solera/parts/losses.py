@@ -1,0 +1,99 @@
+"""The losses of a training: whether it still goes well, and their mean.
+
+A loss on the CPU is read at every step, so a training ends at the very step at which it diverges. Reading a number from
+an accelerator makes the program wait for all work that was queued before it. There, a flag remembers that a loss was
+wrong; it is read every so many steps (`devices.TRICKS`) and at the end. What was trained in between is thrown away.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..devices import tricks_of
+
+
+def finite_loss(loss: Any) -> Any:
+    """Whether a loss, a number or a tensor, is a finite number."""
+    return abs(loss) < math.inf
+
+
+class Losses:
+    """The losses of one training on `device`. `fine(loss)` says which are; the last `kept` of them have a mean."""
+
+    def __init__(self, device: torch.device, fine: Callable[[Any], Any], kept: int = 0):
+        self.every = tricks_of(device).look_every
+        self.steps = 0  # whose loss was fine, as far as is known
+        self._fine = fine
+        self._total: Any = 0.0
+        self._last: deque[Any] = deque(maxlen=kept)
+        self._flag: Tensor | None = None
+        self.worst = math.nan  # the loss that was not fine, if it was read
+
+    def add(self, loss: Tensor) -> bool:
+        """Note the loss of a step before the step is taken; False if the training is known to have diverged."""
+        if self.every == 1:
+            value: Any = loss.item()
+            if not self._fine(value):
+                self.worst = value
+                return False
+        else:
+            value = loss.detach()
+            now = self._fine(value)
+            self._flag = now if self._flag is None else self._flag & now
+        self.steps, self._total = self.steps + 1, self._total + value
+        self._last.append(value)
+        return self.every == 1 or self.steps % self.every != 0 or self.look()
+
+    def look(self) -> bool:
+        """Whether all losses so far were fine."""
+        return self._flag is None or bool(self._flag)
+
+    @property
+    def mean(self) -> float:
+        """Of all losses; nan without any."""
+        return float(self._total) / self.steps if self.steps else math.nan
+
+    @property
+    def recent(self) -> float | None:
+        """The mean of the last ones that were kept and fine; None without any."""
+        last = list(self._last) if self.every == 1 else [v for v in _read(self._last) if self._fine(v)]
+        return sum(last) / len(last) if last else None
+
+
+def _read(values: Sequence[Tensor]) -> list[float]:
+    return torch.stack(list(values)).tolist() if values else []
+
+
+class Scaler:
+    """Keeps small gradients of half precision (fp16) from vanishing: losses are multiplied, gradients divided again.
+
+    A step whose gradients are not finite is skipped, and the factor is halved; after many good steps it is doubled.
+    All of it stays on the device. `Scaler.of` gives none where nothing is computed in fp16.
+    """
+
+    BEGIN, GROWTH, BACKOFF, PATIENCE = 2.0**16, 2.0, 0.5, 2000  # torch's
+
+    def __init__(self, device: torch.device):
+        self.scale = torch.full((1,), self.BEGIN, device=device)
+        self._good = torch.zeros(1, dtype=torch.int32, device=device)
+        self.bad = torch.zeros(1, device=device)
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Scaler | None":
+        """For a training on `device`; None unless products are computed in fp16 there."""
+        if device.type == "cpu" or not torch.is_autocast_enabled(device.type):
+            return None
+        return cls(device) if torch.get_autocast_dtype(device.type) == torch.float16 else None
+
+    def unscale(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Divide the gradients again. What is returned is 1 if one of them is not finite, and 0 otherwise."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self.bad.zero_()
+        if gradients:
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.bad, self.scale.reciprocal())
+            torch._amp_update_scale_(self.scale, self._good, self.bad, self.GROWTH, self.BACKOFF, self.PATIENCE)
+        return self.bad

@@ -1,0 +1,144 @@
+"""The two sides of a run whose clients are sites elsewhere: the site's host, and the server's scenario.
+
+Both come from the same tables ([data], [public], [models], [sites.NAME], [run]). The server's file need not say where a
+site's data is, a site's file need not mention the other sites. A simulation of all sites with the same tables ends with
+the same digest.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from ..config import Config
+from ..data import Dataset, load, make_public
+from ..data.augment import check_steps
+from ..data.catalogue import SOURCES
+from ..data.sites import Form, Holding, SiteConfig, read_site, read_source
+from ..data.text import VOCABULARY
+from ..engines import default_workers
+from ..errors import ConfigError
+from ..models import check_output
+from ..plugins import architectures, is_path
+from ..randomness import seed_from
+from ..scenario import DataConfig, Scenario, builder_of, share_for_sites
+from ..server import Server
+from ..sites import Hello, Remote, SiteHost, check_hellos, form_digest, layout_digest
+
+TABLE = "table"  # data.name of the server's own samples, where they are in a table
+
+
+def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Scenario:
+    """The scenario of the sites in a configuration. With `hellos`, that of a server whose sites are elsewhere."""
+    data, form, seed = config.data, stated_form(config.data), config.run.seed
+    sites: dict[str, tuple[Holding | Remote, str]] = {}
+    for k, site in sorted(config.sites.items()):
+        if hellos is None:
+            sites[k] = (read_site(k, site, form, share_for_sites(data.client_test), seed), _model_of(k, site))
+        else:
+            sites[k] = (Remote(hellos[k].num_examples, hellos[k].num_test), _model_of(k, site))
+    return Scenario(
+        _server_data(data, form, seed),
+        public=config.public,
+        sites=sites,
+        server=config.models.server,
+        validation=data.validation,
+        client_test=share_for_sites(data.client_test),
+        augment=data.augment,
+        norm=config.models.norm,
+        head=config.models.head,
+        options=config.models.options,
+        seed=seed,
+        workers=config.engine.workers or default_workers(),
+    )
+
+
+def site_host(config: Config, name: str) -> SiteHost:
+    """The `Host` of the site `name`, made of its own table and its own data alone; `.hello()` introduces it.
+
+    With `public.where = "server"` its `public` is None until the server's arrives: `host.public = ...`.
+    """
+    _check_deployable(config)
+    if name not in config.sites:
+        raise ConfigError(f"there is no [sites.{name}] in this configuration; it has {', '.join(config.sites)}")
+    site, data, public, seed = config.sites[name], config.data, config.public, config.run.seed
+    form, model = stated_form(data), _model_of(name, site)
+    A = next(iter(architectures([model])))
+    holding = read_site(name, site, form, share_for_sites(data.client_test), seed)
+    check_steps("data.augment", data.augment, holding.train.inputs, f"site {name}")
+    elsewhere = public.source == "none" or public.where == "server"
+    samples = None if elsewhere else make_public(public, form, torch.empty(0), seed_from(seed, "public"))
+    models = config.models
+    made = builder_of(A, model, models.norm, models.head, form, models.options)
+    server = Server({A: made}, [A], seed, form.classes)
+    check_output(server.template(A), form.shape, form.classes, A, bool(form.vocabulary))
+    return SiteHost(name, holding, form, A, partial(server.template, A), samples, data.augment, seed)
+
+
+def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
+    """The server's side of a run whose sites are elsewhere: `.server`, `.test` and `.roster` for `runner.loop.run`.
+
+    Who takes part is the list of sites in the server's own configuration; `hellos` (by the name that each site has
+    proved, not the one it says) give their sizes. A site that is set up for another run is refused, and named.
+    """
+    _check_deployable(config)
+    if missing := [k for k in config.sites if k not in hellos]:
+        raise ConfigError(f"site {missing[0]} has not said hello")
+    scenario = build_sites(config, hellos)
+    check_hellos(expected_hellos(scenario, config.public.where == "everywhere"), hellos)
+    return scenario
+
+
+def expected_hellos(scenario: Scenario, public: bool) -> dict[str, Hello]:
+    """What each site must say for its run to be this one. `public`: whether it must have the public data itself."""
+    form = form_digest(scenario.form)
+    theirs = scenario.public.digest if public and scenario.public is not None else ""
+    layouts = {A: layout_digest(scenario.server.template(A)) for A in scenario.server.architectures}
+    return {
+        k: Hello(k, info.architecture, info.num_examples, 0, scenario.seed, form, layouts[info.architecture], theirs)
+        for k, info in scenario.roster.items()
+    }
+
+
+def _check_deployable(config: Config) -> None:
+    if not config.sites:
+        raise ConfigError("there are no sites in this configuration: write [sites.NAME] for each")
+
+
+def stated_form(data: DataConfig) -> Form:
+    """What samples look like, from the configuration alone: nobody's data is read."""
+    info = None if is_path(data.name) else SOURCES.get(data.name)
+    shape = tuple(data.shape) or (info.shape if info else ())
+    classes = len(data.classes) or (info.classes if info else 0)
+    for key, value, example in (("shape", shape, "[3, 32, 32]"), ("classes", classes, '["benign", "malignant"]')):
+        if not value:
+            raise ConfigError(
+                f"data.{key} is missing: sites cannot find it in each other's data; for example {example}"
+            )
+    mean, std = (data.mean, data.std) if data.mean or not info else (info.mean or (), info.std or ())
+    vocabulary = VOCABULARY if info and info.is_text else 0
+    return Form(data.name, shape, classes, tuple(mean), tuple(std), vocabulary, tuple(data.classes))
+
+
+def _server_data(data: DataConfig, form: Form, seed: int) -> Dataset:
+    """The server's own samples, on which models are judged."""
+    if data.path is not None and data.name in ("folder", TABLE):
+        train, test = read_source(data.path, form, (), SiteConfig.label_column, "data.path")
+        if test is None and data.validation:
+            raise ConfigError(f"data.validation = {data.validation}: {data.path} has no test split of its own")
+        found = Dataset(data.name, train, train if test is None else test, form.classes, vocabulary=form.vocabulary)
+    else:
+        found = load(data.name, data.path, data.train_size, data.test_size, seed, data.length, data.image_size)
+    if (found.shape, found.classes, found.vocabulary) != (form.shape, form.classes, form.vocabulary):
+        raise ConfigError(
+            f"data.name = {data.name!r} has samples of shape {found.shape} in {found.classes} classes; data.shape and "
+            f"data.classes say {form.shape} in {form.classes}"
+        )
+    return dataclasses.replace(found, mean=form.mean, std=form.std, class_names=form.class_names or found.class_names)
+
+
+def _model_of(name: str, site: SiteConfig) -> str:
+    if site.model is None:
+        raise ConfigError(f"sites.{name}.model is missing: name its architecture (solera ls models)")
+    return site.model

@@ -1,0 +1,37 @@
+"""Every method on a second device: the bits of the CPU, and no operator on tensors of both.
+
+`contract/test_on_a_device.py` runs this file in a process of its own: each method one round in that process.
+"""
+
+import pytest
+
+import solera.methods  # noqa: F401  (registers them)
+from solera.config import RunConfig
+from solera.engines import EngineConfig
+from solera.federation import FederationConfig
+from solera.method import METHODS, find_method
+from solera.runner.loop import simulate
+from solera.testing import small, toy_for
+from solera.testing.device import SIM, simulated_device
+
+SIM.register()  # before the first backward pass
+
+
+def result(name, out, **engine):
+    method = small(find_method(name)())
+    scenario = toy_for(method, samples=200, workers=1)
+    run, federation = RunConfig(rounds=1, eval_clients=2), FederationConfig(fraction=0.5)
+    found = simulate(scenario, method, out, run, federation, EngineConfig("inprocess", 1, **engine))
+    assert not found.summary["failures"], (out / "metrics.jsonl").read_text()
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_has_the_bits_of_the_cpu(name, tmp_path):
+    wanted = result(name, tmp_path / "cpu", device="cpu")
+    with simulated_device() as sim:
+        found = result(name, tmp_path / "sim", device="sim")
+    assert sim.counts()["operators"] > 100
+    assert found.digest == wanted.digest
+    assert found.models.keys() == wanted.models.keys()
+    assert {m.weights[n].device.type for m in found.models.values() for n in m.weights} <= {"cpu"}

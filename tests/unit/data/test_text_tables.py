@@ -1,0 +1,179 @@
+"""Tables of texts: named columns, JSON lines, users, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from solera.data import PublicConfig, load
+from solera.data.partition import PartitionConfig
+from solera.errors import ConfigError, DataError
+from solera.scenario import Scenario
+
+ROWS = [
+    {"body": f"text {i}", "more": f"reply {i}", "mood": ("bad", "good")[i % 2], "who": f"u{i % 4}"} for i in range(40)
+]
+
+
+def write(folder, form, rows=ROWS, split="train"):
+    folder.mkdir(exist_ok=True)
+    if form == "jsonl":
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "csv":
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+        (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    else:
+        pq = pytest.importorskip("pyarrow.parquet", reason="reading parquet needs pyarrow")
+        import pyarrow as pa
+
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    return folder
+
+
+NAMED = {"text_column": "body", "label_column": "mood", "user_column": "who"}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_columns_by_name(tmp_path, form):
+    folder = write(tmp_path / "mine", form)
+    data = load("texts", folder, test_size=10, length=4, **NAMED)
+    assert (len(data.train), len(data.test), data.class_names) == (30, 10, ("bad", "good"))
+    assert set(data.user_names) == {"u0", "u1", "u2", "u3"}
+    rows = {row["body"]: row for row in ROWS}
+    for text, label, user in zip(data.texts.train, data.train.labels.tolist(), data.users.tolist(), strict=True):
+        assert data.class_names[label] == rows[text]["mood"]
+        assert data.user_names[user] == rows[text]["who"]
+    pairs = load("texts", folder, test_size=10, pair_column="more", **NAMED)
+    assert set(pairs.texts.train) <= {(row["body"], row["more"]) for row in ROWS}
+    one = next(folder.iterdir())
+    assert load("texts", one, test_size=10, length=4, **NAMED).texts == data.texts  # a file is as good as its folder
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_a_column_that_is_not_there(tmp_path, form):
+    folder = write(tmp_path / "mine", form)
+    with pytest.raises(DataError, match=r"has no column 'boby'; it has body, more, mood, who"):
+        load("texts", folder, text_column="boby", label_column="mood")
+    with pytest.raises(DataError, match=r"but has body, more, mood, who; .* data.text_column, data.label_column"):
+        load("texts", folder)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_empty_texts_are_refused(tmp_path, form):
+    rows = [{**row, "body": " " if i in (3, 7) else row["body"]} for i, row in enumerate(ROWS)]
+    folder = write(tmp_path / "mine", form, rows)
+    write(folder, form, ROWS[:4], "test")
+    with pytest.raises(DataError, match=r"texts, train: 2 of 40 rows have no text \(counted from 0: 3, 7\)"):
+        load("texts", folder, **NAMED)
+
+
+def test_labels_that_are_out_of_range_or_unknown(tmp_path):
+    folder = tmp_path / "ag"
+    folder.mkdir()
+    (folder / "train.csv").write_text('text,label\n"a b",0\n"c d",4\n')
+    (folder / "test.csv").write_text('text,label\n"a b",0\n')
+    with pytest.raises(DataError, match=r"ag-news, train: labels run from 0 to 4, but with 4 classes .* 0\.\.3"):
+        load("ag-news", folder)
+    write(tmp_path / "mine", "jsonl")
+    write(tmp_path / "mine", "jsonl", [{**ROWS[0], "mood": "sad"}], "test")
+    with pytest.raises(DataError, match=r"texts, test: labels \['sad'\] do not occur in the training split"):
+        load("texts", tmp_path / "mine", **NAMED)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "is empty"),
+        ('{"text": "a", "label": 0}\nnonsense\n', "line 2 is not JSON"),
+        ('{"text": "a", "label": 0}\n[1]\n', "line 2 is a list; expected an object"),
+        ('{"text": "a", "label": 0}\n{"text": "b"}\n', "row 2 has no 'label'"),
+        ('{"text": 3, "label": 0}\n{"text": "b", "label": 1}\n', "expected text"),
+    ],
+)
+def test_damaged_json_lines(tmp_path, content, told):
+    (tmp_path / "train.jsonl").write_text(content)
+    with pytest.raises(DataError, match=told):
+        load("texts", tmp_path, test_size=1)
+
+
+def test_texts_without_labels_will_do_for_language_models(tmp_path):
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": f"line {i}"}) + "\n" for i in range(20)))
+    with pytest.raises(DataError, match=r"needs the columns image or text and label, but has text"):
+        load("texts", tmp_path)
+    data = load("texts", tmp_path, test_size=5, length=8, task="causal-lm")
+    assert (len(data.train), data.train.labels.unique().tolist()) == (15, [0])
+
+
+def test_a_sample_depends_on_the_seed(tmp_path):
+    folder = write(tmp_path / "mine", "jsonl")
+    some = [load("texts", folder, 10, 10, seed, **NAMED).texts for seed in (0, 0, 1)]
+    assert some[0] == some[1]
+    assert some[0].train != some[2].train
+
+
+# ---- users ------------------------------------------------------------------------------------------
+
+
+def by_user(tmp_path, **options):
+    rows = [{"text": f"t {u} {i}", "label": i % 2, "user": f"u{u}"} for u in range(10) for i in range(2 + 2 * u)]
+    folder = write(tmp_path / "mine", "jsonl", rows)
+    return load("texts", folder, **({"test_size": 10} | options))
+
+
+def users_in(texts):
+    return {text.split()[1] for text in texts}
+
+
+def test_users_with_few_samples_are_left_out_and_others_are_for_testing(tmp_path):
+    data = by_user(tmp_path, user_min=6, test_users=0.25, test_size=None)
+    train, test = users_in(data.texts.train), users_in(data.texts.test)
+    assert (len(train), len(test), train & test) == (6, 2, set())
+    assert train | test == {str(u) for u in range(2, 10)}  # user u has 2 + 2u samples
+    assert by_user(tmp_path, user_min=6, test_users=0.25, test_size=None).texts == data.texts
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"user_min": 99}, "data.user_min = 99: 0 of 10 users"),
+        ({"test_users": 0.01}, "data.test_users = 0.01 of them are 0"),
+        (
+            {"user_min": 3, "label_column": "label", "text_column": "text", "user_column": "nobody"},
+            "no column 'nobody'",
+        ),
+    ],
+)
+def test_users_that_are_not_there(tmp_path, options, told):
+    with pytest.raises((ConfigError, DataError), match=told):
+        by_user(tmp_path, **options)
+
+
+def test_sets_without_users_and_loaders_of_ones_own_are_refused(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"t {i},{i % 2}\n" for i in range(20)))
+    with pytest.raises(ConfigError, match=r"data.user_min = 2: texts has no users; .* data.user_column"):
+        load("texts", tmp_path, user_min=2)
+    with pytest.raises(ConfigError, match=r"data.text_column: 'toy-2d' is not read from a table"):
+        load("toy-2d", text_column="x")
+
+
+def test_public_users_are_nobodys_clients(tmp_path):
+    data = by_user(tmp_path, user_min=4)
+    public = PublicConfig(users=0.25)
+    scenario = Scenario(data, ["text-bag"], PartitionConfig(kind="user"), public, seed=3)
+    theirs = {data.user_names[u] for u in data.users.tolist()} - set(scenario.roster)
+    assert (len(scenario.roster), len(theirs)) == (7, 2)
+    rows = np.isin([data.user_names[u] for u in data.users.tolist()], list(theirs))
+    assert len(scenario.public) == rows.sum()
+    assert sorted(map(tuple, scenario.public.raw.tolist())) == sorted(map(tuple, data.train.inputs[rows].tolist()))
+    other = Scenario(data, ["text-bag"], PartitionConfig(kind="user"), public, seed=4)
+    assert set(other.roster) != set(scenario.roster)
+
+
+def test_public_users_need_users_and_no_size(tmp_path):
+    with pytest.raises(ConfigError, match=r"public.users = 0.2: fashion-mnist has no users"):
+        Scenario(load("fashion-mnist", train_size=40, test_size=10), ["mlp"], PartitionConfig(clients=2),
+                 PublicConfig(users=0.2))  # fmt: skip
+    with pytest.raises(ConfigError, match=r"users = 0.2"):
+        PublicConfig(users=0.2, size=5)
+    with pytest.raises(ConfigError, match=r"public.users = 0.01: of 9 users these are 0"):
+        Scenario(by_user(tmp_path, user_min=4), ["text-bag"], PartitionConfig(kind="user"), PublicConfig(users=0.01))

@@ -1,0 +1,120 @@
+"""Programs that are kept running, their environment, and logs."""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from solera.deploy import programs
+from solera.deploy.journal import Journal, read_lines, write_line
+from solera.deploy.programs import Program, Supervisor, environment, is_loopback, reachable, split, wait_for_port
+from solera.errors import ConfigError, SoleraError
+
+
+def test_flowers_programs_see_no_telemetry_no_installation_and_a_home_of_their_own(tmp_path):
+    env = environment(tmp_path)
+    assert env["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert env["FLWR_DISABLE_UPDATE_CHECK"] == env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert env["FLWR_HOME"] == str(tmp_path / "state" / "flwr")
+    first = env["PATH"].split(os.pathsep)[0]
+    assert sorted(os.listdir(first)) == ["flwr-clientapp", "flwr-serverapp"]
+
+
+def program(tmp_path, code, **options):
+    return Program("it", [sys.executable, "-c", code], dict(os.environ), tmp_path / "it.log", **options)
+
+
+def watched(p, seconds):
+    """Watch a program for a while, as from the main thread."""
+    supervisor = Supervisor()
+    with supervisor:
+        timer = threading.Timer(seconds, lambda: supervisor._stop(15, None))
+        timer.start()
+        try:
+            supervisor.start(p)
+            supervisor.watch()
+        finally:
+            timer.cancel()
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_program_that_ends_is_started_again_and_all_end_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "PAUSES_S", (0.0,))
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(0.3 if not os.path.exists('mark') else 60)"
+    p = program(tmp_path, code)
+    watched(p, 2.5)
+    pids = [int(line) for line in (tmp_path / "it.log").read_text().split()]
+    assert len(pids) >= 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_what_starting_again_cannot_mend_ends_it_with_the_reason(tmp_path):
+    p = program(tmp_path, "print('no such key'); raise SystemExit(7)", final={7: "the key is refused"})
+    with pytest.raises(SoleraError, match=r"it ended: the key is refused \(no such key\)"):
+        watched(p, 30)
+
+
+def test_a_program_that_never_listens_is_named(tmp_path):
+    p = program(tmp_path, "raise SystemExit('address in use')")
+    p.start()
+    with pytest.raises(SoleraError, match=r"it ended at once, with code 1: address in use"):
+        wait_for_port("127.0.0.1:9", p)
+
+
+@pytest.mark.parametrize("address", ["", "8000", "host:", ":80", "host:0", "host:99999", "host:8o"])
+def test_an_address_is_host_and_port(address):
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        split(address)
+
+
+def test_addresses():
+    assert split("[::1]:80") == ("::1", 80)
+    assert reachable("0.0.0.0:80") == "127.0.0.1:80"
+    assert reachable("10.1.2.3:80") == "10.1.2.3:80"
+    assert [is_loopback(f"{h}:1") for h in ("127.0.0.1", "localhost", "0.0.0.0", "10.0.0.1")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_log_has_one_json_object_a_line_with_the_time(tmp_path):
+    log, handler = logging.getLogger("solera.test"), Journal(tmp_path / "log" / "a.jsonl", site="hospital-a")
+    log.addHandler(handler)
+    try:
+        log.warning("one\ntwo %s", "{")
+        try:
+            raise ValueError("why")
+        except ValueError:
+            log.exception("it failed")
+    finally:
+        log.removeHandler(handler)
+    first, second = [json.loads(line) for line in (tmp_path / "log" / "a.jsonl").read_text().splitlines()]
+    assert (first["says"], first["level"], first["site"]) == ("one\ntwo {", "warning", "hospital-a")
+    assert time.strptime(first["time"][:19], "%Y-%m-%dT%H:%M:%S")
+    assert first["time"].endswith("Z")
+    assert second["error"] == "ValueError: why"
+    assert (tmp_path / "log" / "a.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_line_is_left_out(tmp_path):
+    write_line(tmp_path / "a", {"n": 1})
+    with (tmp_path / "a").open("a") as f:
+        f.write('{"n": 2\n[3]\n')
+    assert [line["n"] for line in read_lines(tmp_path / "a", 10)] == [1]
+    assert read_lines(tmp_path / "nothing", 10) == []
