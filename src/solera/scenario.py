@@ -121,7 +121,7 @@ class ModelsConfig:
         """What is wrong with the list of architectures."""
         if not self.clients:
             yield "clients = []: name at least one architecture"
-        yield from options_problems(self.options, [*self.clients, *([self.server] if self.server else [])])
+        yield from options_problems(self.options, [*self.clients, *([self.server] if self.server else [])], self.lora)
 
     @property
     def built(self) -> list[str]:

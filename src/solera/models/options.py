@@ -43,7 +43,9 @@ def variant_of(name: str, options: Mapping[str, Mapping[str, Any]], lora: Lora |
     return Variant(model, precision, own, given)
 
 
-def options_problems(options: Mapping[str, Mapping[str, Any]], names: list[str]) -> Iterator[Problem]:
+def options_problems(
+    options: Mapping[str, Mapping[str, Any]], names: list[str], lora: Lora | None = None
+) -> Iterator[Problem]:
     """Options of an architecture that nobody has, and values that they cannot have."""
     for name, given in options.items():
         key = f"options.{name}"
@@ -58,3 +60,5 @@ def options_problems(options: Mapping[str, Mapping[str, Any]], names: list[str])
             bits = given.get(what, 32)
             if isinstance(bits, bool) or not isinstance(bits, int) or not (1 <= bits <= 8 or bits == 32):
                 yield f"{key}.{what} = {show(bits)}: expected 1 to 8, or 32 for full precision"
+            elif bits != 32 and given.get("lora", lora is not None) not in (False, None):
+                yield f"{key}: {what} = {bits} and lora do not go together; write lora = false, or {what} = 32"
