@@ -78,7 +78,7 @@ class Decentralised(Method):
     distill: Local = field(
         default_factory=lambda: Local(epochs=5, batch=128, lr=1e-3, optimizer="adam", schedule="cosine", clip=5.0)
     )  # on the round's public samples; FedDF's optimiser
-    temperature: Positive = 1.0
+    temperature: Positive = 1.0  # T, of teacher and student alike
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
     about: ClassVar[About] = About(

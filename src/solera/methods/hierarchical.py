@@ -1,4 +1,4 @@
-"""Hierarchical FedDF (Lin, Kong, Stich, Jaggi, NeurIPS 2020, section 3, discussion): groups fuse, groups are fused above.
+"""Hierarchical FedDF (Lin, Kong, Stich, Jaggi, NeurIPS 2020, section 3, discussion): fusion in groups and above them.
 
 The paper names it in one sentence, as a protection of clients, and leaves it to future work: "performing hierarchical
 and decentralized model fusion through synchronizing locally inferred logits". Clients belong to groups. A group's
@@ -56,7 +56,7 @@ class Hierarchical(Method):
     local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=Distill)  # of clients, in each group
     above: Distill = field(default_factory=Distill)  # of the groups
-    groups: PositiveInt = 2
+    groups: PositiveInt = 2  # each with a server of its own
     grouping: Literal["random", "blocks"] = "random"  # blocks: clients that follow each other in the roster
     every: PositiveInt = 1  # rounds between two fusions above
     exchange: Literal["models", "logits"] = "models"  # what a group shows to the others
@@ -174,14 +174,14 @@ class Hierarchical(Method):
     def _votes(self, S: list[str], fed: Federation) -> float:
         """How much the average of clients S counts above: then the average of averages is that of all clients."""
         copies = copies_of(S, fed)
-        return sum(n * (fed.num_examples(k) if self.average == "weighted" else 1) for k, n in zip(S, copies, strict=True))
+        return sum(
+            n * (fed.num_examples(k) if self.average == "weighted" else 1) for k, n in zip(S, copies, strict=True)
+        )
 
     def _none(self) -> list[dict[str, float]]:
         return [{} for _ in range(self.groups)]
 
-    def _asked(
-        self, models: list[Frozen], copies: list[float], d: Tensor, fed: Federation, server: Server
-    ) -> Asked:
+    def _asked(self, models: list[Frozen], copies: list[float], d: Tensor, fed: Federation, server: Server) -> Asked:
         teacher = Ensemble(models, "avg_logits", copies, self.fusion.temperature)
         return asked(teacher, len({m.architecture for m in models}) > 1, d, self.fusion, fed.seed, server)
 

@@ -148,5 +148,5 @@ def test_a_peer_with_another_generator_loses_its_seat(tmp_path):
 def test_samples_that_the_server_sends_are_refused(tmp_path):
     world = mixed(tmp_path)
     world.server.sample_bytes = 64
-    with pytest.raises(ConfigError, match="leave out public.where = 'server'"):
+    with pytest.raises(ConfigError, match=r"leave out public.where = 'server'"):
         world.run(METHOD)

@@ -219,16 +219,16 @@ def test_a_run_records_them(tmp_path):
 
 
 def test_more_groups_than_clients(tmp_path):
-    with pytest.raises(ConfigError, match="method.groups = 6: there are only 5 clients"):
+    with pytest.raises(ConfigError, match=r"method.groups = 6: there are only 5 clients"):
         mixed(tmp_path).run(dataclasses.replace(METHOD, groups=6))
 
 
 def test_logits_need_distillation_and_the_same_samples(tmp_path):
-    with pytest.raises(ConfigError, match="above.steps = 0"):
+    with pytest.raises(ConfigError, match=r"above.steps = 0"):
         Hierarchical(above=NONE, exchange="logits")
     world = mixed(tmp_path)
     world.server.public.fresh = True
-    with pytest.raises(ConfigError, match="leave out public.fresh"):
+    with pytest.raises(ConfigError, match=r"leave out public.fresh"):
         world.run(dataclasses.replace(METHOD, exchange="logits"))
 
 
