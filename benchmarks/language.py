@@ -25,14 +25,14 @@ CLIENTS = ["minilm-l1", "minilm-l2", "minilm-l3"]
 LARGE = "minilm-l6"
 ROUNDS = 3
 LR = 0.004  # of Adam, everywhere
-FUSION: Tables = {"steps": 5, "batch": 16, "optimizer": "adam", "lr": LR, "schedule": "constant", "clip": "none"}
+FUSION: Tables = {"steps": 12, "batch": 16, "optimizer": "adam", "lr": LR, "schedule": "constant", "clip": "none"}
 BASE: Tables = {
     "run": {"rounds": ROUNDS, "eval_every": ROUNDS},
-    "data": {"train_size": 1200, "test_size": 200, "length": 12},
+    "data": {"train_size": 1200, "test_size": 300, "length": 16},
     "partition": {"kind": "dirichlet", "variant": "block", "clients": 6},
-    "public": {"source": "held-out", "size": 400, "per_round": 80},
+    "public": {"source": "held-out", "size": 400, "per_round": 128},
     "models": {"clients": CLIENTS, "head": "shared", "lora": {"rank": 8}},
-    "method": {"local": {"steps": 4, "batch": 16, "optimizer": "adam", "lr": LR}},
+    "method": {"local": {"steps": 10, "batch": 16, "optimizer": "adam", "lr": LR}},
 }
 
 
@@ -55,7 +55,7 @@ METHODS: dict[str, tuple[str, Tables]] = {
 
 
 def data_sets(sst2: str, ag_news: str) -> dict[str, Tables]:
-    return {"sst2": {"data": {"name": "sst2", "path": sst2}}, "ag-news": {"data": {"name": "ag-news", "path": ag_news}}}
+    return {"ag-news": {"data": {"name": "ag-news", "path": ag_news}}, "sst2": {"data": {"name": "sst2", "path": sst2}}}
 
 
 def cases(sets: dict[str, Tables]) -> dict[str, Tables]:

@@ -131,7 +131,7 @@ def test_another_base_is_refused_before_any_work(encoder_run):
         open_run(run).model("encoder")
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace("rounds = 1", "rounds = 2"))
-    with pytest.raises((ConfigError, RunError), match="lora|weights"):
+    with pytest.raises((ConfigError, RunError), match=r"lora|weights"):
         resume_run(run)
 
 
