@@ -21,6 +21,7 @@ import queue
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -72,7 +73,6 @@ RESOURCES = {"cpu": "", "cuda": "GPU"}  # what Ray calls the devices that it can
 LONGEST_FOLDER = 32  # Ray's sockets are files below it, and the system limits the length of their names
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray announces that this will be so one day
 }
 Resources = Mapping[str, float]
@@ -284,7 +284,7 @@ def modules_of_tasks() -> list[str]:
 
 def to_bytes(t: Tensor) -> Any:
     """A tensor as Ray passes it on without a copy: an array of bytes, and how to look at it."""
-    if t.layout != torch.strided or t.device.type != "cpu" or t.is_quantized:
+    if t.layout != torch.strided or t.device.type != "cpu" or t.is_quantized or not t.numel():
         return t.__reduce_ex__(2)[:2]
     plain, strides = t.detach(), None
     if _is_dense(plain):
@@ -313,7 +313,7 @@ def _is_dense(t: Tensor) -> bool:
         if stride != expected:
             return False
         expected *= size
-    return t.numel() > 0
+    return True
 
 
 def _put(baggage: Baggage) -> Any:
@@ -363,7 +363,9 @@ class Worker:
         self.held: dict[int, Packed] = {}
         self.step = -1
 
-    def begin(self, wanted: dict[str, str], modules: list[str], files: dict[str, bytes], box: list[Any]) -> Any:
+    def begin(
+        self, wanted: dict[str, str], paths: list[str], modules: list[str], files: dict[str, bytes], box: list[Any]
+    ) -> Any:
         """Get ready: who this is, or a text that says why it cannot be. Nothing is unpacked before versions agree."""
         import ray
 
@@ -373,6 +375,7 @@ class Worker:
                 f"{socket.gethostname()} has {what} {mine[what]}, this machine {wanted[what]}: install the same "
                 "versions on every machine of the cluster"
             )
+        sys.path += [path for path in paths if path not in sys.path]  # on this machine, or with a disk in common
         try:
             take_over(files)
             for name in modules:
@@ -491,7 +494,7 @@ class Ray:
         own = [t for t in TASKS.values() if t.fn.__module__ == "__main__"]
         on_worker = dataclasses.replace(compute, devices=(compute.kind if compute.on_cpu else f"{compute.kind}:0",))
         self._baggage = _put(Baggage(host, own, on_worker, threads))
-        self._begin = versions(), modules_of_tasks(), files_of_code()
+        self._begin = versions(), [p for p in sys.path if p], modules_of_tasks(), files_of_code()
         extra = {r: n for r, n in need.items() if r not in ("CPU", "GPU")}
         self._actor = ray.remote(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0), resources=extra)(Worker)
         self._seats = {number: self._start(number) for number in range(workers)}

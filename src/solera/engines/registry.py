@@ -150,6 +150,11 @@ def engine_of(given: EngineSettings | type[EngineSettings] | str | None) -> Engi
     return given() if isinstance(given, type) else given
 
 
+def require(engine: EngineSettings) -> None:
+    """Refuse, before any data is read, an engine that cannot be opened: most can, and have nothing to say."""
+    getattr(engine, "require", lambda: None)()
+
+
 def engine_info(name: str) -> EngineInfo:
     """What people should know of an engine: of one that somebody has added, the first line of its docstring."""
     if name in INFO:
