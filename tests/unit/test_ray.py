@@ -5,6 +5,8 @@ import hashlib
 import importlib.util
 import socket
 import sys
+import threading
+import time
 import types
 
 import pytest
@@ -68,6 +70,25 @@ def test_an_address_at_which_nobody_answers_ends_the_command_at_once(closed_port
     (said,) = done.stderr.splitlines()
     assert f'engine.address = "127.0.0.1:{closed_port}": no Ray cluster answers there (Connection refused)' in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""], ids=["another server", "nothing"])
+def test_something_else_at_the_address_is_refused(answer, monkeypatch):
+    monkeypatch.setattr(engine_ray, "ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reply():
+            line, _ = server.accept()
+            with line:
+                line.recv(100)
+                line.sendall(answer)
+                time.sleep(0 if answer else 1)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises(ConfigError, match=r"no Ray cluster answers there \((what answers is something|timed out)"):
+            RayConfig(address=f"127.0.0.1:{server.getsockname()[1]}").require()
+        thread.join()
 
 
 def test_a_device_that_ray_does_not_give_is_refused(monkeypatch, tmp_path):

@@ -75,6 +75,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray announces that this will be so one day
 }
+# How HTTP/2, which Ray's servers speak, begins: each side sends its settings, here none.
+GREETING, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", b"\4"
 Resources = Mapping[str, float]
 
 
@@ -115,10 +117,7 @@ class RayConfig:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("engine.name = 'ray' needs the package ray: pip install 'solera[ray]'")
         if where := _endpoint(self.address):
-            try:
-                socket.create_connection(where, ANSWER_S).close()
-            except OSError as e:
-                raise ConfigError(_unreachable(self.address, e.strerror or str(e))) from None
+            _greet(self.address, where)
 
     def open(self, host: Host, states: ClientStates) -> Engine:
         """Connect to the cluster, or start Ray here, and start the workers."""
@@ -176,6 +175,19 @@ def _unreachable(address: str, why: str) -> str:
         f"engine.address = {show(address)}: no Ray cluster answers there ({why}); see `ray status` on its head, or "
         "leave engine.address out to start Ray on this machine"
     )
+
+
+def _greet(address: str, where: tuple[str, int]) -> None:
+    """Refuse an address at which nobody answers as a server of Ray would: Ray itself would try for minutes."""
+    try:
+        with socket.create_connection(where, ANSWER_S) as line:
+            line.settimeout(ANSWER_S)
+            line.sendall(GREETING)
+            kind = line.recv(9, socket.MSG_WAITALL)[3:4]
+    except OSError as e:
+        raise ConfigError(_unreachable(address, e.strerror or str(e))) from None
+    if kind != SETTINGS:
+        raise ConfigError(_unreachable(address, "what answers is something else"))
 
 
 def _connect(address: str, cpus: int) -> Callable[[], None]:
