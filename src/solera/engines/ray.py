@@ -685,7 +685,7 @@ class Ray:
             self._answer(seat, reply)
 
     def _lost(self, seat: _Seat, why: str) -> None:
-        """A worker is dead, or has to be: its client loses its seat in the exchange, and another worker starts."""
+        """A worker is dead, or has to be: its client is dropped from the exchange, and another worker starts."""
         assert seat.call is not None
         self._answer(seat, Reply(seat.call.client, error=why))
         self._replace(seat)
