@@ -3,8 +3,9 @@
     export PYTHONPATH=benchmarks
     python benchmarks/exchanges.py --out benchmarks/results/exchanges.json --write docs/howto/ray.md
 
-Every engine is a program of its own, with the clients' task "add one to the weights and send them back". The programs
-take turns, a lap each, so what slows down the machine slows down all of them; a ratio compares laps of the same turn.
+Every engine is a program of its own, with the clients' task "add one to the weights and send them back". It takes turns
+with a program that does the same in one process, a lap each, so what slows down the machine slows down both; a ratio
+compares laps of the same turn.
 
 - **exchange**: one client gets a message and answers with one of the same size.
 - **round**: four clients, which all get the same message; their replies are averaged.
@@ -56,8 +57,8 @@ SIZES = {  # tensors, numbers in each; float32
     "5 MB in 120 tensors": (120, 10_923),
     "200 MB": (50, 1_048_576),
 }
+LAPS = [(what, size) for size in SIZES for what in ("exchange", "round")] + [("work", "5 MB in 120 tensors")]
 COHORT, WORKING, WORK_S = 4, 8, 0.1
-WORK_SIZE = "5 MB in 120 tensors"
 FLOWER = pathlib.Path(__file__).parent / "results" / "flower-exchanges.json"
 MARK = "exchanges"
 
@@ -189,30 +190,32 @@ class Side:
 
 
 def measure(laps: int) -> dict[str, Any]:
-    """All engines in turn. The first lap of each kind is a warm-up."""
-    sides = [Side(name) for name in ENGINES]
-    wanted = [(what, size) for size in SIZES for what in ("exchange", "round")] + [("work", WORK_SIZE)]
-    found: dict[str, Any] = {s.name: {"startup_s": s.startup_s, "laps": {}} for s in sides}
-    for what, size in wanted:
-        for turn in range(laps + 1):
-            for s in sides:
-                told = s.lap(what, size)
-                if turn:
-                    kept = found[s.name]["laps"].setdefault(f"{what}, {size}", {"seconds": [], "memory": {}})
-                    kept["seconds"].append(round(told["seconds"], 5))
-                    for kind, peaks in told["memory"].items():
-                        kept["memory"][kind] = max(kept["memory"].get(kind, 0), *peaks)
-        print(f"{what}, {size}: done", file=sys.stderr)
-    for s in sides:
-        s.close()
+    """Every engine in turn with the one in this process: two programs at a time, as both hold messages of 200 MB."""
+    found = {}
+    for name in ENGINES:
+        reference, other = Side("inprocess"), Side(name)
+        kept: dict[str, Any] = {"startup_s": other.startup_s, "laps": {}}
+        for lap in LAPS:
+            told: dict[str, Any] = {"seconds": [], "reference_s": [], "memory": {}}
+            for turn in range(laps + 1):
+                one, two = reference.lap(*lap), other.lap(*lap)
+                if turn:  # the first is a warm-up
+                    told["reference_s"].append(round(one["seconds"], 5))
+                    told["seconds"].append(round(two["seconds"], 5))
+                    for kind, peaks in two["memory"].items():
+                        told["memory"][kind] = max(told["memory"].get(kind, 0), *peaks)
+            kept["laps"][", ".join(lap)] = told
+        found[name] = kept
+        reference.close()
+        other.close()
+        print(f"{name}: done", file=sys.stderr)
     return found
 
 
-def ratio(found: dict[str, Any], name: str, lap: str) -> tuple[float, float, float]:
+def ratio(laps: dict[str, Any]) -> str:
     """How many times as long as in one process: the median over the turns, and the range."""
-    pairs = zip(found[name]["laps"][lap]["seconds"], found["inprocess"]["laps"][lap]["seconds"], strict=True)
-    ratios = [mine / reference for mine, reference in pairs]
-    return statistics.median(ratios), min(ratios), max(ratios)
+    ratios = [mine / other for mine, other in zip(laps["seconds"], laps["reference_s"], strict=True)]
+    return f"{statistics.median(ratios):.1f} ({min(ratios):.1f}–{max(ratios):.1f})"
 
 
 def table(found: dict[str, Any]) -> page.Table:
@@ -224,10 +227,8 @@ def table(found: dict[str, Any]) -> page.Table:
             laps = found[name]["laps"]
             one, four = laps[f"exchange, {size}"], laps[f"round, {size}"]
             cells = [name, size]
-            for lap, told in ((f"exchange, {size}", one), (f"round, {size}", four)):
-                middle, least, most = ratio(found, name, lap)
-                cells += [f"{statistics.median(told['seconds']):.4f}"]
-                cells += ["1" if name == "inprocess" else f"{middle:.1f} ({least:.1f}–{most:.1f})"]
+            for told in (one, four):
+                cells += [f"{statistics.median(told['seconds']):.4f}", ratio(told)]
             memory = four["memory"]
             rows.append([*cells, str(memory["server"]), str(memory.get("worker", "-"))])
         if FLOWER.exists():
@@ -249,7 +250,7 @@ def work_table(found: dict[str, Any]) -> page.Table:
     heads += ["peak MB of Ray's own largest process"]
     rows = []
     for name in found:
-        told = found[name]["laps"][f"work, {WORK_SIZE}"]
+        told = found[name]["laps"][", ".join(LAPS[-1])]
         middle = statistics.median(told["seconds"])
         beyond = middle - WORKING * WORK_S / ENGINES[name]["workers"]
         own = str(told["memory"].get("Ray's own", "-"))

@@ -24,11 +24,13 @@ def run(file: str) -> None:
 
 
 @needs_a_namespace
+@pytest.mark.timeout(900)  # half a minute of work; on a machine that is busy with other tests it starts slowly
 def test_the_engine_on_a_ray_of_its_own():
     run("cases_ray.py")
 
 
 @needs_a_namespace
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_two_machines_and_signals():
     run("cases_cluster.py")
