@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import importlib.util
+import signal
 import socket
 import sys
 import threading
@@ -89,6 +90,25 @@ def test_something_else_at_the_address_is_refused(answer, monkeypatch):
         with pytest.raises(ConfigError, match=r"no Ray cluster answers there \((what answers is something|timed out)"):
             RayConfig(address=f"127.0.0.1:{server.getsockname()[1]}").require()
         thread.join()
+
+
+def test_a_cluster_of_another_version_is_refused_in_one_line(monkeypatch):
+    """As Ray says it, in several lines."""
+    said = "Version mismatch: The cluster was started with:\n    Ray: 2.40.0\n    Python: 3.12.1\nThis process on node "
+    said += "10.0.0.2 was started with:\n    Ray: 2.55.1\n    Python: 3.11.7\n"
+
+    def init(**given):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise RuntimeError(said)
+
+    fake = types.SimpleNamespace(init=init, is_initialized=lambda: False, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ConfigError) as refused:
+        engine_ray._connect("10.0.0.1:6379", 1)
+    assert "was started with: Ray: 2.40.0 Python: 3.12.1 This process" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_device_that_ray_does_not_give_is_refused(monkeypatch, tmp_path):

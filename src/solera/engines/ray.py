@@ -70,6 +70,7 @@ SAY_AGAIN_S = 60.0  # how often it is said that no worker is there
 ATTEMPTS = 3  # in a row at starting a worker
 LARGE = 1 << 16  # bytes from which on a tensor of the host is shared by the workers of a machine, not copied
 RESOURCES = {"cpu": "", "cuda": "GPU"}  # what Ray calls the devices that it can give to a worker
+LONGEST = 300  # characters of an error
 LONGEST_FOLDER = 32  # Ray's sockets are files below it, and the system limits the length of their names
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -233,7 +234,7 @@ def _connect(address: str, cpus: int) -> Callable[[], None]:
             raise
         if not address:
             raise SoleraError(f"Ray does not start on this machine: {_one_line(e)}") from None
-        raise ConfigError(_unreachable(address, _one_line(e))) from None
+        raise ConfigError(f"engine.address = {show(address)}: Ray does not connect: {_one_line(e)}") from None
     return disconnect
 
 
@@ -257,9 +258,9 @@ def _own_signals() -> Iterator[None]:
 
 def _one_line(e: BaseException) -> str:
     """What an error of Ray says, in one line; the cause of a long story comes last."""
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    said = lines[-1] if len(lines) > 4 else " ".join(lines)
-    return (said or type(e).__name__)[:300]
+    lines = [" ".join(line.split()) for line in str(e).splitlines() if line.strip()]
+    whole = " ".join(lines) or type(e).__name__
+    return whole if len(whole) <= LONGEST else lines[-1][:LONGEST]
 
 
 # ---- what is sent once ------------------------------------------------------------------------------
