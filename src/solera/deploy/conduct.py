@@ -26,6 +26,7 @@ from ..tensors import weights_of
 from ..track.display import Watcher
 from ..version import __version__
 from ..wire import WireError, digest, encode, safe_name
+from .journal import ENDED
 from .keys import fingerprint
 from .site import Samples
 
@@ -43,7 +44,10 @@ def conduct(grid: Any, folder: Path, name: str, file: str) -> Result:
             config = load_config(folder / file)
             return _conduct(grid, folder, home, config)
     except SoleraError as e:
-        log.error("the run %s ends: %s", name, e)
+        log.error("the run %s ends: %s", name, e, extra=ENDED)
+        raise
+    except BaseException:
+        log.exception("the run %s ends", name, extra=ENDED)
         raise
 
 
@@ -62,6 +66,7 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config) -> Result:
     _compare_versions(scenario, said)
     _share_public(engine, scenario, config, said)
     engine.enrolled = scenario.roster
+    engine.hellos = {k: h.digest for k, h in hellos.items()}
     check_fit(config.method, scenario)
     compute = compute_of(config.engine)
     TRICKS["cpu"].set_allocator()
@@ -202,4 +207,4 @@ class _Log(Watcher):
         log.warning("%s", text)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        log.info("the run has ended, digest %s", summary["digest"])
+        log.info("the run has ended, digest %s", summary["digest"], extra=ENDED)

@@ -97,6 +97,8 @@ def _server(
     (folder / "keys").mkdir(parents=True)
     folder.chmod(0o700)
     (folder / "runs").mkdir()
+    (folder / "app").mkdir()
+    (folder / "app" / "pyproject.toml").write_text(templates.APP)
     make_server_certificate(target / "ca", folder, names)
     make_secret(folder / "secret")
     shutil.copy(target / "ca" / "ca.crt", folder / "ca.crt")

@@ -28,6 +28,7 @@ FOLDER = "SOLERA_DEPLOYMENT"  # in the environment: the folder of the server or 
 READY_S = 120.0  # until a program must accept connections
 END_S = 15.0  # between asking a program to end and ending it
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before a program is started again; the last one for ever
+MOST_PRINTED = 1 << 20  # bytes of a program's output that are looked through
 QUICKLY_S = 60.0  # a program that ran longer than this did not fail at once
 
 
@@ -60,6 +61,15 @@ def _die_with_parent() -> None:
         _PRCTL(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """What a program prints before it ends, and what that means. Flower's programs all end with code 1."""
+
+    prints: str
+    means: str
+    final: bool = False  # starting it again cannot mend it
+
+
 @dataclasses.dataclass
 class Program:
     """One program that is kept running."""
@@ -68,15 +78,17 @@ class Program:
     command: Sequence[str]
     env: Mapping[str, str]
     log: Path
-    final: Mapping[int, str] = dataclasses.field(default_factory=dict)  # exit codes that starting again cannot mend
+    reasons: Sequence[Reason] = ()
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started: float = 0.0
+    printed_from: int = 0  # where in `log` begins what it has printed since it was started
 
     def start(self) -> None:
         """Start it, in a session of its own: what it starts ends with it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
+            self.printed_from = out.tell()
             self.process = subprocess.Popen(  # noqa: S603  (the commands are this package's own)
                 list(self.command),
                 env=dict(self.env),
@@ -109,11 +121,21 @@ class Program:
         self.signal(signal.SIGKILL)
         self.process.wait()
 
+    def printed(self, since: int | None = None) -> str:
+        """What it has printed since it was started, or from that place in its log on."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(self.printed_from if since is None else since)
+            return file.read(MOST_PRINTED).decode(errors="replace")
+        return ""
+
     def tail(self, lines: int = 3) -> str:
         """The end of what it has printed."""
-        with contextlib.suppress(OSError):
-            return " | ".join(self.log.read_text(errors="replace").split("\n")[-1 - lines :]).strip(" |")
-        return ""
+        return " | ".join(self.printed().split("\n")[-1 - lines :]).strip(" |")
+
+    def reason(self) -> Reason | None:
+        """Why it has ended, as far as that is known."""
+        text = self.printed()
+        return next((r for r in self.reasons if r.prints in text), None)
 
 
 class Supervisor:
@@ -160,12 +182,14 @@ class Supervisor:
             time.sleep(0.2)
 
     def _pause(self, p: Program, code: int) -> float:
-        if code in p.final:
-            raise SoleraError(f"{p.name} ended: {p.final[code]} ({p.tail()})")
+        why = p.reason()
+        if why is not None and why.final:
+            raise SoleraError(f"{p.name} ended: {why.means}")
         p.signal(signal.SIGKILL)  # what it has left behind
         p.failures = 0 if time.monotonic() - p.started > QUICKLY_S else p.failures + 1
         pause = PAUSES_S[min(p.failures, len(PAUSES_S) - 1)]
-        log.warning("%s ended with code %d; it starts again in %g s", p.name, code, pause)
+        said = f"ended with code {code}" if why is None else f"ended: {why.means}"
+        log.warning("%s %s; it starts again in %g s", p.name, said, pause)
         return pause
 
 
