@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -206,14 +207,22 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
         how = ["--insecure"]
         if not is_loopback(address):
             raise ConfigError(f"--insecure to {address}: only on the loopback interface")
+    forks = sys.platform == "linux"
+    env = environment(folder, standby=forks)
+    ready = Program(
+        "standby", [sys.executable, "-m", "solera.deploy.standby", str(folder / "state" / "bin")], env,
+        folder / "log" / "standby.log",
+    )  # fmt: skip
     node = Program(
         "supernode",
         [flower("flower-supernode"), *how, "--superlink", address, "--host", "127.0.0.1", "--port", str(free_port())],
-        environment(folder),
+        env,
         folder / "log" / "supernode.log",
         reasons=REASONS,
     )
     with Supervisor() as programs:
+        if forks:
+            programs.start(ready)
         programs.start(node)
         programs.watch(_Connection(node, address).look)
     log.info("%s has left", given["name"])

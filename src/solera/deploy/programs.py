@@ -23,6 +23,7 @@ SAFE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; by default 1
 }
 FOLDER = "SOLERA_DEPLOYMENT"  # in the environment: the folder of the server or the site
 READY_S = 120.0  # until a program must accept connections
@@ -32,10 +33,13 @@ MOST_PRINTED = 1 << 20  # bytes of a program's output that are looked through
 QUICKLY_S = 60.0  # a program that ran longer than this did not fail at once
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """What Flower's programs see: no telemetry, nothing installed at run time, state in `folder`, and the gate."""
+def environment(folder: Path, standby: bool = False) -> dict[str, str]:
+    """What Flower's programs see: no telemetry, nothing installed at run time, state in `folder`, and the gate.
+
+    `standby`: the programs of a site are handed over to a process that has loaded everything.
+    """
     bin_ = folder / "state" / "bin"
-    write_programs(bin_)
+    write_programs(bin_, standby)
     path = os.pathsep.join([str(bin_), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     home = folder / "state" / "flwr"
     home.mkdir(parents=True, exist_ok=True)
@@ -55,10 +59,10 @@ def flower(program: str) -> str:
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: not between fork and exec
 
 
-def _die_with_parent() -> None:
-    """Have the kernel end a program with whoever looks after it, however that ends."""
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have the kernel end this process with the one that started it, however that ends."""
     if _PRCTL is not None:
-        _PRCTL(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+        _PRCTL(1, number, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Program:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self.started = time.monotonic()
         log.info("%s started (pid %d)", self.name, self.process.pid)
@@ -188,7 +192,7 @@ class Supervisor:
         p.signal(signal.SIGKILL)  # what it has left behind
         p.failures = 0 if time.monotonic() - p.started > QUICKLY_S else p.failures + 1
         pause = PAUSES_S[min(p.failures, len(PAUSES_S) - 1)]
-        said = f"ended with code {code}" if why is None else f"ended: {why.means}"
+        said = f"ended with code {code} ({p.tail(1)})" if why is None else f"ended: {why.means}"
         log.warning("%s %s; it starts again in %g s", p.name, said, pause)
         return pause
 
