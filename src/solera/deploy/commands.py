@@ -16,7 +16,6 @@ from typing import Any
 import tomli_w
 
 from ..errors import ConfigError, RunError, SoleraError
-from ..wire import safe_name
 from .journal import keep_journal, lines_from, read_lines
 from .keys import expiry
 from .programs import (
@@ -263,6 +262,8 @@ class Submitted:
 
 def submit(folder: Path, name: str, config: str = "server.toml") -> Submitted:
     """Ask the server to begin the run `name`, or to go on with it if its directory is there."""
+    from ..wire import safe_name  # brings torch, which programs that only look after others do without
+
     folder = folder.absolute()
     settings_of(folder, "server")
     safe_name(name, "run name")
