@@ -286,18 +286,25 @@ def wait_for(
     folder = folder.absolute()
     env, place = environment(folder), run.since
     begun = asked = time.monotonic()
-    while True:
-        time.sleep(LOOK_S)
+
+    def news() -> bool:
+        """Pass on what is new; whether the run's last line was among it."""
+        nonlocal place
         lines, place = lines_from(folder / JOURNAL, place)
         mine = [line for line in lines if line.get("run") == run.name]
         for line in mine:
             say(f"{line.get('time')} {line.get('says')}")
-        over, now = any(line.get("ended") for line in mine), time.monotonic()
+        return any(line.get("ended") for line in mine)
+
+    while True:
+        time.sleep(LOOK_S)
+        over, now = news(), time.monotonic()
         if over or now - asked >= ASK_S:  # asking starts a program that takes seconds
             status, asked = run_status(env, run.id), now
             while over and not status.startswith("finished") and time.monotonic() - now < ASK_S:
                 status = run_status(env, run.id)  # Flower notices a little later
             if status.startswith("finished"):
+                news()
                 return status
         if patience_s is not None and now - begun > patience_s:
             raise RunError(f"the run {run.name} has not ended after {patience_s:g} s; it goes on")
