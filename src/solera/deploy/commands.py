@@ -19,6 +19,7 @@ from ..errors import ConfigError, RunError, SoleraError
 from .journal import keep_journal, lines_from, read_lines
 from .keys import expiry
 from .programs import (
+    INSECURE,
     Program,
     Reason,
     Supervisor,
@@ -102,7 +103,7 @@ def serve(folder: Path, address: str | None = None, insecure: bool = False) -> N
     execute = Program(
         "superexec",
         [flower("flower-superexec"), "--runtime-api-address", here, *root, *secret],
-        env, folder / "log" / "superexec.log",
+        env | ({INSECURE: "1"} if insecure else {}), folder / "log" / "superexec.log",
     )  # fmt: skip
     with Supervisor() as programs:
         programs.start(link)
@@ -201,11 +202,11 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
     address = address or given["address"]
     split(address)
     keep_journal(folder / "log" / "site.jsonl", site=given["name"])
-    how = ["--root-certificates", str(folder / "ca.crt"), "--auth-supernode-private-key", str(folder / "node.key")]
-    if insecure:
-        how = ["--insecure"]
-        if not is_loopback(address):
-            raise ConfigError(f"--insecure to {address}: only on the loopback interface")
+    if insecure and not is_loopback(address):
+        raise ConfigError(f"--insecure to {address}: only on the loopback interface")
+    how = ["--insecure"] if insecure else [  # Flower uses keys with TLS only
+        "--root-certificates", str(folder / "ca.crt"), "--auth-supernode-private-key", str(folder / "node.key"),
+    ]  # fmt: skip
     forks = sys.platform == "linux"
     env = environment(folder, standby=forks)
     ready = Program(

@@ -26,6 +26,7 @@ SAFE = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; by default 1
 }
 FOLDER = "SOLERA_DEPLOYMENT"  # in the environment: the folder of the server or the site
+INSECURE = "SOLERA_INSECURE"  # in the environment of a server that was started with --insecure
 READY_S = 120.0  # until a program must accept connections
 END_S = 15.0  # between asking a program to end and ending it
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before a program is started again; the last one for ever

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deployments import CODE, DIFFERENT, EQUAL, SITES, config_of
-from grids import LocalGrid, Node, error, in_a_flower_task  # noqa: F401
+from grids import LocalGrid, LocalSite, Node, error, in_a_flower_task  # noqa: F401
 from solera.config import load_config
 from solera.deploy.conduct import conduct
 from solera.deploy.init import init
@@ -187,6 +187,18 @@ def test_the_name_of_a_site_is_what_its_key_says(parties):
         "WireError: asked of 'west', this is 'east': the server has another key under that name"
     )
     assert sorted(json.loads((p.server / "runs" / ".first.sites.json").read_text())) == ["east", "north"]
+
+
+def test_without_keys_nodes_are_asked_who_they_are(parties):
+    """On a server that was started with --insecure, on the loopback interface."""
+    p = parties(SCAFFOLD, EQUAL)
+    p.grid.get_nodes = lambda: [Node(n, b"") for n in p.grid.sites]
+    p.grid.sites[999] = LocalSite("stranger", p.home / "stranger", None)
+    with contextlib.chdir(p.server):
+        digest = conduct(p.grid, p.server, "first", "server.toml", insecure=True).digest
+    assert digest == p.simulated()
+    assert [line["task"] for line in p.asked("east")][:2] == ["who", "hello"]
+    assert sum(m.metadata.dst_node_id == 999 for m in p.grid.sent) == 1, "it was asked who it is, and nothing else"
 
 
 def test_two_sites_with_one_key_are_refused(parties):
