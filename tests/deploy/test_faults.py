@@ -50,7 +50,7 @@ def report(network, outcomes, request):
             "seconds_of_rounds": [round(s, 1) for s in network.seconds(name)],
         }
         if since is not None:
-            row["seconds_until_it_went_on"] = round(since, 1)
+            row["seconds_from_the_fault_to_the_end"] = round(since, 1)
         outcomes.append(row)
         return row
 
