@@ -326,6 +326,10 @@ const FIGURES = [
     draw(body, data, g, s, redraw) {
       const bars = data.groups.filter((v) => v.content).map((v) => ({ name: v.label, of: v.content }));
       stackedBars(body, { parts: [["data", "data"], ["parameters", "parameters"], ["predictions", "predictions"]], bars, text: bytes, hidden: s.hidden, toggled: toggler(s, redraw), label: this.title });
+      for (const v of data.groups.filter((v) => v.adapters)) {
+        const each = v.adapters.rows.map(([name, sent, whole]) => `${name} ${bytes(sent)} instead of ${bytes(whole)}`);
+        body.append(make("p", { class: "of", text: `${v.label}: with LoRA a model is sent as ${each.join(", ")}; whole models would have added about ${bytes(v.adapters.saved)}.` }));
+      }
     },
     rows: (data) => ({ head: ["case", "data bytes", "parameters bytes", "predictions bytes"], rows: data.groups.filter((g) => g.content).map((g) => [g.label, g.content.data || 0, g.content.parameters || 0, g.content.predictions || 0]) }),
   },
