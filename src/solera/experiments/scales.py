@@ -7,12 +7,15 @@ and `Scaled.stand_ins`. The [paper] table of a recipe can add to the rules.
 
 import dataclasses
 import math
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..config import Config, load_config, to_toml
 from ..data.catalogue import SOURCES
+from ..data.overlap import named_classes
 from ..models import MODELS
 from ..runs.keys import dig, flat, show
 from .papers import Shrink
@@ -56,7 +59,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("public.per_round", 5, 2),
     ),
     "tiny": (
-        Rule("run.rounds", 25, 2, 4),
+        Rule("run.rounds", 25, 2, 3),
         Rule("run.eval_every", 100),
         Rule("method.local.epochs", 20),
         Rule("method.local.steps", 10, 3),
@@ -72,9 +75,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("method.swag.samples", 5, 2),
         Rule("method.ensemble_trainer.samples", 5, 2),
         Rule("method.global_trainer.warmup", 20),
-        Rule("data.train_size", 1, 1, 1200),
-        Rule("data.test_size", 1, 1, 300),
-        Rule("public.size", 50, 20, 200),
+        Rule("data.train_size", 1, 1, 800),
+        Rule("data.test_size", 1, 1, 200),
+        Rule("public.size", 25, 20, 200),
         Rule("public.per_round", 25, 2, 200),
         Rule("partition.min_size", 5, 1, 2),
     ),
@@ -89,15 +92,22 @@ class Scaled:
     """The configuration of a scale, and how it differs from the paper's."""
 
     config: Config
-    changes: dict[str, tuple[Any, Any]]  # key -> the paper's value, ours
+    whole: Config  # the paper's
     stand_ins: dict[str, str]  # what is replaced -> by what
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """What differs: key -> the paper's value, ours."""
+        whole, ours = (flat(tomllib.loads(to_toml(c))) for c in (self.whole, self.config))
+        return dict(_differences(whole, ours))
 
 
 def scaled(config: Config, scale: str, extra: Shrink | None = None) -> Scaled:
     """The configuration at a scale."""
+    if scale != "tiny":
+        config = _whole_set(config)
     if scale == "full":
-        return Scaled(config, {}, {})
-    before = tomllib.loads(to_toml(config))
+        return Scaled(config, config, {})
     tables = tomllib.loads(to_toml(config))
     names: dict[str, str] = {}
     for at, key in ((0, "train_size"), (1, "test_size")):  # so that the rules can divide them
@@ -122,8 +132,7 @@ def scaled(config: Config, scale: str, extra: Shrink | None = None) -> Scaled:
         if dig(tables, *key.split(".")[:-1]) is not None:  # not every method of a table has every setting
             _put(tables, key, value)
     names |= extra.stand_ins if extra else {}
-    new = load_config(tables)
-    return Scaled(new, dict(_differences(flat(before), flat(tomllib.loads(to_toml(new))))), names)
+    return Scaled(load_config(tables), config, names)
 
 
 def scaled_round(at: int, before: int, after: int) -> int:
@@ -149,6 +158,14 @@ def rows_of(config: Config) -> tuple[int, int] | None:
         return None
     asked = (config.data.train_size, config.data.test_size)
     return min(asked[0] or whole[0], whole[0]), min(asked[1] or whole[1], whole[1])
+
+
+def _whole_set(config: Config) -> Config:
+    """With the whole of the data set of which the package contains a sample: the papers mean all of it."""
+    if config.data.name != EMBEDDED or config.data.path is not None:
+        return config
+    folder = Path(os.environ.get("SOLERA_DATA") or "data") / EMBEDDED
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(folder)))
 
 
 def _whole(config: Config) -> tuple[int, int] | None:
@@ -195,9 +212,9 @@ def _public(public: dict[str, Any], names: dict[str, str]) -> None:
         names[f"public {public.pop('name')}"] = "samples held out of the task's own"
         public["source"] = "held-out"
         public.setdefault("size", 10_000)
-        if public.get("classes"):
-            share = len(public["classes"]) / 1000
-            public["classes"] = list(range(max(1, min(CLASSES, round(share * CLASSES)))))
+        if classes := public.get("classes"):
+            count = len(named_classes(classes) if isinstance(classes, str) else classes)
+            public["classes"] = list(range(max(1, min(CLASSES, count // 10))))
     elif source == "generator":
         names["the generator"] = "uniform noise"
         public["source"] = "noise"

@@ -196,6 +196,7 @@ TABLE2 = PERSONAL | {
     "partition.kind": "dirichlet",  # "each client contains all labels"
     "partition.variant": "class",
     "partition.alpha": 1.0,  # not stated; ours
+    "partition.min_per_class": 2,  # "each client contains all labels"
     "public.source": "none",
     "models.clients": ("mcmahan-cnn",),
     "method.name": "mnflparam",

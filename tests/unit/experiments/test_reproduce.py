@@ -182,7 +182,7 @@ def test_names():
 def test_a_table_runs_resumes_and_shows_both_numbers(tmp_path):
     table = plan_table(small(), "full", 1)
     assert missing(table, tmp_path) == {}
-    assert effort(table, tmp_path).runs == 4
+    assert effort([(table, tmp_path)]).runs == [4]
     told = []
     assert run_table(table, tmp_path, tell=lambda p: told.append(p.news)).done == 4
     filled = {(f.row, f.column): f for f in collect(table, tmp_path)}
@@ -198,7 +198,7 @@ def test_a_table_runs_resumes_and_shows_both_numbers(tmp_path):
     assert "| no | [a] (1) | [a] (2) |" in text
     assert "- [a] not run: it cannot be run" in text
     assert run_table(table, tmp_path).skipped == 4  # nothing is run again
-    assert effort(table, tmp_path).runs == 0
+    assert effort([(table, tmp_path)]).runs == [0]
 
 
 def test_rounds_numbers_and_bytes_to_a_target(tmp_path):
@@ -300,5 +300,7 @@ def test_missing_data_is_told_and_ends_well(tmp_path, monkeypatch):
     assert result.exit_code == 0
     lines = [line for line in result.stderr.splitlines() if "cannot be run" in line]
     assert len(lines) == 2  # cifar10, cifar100
-    assert lines[0].startswith("feddf/table2: 10 of 20 cells cannot be run: cifar10: not found; looked for the folders")
+    assert lines[0].startswith(
+        "cannot be run: feddf/table2 (10 of 20 cells): cifar10: not found; looked for the folders"
+    )
     assert "[a] (76.01 ± 1.53)" in result.stdout
