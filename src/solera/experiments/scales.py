@@ -23,8 +23,8 @@ from .papers import Shrink
 EMBEDDED = "fashion-mnist"
 EMBEDDED_ROWS = (10_000, 2_000)
 CLASSES = 10
-CLIENTS = 20  # most clients of `tiny`
-LEAST_FRACTION = 0.2  # of the clients, where `tiny` has fewer of them
+CLIENTS = 10  # most clients of `tiny`
+LEAST_FRACTION = 0.4  # of the clients, where `tiny` has fewer of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +59,13 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("public.per_round", 5, 2),
     ),
     "tiny": (
-        Rule("run.rounds", 25, 2, 3),
+        Rule("run.rounds", 50, 2, 2),
         Rule("run.eval_every", 100),
         Rule("method.local.epochs", 20),
         Rule("method.local.steps", 10, 3),
         Rule("method.local.batch", 4, 8, 16),
         Rule("method.local.lr", 1, 0, 0.1),
-        Rule("method.fusion.steps", 250, 10),
+        Rule("method.fusion.steps", 500, 10),
         Rule("method.fusion.batch", 4, 16, 32),
         Rule("method.fusion.every", 10, 5),
         Rule("method.fusion.patience", 50, 10),
@@ -74,11 +74,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("method.c_batch", 8, 16, 32),
         Rule("method.swag.samples", 5, 2),
         Rule("method.ensemble_trainer.samples", 5, 2),
-        Rule("method.global_trainer.warmup", 20),
-        Rule("data.train_size", 1, 1, 800),
-        Rule("data.test_size", 1, 1, 200),
-        Rule("public.size", 25, 20, 200),
-        Rule("public.per_round", 25, 2, 200),
+        Rule("method.global_trainer.warmup", 40),
+        Rule("data.train_size", 1, 1, 500),
+        Rule("data.test_size", 1, 1, 150),
+        Rule("public.size", 50, 20, 100),
+        Rule("public.per_round", 50, 2, 100),
         Rule("partition.min_size", 5, 1, 2),
     ),
 }
@@ -128,6 +128,7 @@ def scaled(config: Config, scale: str, extra: Shrink | None = None) -> Scaled:
             table[leaf] = rule.new(value)
     if scale == "tiny":
         _fewer_clients(tables)
+        tables["engine"] = {"name": "inprocess"}  # runs of seconds do not pay for worker processes
     for key, value in (extra.set if extra else {}).items():
         if dig(tables, *key.split(".")[:-1]) is not None:  # not every method of a table has every setting
             _put(tables, key, value)

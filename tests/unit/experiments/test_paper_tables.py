@@ -1,17 +1,17 @@
-"""The tables and figures of the papers: every cell is a valid configuration, at every scale, and starts as a run would;
+"""The tables and figures of the papers: every cell is a valid configuration, every method starts as a run would, and
 baselines have settings of their own."""
 
 import dataclasses
+import functools
 import tomllib
 
 import pytest
 
-from solera.config import load_config, to_toml
+from solera.config import load_config, merged, to_toml
 from solera.experiments.papers import NOT_PRINTED, load_paper, paper_names
 from solera.experiments.reproduce import plan_table, without_runs
-from solera.experiments.scales import scaled
 from solera.experiments.sweep import overrides_of
-from solera.method import name_of
+from solera.parts.local import Local
 from solera.runner.dry import rehearse_config
 from solera.runs.keys import flat
 
@@ -47,7 +47,6 @@ OWN = {  # paper whose table it is, method -> what its row has to say, from the 
         "models.head": "projection",
     },
     ("fedet", "fedgkt"): {"method.partial": "on_the_fly", "method.server_model": "vgg19", "data.client_test": "common"},
-    ("fedeed", "feddf"): {},  # Table 9 begins with FedDF's own; see below
     ("fedeed", "fedprox"): {"method.mu": 0.001},
     ("mnfl", "pfeddf"): {"method.fusion.steps": 12, "method.fusion.batch": 256, "method.fusion.lr": 0.01},
     ("mnfl", "topkpfl"): {"method.k": 5},
@@ -58,30 +57,58 @@ OWN = {  # paper whose table it is, method -> what its row has to say, from the 
 }
 
 
+OTHERS = ("run.", "data.", "partition.", "public.", "models.", "federation.")  # tables besides [method]
+
+
 def settings(config):
-    return flat(tomllib.loads(to_toml(config)))
+    return {k: v for k, v in flat(tomllib.loads(to_toml(config))).items() if v != "none"}
+
+
+@functools.cache
+def planned(name):
+    """The table at the smallest scale, which is made from the cells of the full one."""
+    return plan_table(load_paper(name), "tiny", 1)
+
+
+@functools.cache
+def cells(name):
+    """Every cell that can be run, with its method and its settings at full scale."""
+    recipe, found = merged(name), []
+    for cell in load_paper(name).cells():
+        if not cell.skip:
+            config = load_config(recipe, overrides_of(cell.set))
+            found.append((cell, config.method, settings(config)))
+    return found
+
+
+def first_of_each_method():
+    """Of each paper the first cell with a method, and the first of every table."""
+    seen, found = set(), []
+    for name in paper_names():
+        paper = load_paper(name)
+        for at, cell in enumerate(paper.cells() if not without_runs(paper) else ()):
+            key = (paper.paper, cell.set.get("method.name", name))
+            if not cell.skip and key not in seen:
+                seen.add(key)
+                found.append((name, at))
+    return found
 
 
 @pytest.mark.parametrize("name", paper_names())
-def test_every_cell_is_a_valid_configuration_at_every_scale(name):
-    paper = load_paper(name)
-    for scale in ("small", "tiny"):  # made from those of the full scale
-        table = plan_table(paper, scale, 1)
-        runs = {run.name for run in table.runs}
-        for planned in table.cells:
-            assert planned.reason or without_runs(paper) or set(planned.runs) <= runs
-        assert len({to_toml(run.config) for run in table.runs}) == len(table.runs)  # nothing is run twice
+def test_every_cell_is_a_valid_configuration(name):
+    paper, table = load_paper(name), planned(name)
+    runs = {run.name for run in table.runs}
+    for cell in table.cells:
+        assert cell.reason or without_runs(paper) or set(cell.runs) <= runs
+    assert len({to_toml(run.config) for run in table.runs}) == len(table.runs)  # nothing is run twice
+    assert plan_table(paper, "small", 1, rows=[paper.rows[0].name]).scale == "small"
 
 
-@pytest.mark.parametrize("name", paper_names())
-def test_every_method_of_a_table_starts_as_a_run_would(name):
+@pytest.mark.parametrize(("name", "at"), first_of_each_method())
+def test_a_run_would_start(name, at):
     """A rehearsal: messages, models and sizes of a run, without training."""
-    paper = load_paper(name)
-    firsts = {}
-    for planned in plan_table(paper, "tiny", 1).cells:
-        if planned.config is not None:
-            firsts.setdefault(name_of(planned.config.method), planned.config)
-    for config in firsts.values() if not without_runs(paper) else ():
+    config = planned(name).cells[at].config
+    if config is not None:
         short = dataclasses.replace(config, run=dataclasses.replace(config.run, rounds=1))
         assert len(rehearse_config(short).rounds) == 1
 
@@ -89,40 +116,30 @@ def test_every_method_of_a_table_starts_as_a_run_would(name):
 @pytest.mark.parametrize("name", paper_names())
 def test_a_cell_differs_from_its_recipe_in_nothing_but_what_it_says(name):
     """A baseline keeps the federation and the local training, and nothing that was chosen for another method."""
-    paper = load_paper(name)
     base = settings(load_config(name))
-    for cell in paper.cells():
-        if cell.skip:
-            continue
-        config = load_config(name, overrides_of(cell.set))
-        ours = settings(config)
-        same = name_of(config.method) == base["method.name"]
-        kept = [k for k in {**base, **ours} if same or not k.startswith("method.") or k.startswith("method.local.")]
-        changed = {k for k in kept if base.get(k) != ours.get(k)}
-        assert {k for k in changed if not any(k == s or k.startswith(f"{s}.") for s in cell.set)} <= FOLLOWS
-
-
-FOLLOWS = {"method.name"}
+    for cell, method, ours in cells(name):
+        if ours["method.name"] == base["method.name"]:
+            kept = ("",)
+        elif isinstance(getattr(method, "local", None), Local):
+            kept = ("method.local.", *OTHERS)
+        else:  # it trains in a way of its own
+            kept = OTHERS
+        changed = {k for k in {**base, **ours} if k.startswith(kept) and base.get(k) != ours.get(k)}
+        assert {k for k in changed if not any(k == told or k.startswith(f"{told}.") for told in cell.set)} == set()
 
 
 @pytest.mark.parametrize("name", paper_names())
 def test_baselines_have_their_own_settings(name):
-    paper = load_paper(name)
-    own = load_config(name).method
-    for cell in paper.cells():
-        if cell.skip or "method.name" not in cell.set or cell.set["method.name"] == name_of(own):
-            continue
-        wanted = OWN.get((paper.paper, cell.set["method.name"]), {})
-        ours = settings(load_config(name, overrides_of(cell.set)))
+    for cell, _, ours in cells(name):
+        wanted = OWN.get((name.partition("/")[0], cell.set.get("method.name")), {})
         assert {k: ours.get(k) for k in wanted} == wanted, cell.row
 
 
-@pytest.mark.parametrize("name", [n for n in paper_names() if n.startswith("fedeed/") and n != "fedeed/fig2"])
+@pytest.mark.parametrize("name", [n for n in paper_names() if n.startswith("fedeed/")])
 def test_feddf_is_distilled_as_fedeeds_paper_does(name):
-    for cell in load_paper(name).cells():
+    for cell, _, ours in cells(name):
         first = cell.row == "FedDF (Adam, drop-worst, early stop)"  # Table 9: FedDF as it was
         if cell.set.get("method.name") == "feddf" and not first:
-            ours = settings(load_config(name, overrides_of(cell.set)))
             assert {k: ours[k] for k in FEDEED} == FEDEED
 
 
@@ -152,15 +169,9 @@ def test_tables_have_the_papers_numbers():
 def test_what_counts_until_a_target_is_evaluated_every_round():
     for name in paper_names():
         paper = load_paper(name)
-        for cell in paper.cells():
-            if not cell.skip and (paper.value in ("rounds", "parameters", "bytes") or cell.at == "best"):
-                config = load_config(name, overrides_of(cell.set))
-                assert config.run.eval_every == 1
-                assert scaled(config, "small").config.run.eval_every == 1
+        if paper.value in ("rounds", "parameters", "bytes") or paper.at == "best":
+            assert {ours["run.eval_every"] for _, _, ours in cells(name)} == {1}
 
 
 def test_table_1_reaches_beyond_the_largest_number_of_the_paper():
-    rounds = {
-        c.row: load_config("feddf/table1", overrides_of(c.set)).run.rounds for c in load_paper("feddf/table1").cells()
-    }
-    assert min(rounds[row] for row in rounds if not row.startswith("FedDF")) >= 546
+    assert min(ours["run.rounds"] for c, _, ours in cells("feddf/table1") if not c.row.startswith("FedDF")) >= 546
