@@ -31,14 +31,7 @@ OWN = {  # paper whose table it is, method -> what its row has to say, from the 
         "method.fusion.schedule": "cosine",
         "method.fusion.temperature": 1.0,
     },
-    ("fedet", "dsfl"): {
-        "method.temperature": 0.1,
-        "method.local.epochs": 5,
-        "method.local.batch": 100,
-        "method.distill.epochs": 5,
-        "method.distill.batch": 100,
-        "method.distill.lr": 0.1,
-    },
+    ("fedet", "dsfl"): {"method.temperature": 0.1, "method.local.epochs": 5, "method.distill.epochs": 5},
     ("fedet", "moon"): {
         "method.tau": 0.5,
         "method.local.lr": 0.01,
@@ -153,7 +146,8 @@ def test_values_that_a_paper_does_not_state_can_be_searched_for():
         "dsfl": {"method.distill.lr"},
         "fedgkt": {"method.local.lr", "method.server.lr"},
     }
-    for name in (n for n in paper_names() if n.startswith(("feddf/", "fedet/"))):
+    images = (n for n in paper_names() if n.startswith(("feddf/", "fedet/")) and not n.endswith("sent140"))
+    for name in images:  # for texts the clients' values are stated
         for cell in load_paper(name).cells():
             wanted = grids.get(cell.set.get("method.name", ""), set())
             assert wanted <= cell.tune.keys(), (name, cell.row)
