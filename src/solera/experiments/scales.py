@@ -203,6 +203,9 @@ def _stand_ins(tables: dict[str, Any]) -> dict[str, str]:
             tables["data"][key] = min(tables["data"].get(key, most), most)
         _public(public, names)
         _models(tables["models"], names)
+        if tables["method"].get("server_model") == "vgg19":  # FedGKT's, on features
+            tables["method"]["server_model"] = "residual"
+            names["the vgg19 on features"] = "FedGKT's residual tower"
     return names
 
 
