@@ -35,6 +35,11 @@ class Hello:
     layout: str  # sha256 of the names, shapes and types of its model's tensors
     public: str  # sha256 of its public data; "": it has none
 
+    @property
+    def digest(self) -> str:
+        """sha256 of all of it."""
+        return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()
+
 
 @dataclasses.dataclass(frozen=True)
 class Remote:

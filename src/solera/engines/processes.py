@@ -22,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -30,10 +29,9 @@ from ..compute import Compute
 from ..devices import Placement
 from ..errors import SoleraError
 from ..randomness import OURS, fingerprint, one_thread
-from ..task import TASKS
-from ..wire import Limits, Packed, WireError, decode
-from .base import SHA256, Call, Host, Reply, Roster, Version, Window, check_workers
-from .serve import serve
+from ..wire import Limits, Packed
+from .base import SHA256, Backlog, Call, Exchange, Host, Reply, Roster, Version, check_workers
+from .serve import KEEP_MESSAGES, Received, serve
 from .states import ClientStates
 
 HEADER_LIMIT = 1 << 20
@@ -62,7 +60,7 @@ class Processes:
         self.host, self.states, self.limits = host, states, limits or Limits()
         self.count = check_workers(workers)
         self._fork_server = _ForkServer(host, states, compute or Compute())
-        self._inbox: deque[_Exchange] = deque()  # those with calls that have not begun, the oldest first
+        self._backlog = Backlog()
         self._wake_r, self._wake_w = socket.socketpair()
         self._closing, self._broken = False, ""
         self._thread = threading.Thread(target=self._dispatch, name=f"{OURS}-dispatch", daemon=True)
@@ -78,8 +76,8 @@ class Processes:
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
         """Workers begin at once, whether or not anybody is waiting."""
-        exchange = _Exchange(calls)
-        self._inbox.append(exchange)
+        exchange = Exchange(calls)
+        self._backlog.append(exchange)
         self._wake_w.send(b"!")
         return lambda: (self._next(exchange.replies) for _ in calls)
 
@@ -119,7 +117,7 @@ class Processes:
         with selectors.DefaultSelector() as ready:
             ready.register(self._wake_r, selectors.EVENT_READ)
             while not self._closing:
-                while (idle or len(busy) < self.count) and (exchange := self._startable()):
+                while (idle or len(busy) < self.count) and (exchange := self._backlog.startable()):
                     worker = idle.pop() if idle else self._fork_server.worker(_free_number(busy.values()))
                     if worker is None:
                         self._go_on_with(len(busy))
@@ -147,37 +145,9 @@ class Processes:
         log.warning("the system gives no more than %d worker processes now (`ulimit -u`): going on with them", workers)
         self.count = workers
 
-    def _startable(self) -> "_Exchange | None":
-        """The oldest exchange with a call that may begin now."""
-        while self._inbox and not self._inbox[0].left:
-            self._inbox.popleft()
-        return next((e for e in list(self._inbox) if e.left and e.window.may_begin(e.begun)), None)
-
     def _patience(self, busy: dict[socket.socket, "_Worker"]) -> float | None:
         ends = [w.deadline for w in busy.values() if w.deadline is not None]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
-
-
-class _Exchange:
-    """Calls that belong together, and their replies."""
-
-    def __init__(self, calls: Sequence[Call]):
-        self.calls, self.begun = list(calls), 0
-        self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-        self.window = Window()
-
-    @property
-    def left(self) -> int:
-        return len(self.calls) - self.begun
-
-    def next(self) -> tuple[int, Call]:
-        """The next call and its position."""
-        self.begun += 1
-        return self.begun - 1, self.calls[self.begun - 1]
-
-    def answer(self, position: int, reply: Reply) -> None:
-        self.window.answered(position)
-        self.replies.put(reply)
 
 
 class _Worker:
@@ -187,11 +157,11 @@ class _Worker:
         self.socket, self.buffer, self.pid, self.number = sock, buffer, pid, number
         self.known: list[Packed] = []  # messages this worker still holds, all of one exchange
         self.call: Call | None = None
-        self.exchange: _Exchange | None = None
+        self.exchange: Exchange | None = None
         self.position = 0  # of its call in the exchange
         self.deadline: float | None = None
 
-    def give(self, exchange: _Exchange) -> None:
+    def give(self, exchange: Exchange) -> None:
         """Hand over the next call of an exchange."""
         self.position, call = exchange.next()
         # A little grace: a client that is merely at its deadline is told so by its own clock.
@@ -425,22 +395,6 @@ def _patiently(start: Callable[[], T], refused: type[Exception]) -> T:
         pause *= 2
 
 
-# The server and the worker forget messages by the same rule: those of another exchange, and all but the last few.
-KEEP_MESSAGES = 4
-
-
-class _Received(Packed):
-    """A message as a worker holds it: decoded from bytes, once."""
-
-    def __init__(self, blob: bytes, task: str):
-        super().__init__(None)
-        with contextlib.suppress(WireError):  # `serve` says what is wrong, to whoever asked
-            if task in TASKS:
-                inbox = decode(blob, TASKS[task].inbox)
-                self.__dict__.update(Packed(inbox).__dict__)
-                self.memo = {task: inbox}
-
-
 def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, place: Placement) -> None:
     """A worker: serves one call after another, until the server closes its end."""
     held: dict[int, Packed] = {}
@@ -452,7 +406,7 @@ def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, pl
                 held, step = {}, facts["step"]
             if not facts["known"]:
                 held.pop(facts["message"], None)
-                held[facts["message"]] = _Received(blob, facts["task"])
+                held[facts["message"]] = Received(blob, facts["task"])
                 for old in list(held)[:-KEEP_MESSAGES]:
                     del held[old]
             message = held[facts["message"]]

@@ -19,7 +19,7 @@ from typing import Any
 from ..compute import Compute, compute_of, resolved
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import TRICKS, Numerics, numerics
-from ..engines import ClientStates, Engine, EngineSettings, Host, default_workers, engine_of
+from ..engines import ClientStates, Engine, EngineSettings, Host, default_workers, engine_of, require
 from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
@@ -81,6 +81,7 @@ def execute(
 ) -> dict:
     """Run what a configuration describes and return the summary. `command` is noted, for the report."""
     config = dataclasses.replace(config, engine=resolved(config.engine))
+    require(config.engine)
     return simulate(
         scenario_of(config),
         config.method,

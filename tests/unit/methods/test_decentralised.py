@@ -9,6 +9,8 @@ import by_hand
 from public_toys import CLIENTS, Known, accuracies, halves, mixed, spoil, watch
 from run_directories import lines_of
 from solera.data import PublicConfig, from_tensors, public_from_noise
+from solera.data.generator import Generator, save_generator
+from solera.data.public import make_public
 from solera.errors import ConfigError
 from solera.methods.decentralised import Decentralised, made_from
 from solera.methods.local import LocalOnly
@@ -22,11 +24,15 @@ METHOD = Decentralised(LOCAL, DISTIL)
 ASK, TELL = "train_and_infer", "distil_inferred"
 
 
+def task():
+    """A data set of images like the toy's."""
+    x = (torch.rand(8, 1, 8, 8) * 255).to(torch.uint8)
+    return from_tensors((x, torch.arange(8) % 4), (x, torch.arange(8) % 4), classes=4, mean=(0.5,), std=(0.5,))
+
+
 def noise(size=40, fresh=True, seed=0):
     """Uniform noise in the shape of the toy images, as every peer makes it."""
-    x = (torch.rand(8, 1, 8, 8) * 255).to(torch.uint8)
-    data = from_tensors((x, torch.arange(8) % 4), (x, torch.arange(8) % 4), classes=4, mean=(0.5,), std=(0.5,))
-    return public_from_noise(data, PublicConfig(source="noise", size=size, fresh=fresh), seed)
+    return public_from_noise(task(), PublicConfig(source="noise", size=size, fresh=fresh), seed)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -72,6 +78,17 @@ def test_the_same_generator_and_seed_make_the_same_samples():
     still = noise(fresh=False)
     assert torch.equal(made_from(7, 40, still), still[torch.arange(40)])
     assert len(made_from(7, 13, still)) == 13
+
+
+def test_identical_generators_and_a_controlled_random_state(tmp_path):
+    """Footnote 3: two peers that read the same file make the same images from the same seed, new ones each round."""
+    torch.manual_seed(3)
+    save_generator(Generator((1, 8, 8), latent=4, features=2), tmp_path / "g.safetensors")
+    how = PublicConfig(source="generator", path=str(tmp_path / "g.safetensors"), size=12, fresh=True)
+    one, other = (make_public(how, task(), torch.empty(0), seed=0) for _ in range(2))
+    assert one.digest == other.digest
+    assert torch.equal(made_from(7, 12, one), made_from(7, 12, other))
+    assert not torch.equal(made_from(7, 12, one), made_from(8, 12, one))
 
 
 def test_what_is_distilled_is_what_was_inferred(tmp_path):
