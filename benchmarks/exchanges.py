@@ -237,11 +237,11 @@ def table(found: dict[str, Any]) -> page.Table:
 
 
 def _flower_row(row: dict[str, Any]) -> list[str]:
-    """A deployment, measured by a benchmark of its own on another day: seconds, no ratio."""
-    return [
-        row["engine"], row["size"], f"{row['exchange_s']:.2f}", "", f"{row['round_s']:.2f}", "",
-        str(row["server_mb"]), str(row["client_mb"]),
-    ]  # fmt: skip
+    """A deployment, measured by a benchmark of its own (`flower_exchanges.py`), with ratios of its own."""
+    cells = [row["engine"], row["size"]]
+    for what in ("exchange", "round"):
+        cells += [f"{row[f'{what}_s']:.2f}", f"{row[f'{what}_ratio']:g}"]
+    return [*cells, str(row["server_mb"]), str(row["client_mb"])]
 
 
 def work_table(found: dict[str, Any]) -> page.Table:
