@@ -56,7 +56,7 @@ bench-quick: $(STAMP) ## the regression guard: about two minutes; fails when a r
 bench-record: $(STAMP) ## measure this machine for the guard
 	PYTHONPATH=benchmarks $(BIN)/python -m bench --quick --record benchmarks/recorded.json
 
-reproduce-tiny: $(STAMP) ## every table and figure of the four papers on embedded data (an hour); stopped, it continues
+reproduce-tiny: $(STAMP) ## every table and figure of the four papers on embedded data (less than an hour); stopped, it continues
 	$(BIN)/solera reproduce all --scale tiny --workers 0 --out build/reproduce --summary benchmarks/results/reproduce-tiny.json
 
 clean:           ## remove the environment and caches

@@ -93,8 +93,10 @@ def tables(sets: dict[str, Tables], found: dict[str, dict[str, Any]]) -> str:
 
     def cell(runs: list[dict[str, Any]], where: str) -> str:
         values = [run[where] for run in runs if where in run]
-        missing = f" ({len(values)} of {len(SEEDS)} seeds)" if 0 < len(values) < len(SEEDS) else ""
-        return spread(values) + missing if values else "–" if runs else "not run"
+        if not values:
+            return "–" if runs else "not run"
+        shown = spread(values) if len(values) > 1 else f"{100 * values[0]:.1f}"
+        return shown if len(values) == len(SEEDS) else f"{shown} ({len(values)} of {len(SEEDS)} seeds)"
 
     for data in sets:
         head = [f"{who}, alpha {alpha:g}" for alpha in ALPHAS for who in ("clients' models", "server's model")]

@@ -9,11 +9,13 @@ import pytest
 
 from solera.data.partition import PartitionConfig
 from solera.federation import FederationConfig
+from solera.methods.decentralised import Decentralised
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
 from solera.methods.fedet import FedET
 from solera.methods.framework.loop import Framework
 from solera.methods.fusionlarge import FusionLarge
+from solera.methods.hierarchical import Hierarchical
 from solera.methods.mnfl import MNFL
 from solera.methods.mnflparam import MNFLParameters
 from solera.parts.bilevel import Envelope
@@ -47,7 +49,7 @@ FEDDF_SERVER = {
     "cache_dtype": "float32",
     "cache_on_disk": False,
 }
-FULL = {"bits": 32, "training": "ste", "mask": True, "standardise": False, "skip_ends": False}
+FULL = {"bits": 32, "activations": 32, "training": "ste", "mask": True, "standardise": False, "skip_ends": False}
 FEDEED_SERVER = {
     "batch": 256,
     "optimizer": "sgd",
@@ -58,7 +60,7 @@ FEDEED_SERVER = {
     "clip": None,
     "patience": None,
 }
-TRAINER = {"kind": "fedavg", "average": "default", "mu": 0.001, "momentum": 0.3, "shared_c": False}
+TRAINER = {"kind": "fedavg", "average": "default", "mu": 0.001, "momentum": 0.3, "shared_c": False, "kinds": None}
 C = {"lr": 0.01, "auto_lr": False, "steps": 1, "lam": 1.0, "rho": 0.7, "constraint": "simplex"}
 
 DEFAULTS = [
@@ -72,8 +74,13 @@ DEFAULTS = [
             "fusion": FEDDF_SERVER,
             "mu": 0.0,
             "average": "weighted",
+            "average_buffers": "mean",
             "student_init": "from_average",
             "ensemble": "avg_logits",
+            "teachers": "all",
+            "teacher_weights": "equal",
+            "memory": {"rounds": 0},
+            "byzantine": 1,
             "drop_worst": False,
             "drop_threshold": 1.2,
             "drop_outliers": False,
@@ -83,6 +90,39 @@ DEFAULTS = [
             "swag": {"samples": 0, "scale": 0.5, "include_clients": True},
             "low_entropy_top": None,
             "update_clip": None,
+        },
+    ),
+    (
+        Hierarchical(),
+        {
+            "local": LOCAL,
+            "fusion": FEDDF_SERVER,
+            "above": FEDDF_SERVER,
+            "groups": 2,
+            "grouping": "random",
+            "every": 1,
+            "exchange": "models",
+            "mu": 0.0,
+            "average": "weighted",
+        },
+    ),
+    (
+        Decentralised(),
+        {
+            "local": LOCAL,
+            "distill": {
+                "epochs": 5,
+                "steps": None,
+                "batch": 128,
+                "lr": 1e-3,
+                "momentum": 0.0,
+                "weight_decay": 0.0,
+                "optimizer": "adam",
+                "clip": 5.0,
+                "schedule": "cosine",
+            },
+            "temperature": 1.0,
+            "student_norm": "train",
         },
     ),
     (
@@ -150,8 +190,15 @@ DEFAULTS = [
                 "include_clients": True,
                 "include_average": True,
                 "sharpen": None,
+                "tune": LOCAL | {"epochs": 0, "lr": 0.01},
             },
-            "global_trainer": {"kind": "designated", "warmup": 20, "exclude_self": False, "early_stop": True},
+            "global_trainer": {
+                "kind": "designated",
+                "warmup": 20,
+                "exclude_self": False,
+                "early_stop": True,
+                "label_weight": 0.0,
+            },
             "K": 2,
             "group_sizes": None,
             "schedule": "random",

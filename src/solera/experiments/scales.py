@@ -65,6 +65,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("method.local.steps", 10, 3),
         Rule("method.local.batch", 4, 8, 16),
         Rule("method.local.lr", 1, 0, 0.1),
+        Rule("method.local.inner_lr", 1, 0, 0.01),
         Rule("method.fusion.steps", 500, 10),
         Rule("method.fusion.batch", 4, 16, 32),
         Rule("method.fusion.every", 10, 5),

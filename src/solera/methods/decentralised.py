@@ -105,7 +105,7 @@ class Decentralised(Method):
         mean = fed.mean(train_and_infer, S, uniform=True, local=self.local, classes=server.num_classes, **same)
         how: dict[str, Any] = {"temperature": self.temperature, "student_norm": self.student_norm}
         told = {"logits": mean.logits, "seed": seed, "distil": self.distill}
-        fed.mean(distil_inferred, answered(S, fed), uniform=True, **told, **how)  # AVGLOGITS, at every peer
+        fed.mean(distil_inferred, answered(S, fed), **told, **how)  # AVGLOGITS, at every peer
         return self.State(state.rounds + 1)
 
     def fits(self, server: Server) -> Iterator[str]:

@@ -165,6 +165,24 @@ def test_a_site_that_is_still_at_work_is_not_asked_a_second_time(net):
     assert len(grid.sent) - messages == 4
 
 
+def test_a_reply_that_comes_late_is_never_looked_at(net):
+    from solera.deploy.site import answer
+
+    grid, _, open_engine, _ = net
+    grid.faults["c03"] = error(3)
+    fed, replies = asked(open_engine(grace_s=1), deadline_s=5)
+    assert list(replies.failures) == ["c03"]
+    late = next(m for m in grid.sent if m.metadata.dst_node_id == 104)
+    grid._replies[late.metadata.message_id] = Message(answer(late.content, grid.sites[104]), reply_to=late)
+    grid.faults.clear()
+    ledger = dict(fed.ledger)
+    fed.begin(1)
+    replies = fed.map(echo, ["c03"], value=1.0, weights=WEIGHTS)
+    assert list(replies) == ["c03"]
+    assert late.metadata.message_id in grid._replies
+    assert "c03" not in ledger, "what it made of the call that ran out of time does not count"
+
+
 def test_a_reply_that_was_sent_before_is_refused(net, caplog):
     grid, _, open_engine, _ = net
     engine = open_engine()

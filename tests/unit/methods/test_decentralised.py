@@ -133,6 +133,7 @@ def test_everybody_is_told_the_same(tmp_path):
 def test_a_run_has_no_model_of_its_own(tmp_path):
     result = run_toy(Decentralised(Local(epochs=1), Local(epochs=1)), tmp_path, rounds=2)
     assert result.models == {}
+    assert result.state.rounds == 2
     assert result.summary["personal"]["clients"] == 8
     assert {"train_and_infer", "distil_inferred"} <= set(str(lines_of(tmp_path)[0]).split("'"))
 

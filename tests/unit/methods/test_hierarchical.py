@@ -232,6 +232,13 @@ def test_logits_need_distillation_and_the_same_samples(tmp_path):
         world.run(dataclasses.replace(METHOD, exchange="logits"))
 
 
+@pytest.mark.parametrize(
+    ("fusion", "above", "public"), [(FUSION, NONE, "server"), (NONE, ABOVE, "server"), (NONE, NONE, "none")]
+)
+def test_public_samples_are_needed_where_anything_is_distilled(fusion, above, public):
+    assert Hierarchical(LOCAL, fusion, above).traits().public == public
+
+
 def test_a_spoiled_upload_costs_one_client(tmp_path):
     world = mixed(tmp_path)
     ask = world.fed.map
