@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
-from ..tensors import Inputs, device_of, draw, is_finite, is_fresh, take, weights_of
+from ..tensors import Inputs, device_of, draw, is_finite, is_fresh, sent, take, weights_of
 from .aggregate import RunningMean
 from .effort import steps_to_take
 from .local import cosine, make_optimizer, momentum_problems
@@ -175,8 +175,8 @@ def distill(
     step, diverged = 0, False
     losses, scaler = Losses(device, finite_loss, kept=cfg.every), Scaler.of(device)
     for step, i in enumerate(walk, 1):
-        x = draw(public, i, seed + step).to(device)
-        targets = [t.to(device) for t in _targets(teacher, step, i, x)]
+        x = sent(draw(public, i, seed + step), device)
+        targets = [sent(t, device) for t in _targets(teacher, step, i, x)]
         value = loss(student(x), *targets)
         if diverged := not losses.add(value):
             break

@@ -13,7 +13,7 @@ from ..devices import HALF, tricks_of
 from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
-from ..tensors import CPU, Inputs, Weights, batches, device_of, draw, is_finite, is_fresh, take
+from ..tensors import CPU, Inputs, Weights, batches, device_of, draw, is_fresh, sent, take
 from .effort import steps_to_take
 from .losses import Losses, Scaler
 from .norms import evaluating, has_batchnorm, train_mode
@@ -135,11 +135,12 @@ def fit(
     optimizer.zero_grad()
     model.eval()
     steps = losses.steps
-    if not losses.look():
+    fine, finite, mean = losses.end(model.state_dict())
+    if not fine:
         raise _diverged(losses, cfg)
-    if steps and not is_finite(model.state_dict()):
+    if not finite:
         raise Diverged(f"weights that are not finite after {steps} steps; lower lr ({cfg.lr:g}) or set clip", steps)
-    return Fitted(steps, sum_of_rates(cfg, steps, planned), losses.mean)
+    return Fitted(steps, sum_of_rates(cfg, steps, planned), mean)
 
 
 def _diverged(losses: Losses, cfg: Local) -> Diverged:
@@ -153,7 +154,7 @@ def _diverged(losses: Losses, cfg: Local) -> Diverged:
 def with_model(model: nn.Module, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
     """Samples and their labels, or positions, on the device of `model`: brought there once for all steps."""
     device = device_of(model, labels.device)
-    return inputs.to(device) if isinstance(inputs, Tensor) else inputs, labels.to(device)
+    return sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
 
 
 def rate_at(cfg: Local, step: int, steps: int) -> float:
@@ -243,7 +244,7 @@ def logits_of(model: nn.Module, inputs: Inputs, batch: int | None = None) -> Ten
     device = device_of(model, inputs.device if isinstance(inputs, Tensor) else CPU)
     tricks = tricks_of(device)
     with evaluating(model):
-        asked = [_answer(model, x.to(device), tricks.least_rows) for x in batches(inputs, batch or tricks.asked)]
+        asked = [_answer(model, sent(x, device), tricks.least_rows) for x in batches(inputs, batch or tricks.asked)]
         answers = torch.cat(asked)
         return answers.float() if answers.dtype in HALF.values() else answers
 

@@ -45,7 +45,7 @@ MIB = 1 << 20
 aten = torch.ops.aten
 
 # What a process counts. The numbers of all processes are in memory that they share.
-COUNTS = ("to", "to_bytes", "back", "back_bytes", "reads", "operators", "failed")
+COUNTS = ("to", "to_bytes", "back", "back_bytes", "waits", "reads", "operators", "failed")
 _USED = len(COUNTS)  # the columns from here on: bytes in use on each device
 _COLUMNS = _USED + DEVICES
 
@@ -221,7 +221,7 @@ def _copied(func: Any, source: Tensor, target: torch.device | None, kwargs: dict
     out = func(_raw(source), **kwargs)
     there = isinstance(source, SimTensor) if target is None else target.type == NAME
     if there != isinstance(source, SimTensor):
-        _moved("to" if there else "back", out.nbytes)
+        _moved("to" if there else "back", out.nbytes, kwargs.get("non_blocking", False))
     if not there:
         return out
     index = target.index if target is not None and target.index is not None else None
@@ -231,14 +231,18 @@ def _copied(func: Any, source: Tensor, target: torch.device | None, kwargs: dict
 def _written(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """`Tensor.copy_`, also between the two devices."""
     if isinstance(into, SimTensor) != isinstance(source, SimTensor):
-        _moved("to" if isinstance(into, SimTensor) else "back", source.nbytes)
+        _moved("to" if isinstance(into, SimTensor) else "back", source.nbytes, non_blocking)
     _raw(into).copy_(_raw(source))
     return into
 
 
-def _moved(way: str, size: int) -> None:
+def _moved(way: str, size: int, non_blocking: bool) -> None:
     SIM.used = True
     counted = SIM.shared.mine
+    if not non_blocking:
+        counted[COUNTS.index("waits")] += 1
+    elif way == "back":
+        raise RuntimeError("non_blocking=True from the device: the program would read numbers that are not there yet")
     counted[COUNTS.index(way)] += 1
     counted[COUNTS.index(f"{way}_bytes")] += size
 
@@ -373,7 +377,8 @@ class Simulated:
     """What happened on the device so far, in all processes."""
 
     def counts(self) -> dict[str, int]:
-        """Copies to the device and back, their bytes, reads that a program waits for, operators, failed requests."""
+        """Copies to the device and back, their bytes, how many of them a program waits for, reads that it waits for,
+        operators, failed requests."""
         return dict(zip(COUNTS, SIM.shared.rows[:, :_USED].sum(0).tolist(), strict=True))
 
     def most_used(self, device: int = 0) -> int:
