@@ -77,6 +77,12 @@ class Compute:
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
         return Placement(device, self.resident / sharing, self.precision, self.deterministic)
 
+    def memory(self) -> dict[str, int | None]:
+        """The memory of each device, in bytes; None of one that does not tell."""
+        if self.on_cpu:
+            return {}
+        return {d.name: d.memory for d in found().get(self.kind, []) if d.name in self.devices}
+
     def facts(self) -> dict[str, Any]:
         """What the bits of a result depend on. On the CPU that is nothing here."""
         if self.on_cpu:

@@ -8,6 +8,7 @@ was active at the same time.
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import gc
 import hashlib
 import logging
@@ -345,8 +346,9 @@ class Parallel:
     the same bits.
     """
 
-    def __init__(self, workers: int):
-        self.workers = workers
+    def __init__(self, workers: int, attempt: Callable[[Callable[[], Any]], Any] = lambda job: job()):
+        """`attempt` runs a job of a serial run; it may run it several times (`devices.within_memory`)."""
+        self.workers, self.attempt = workers, attempt
         self.alone = workers < 2
         self._lock = threading.Lock()
 
@@ -373,7 +375,8 @@ class Parallel:
                     _restore(kept)
                     self.alone = True
                     log.info("something used torch's global generator (dropout?): server work now runs serially")
-        return [repeatable(seed, f) for f, seed in zip(functions, seeds, strict=True)]
+        jobs = [functools.partial(repeatable, seed, f) for f, seed in zip(functions, seeds, strict=True)]
+        return [self.attempt(job) for job in jobs]
 
 
 _HERE = threading.local()

@@ -109,6 +109,8 @@ class Reply:
     # The run must stop. task: a programming error, which would give other bits elsewhere; run: client state cannot be
     # read or written, which is not the client's failure.
     fatal: Literal["", "task", "run"] = ""
+    short: bool = False  # its device had too little memory beside other clients: to be run again, alone
+    pieces: int = 1  # in how many its minibatches were computed, for want of memory
 
 
 class Host(Protocol):

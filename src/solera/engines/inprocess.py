@@ -1,8 +1,11 @@
 """Every client in this process, one after another. The reference the other engines must equal to the bit."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ..compute import Compute
+from .admission import note_pieces
 from .base import Call, Host, Reply, Roster
 from .serve import serve
 from .states import ClientStates
@@ -13,13 +16,18 @@ class InProcess:
 
     def __init__(self, host: Host, states: ClientStates, workers: int = 1, compute: Compute | None = None):
         self.host, self.states, self.place = host, states, (compute or Compute()).place()
+        self.notes: deque[dict[str, Any]] = deque()  # what happened, for the record of the round
 
     @property
     def roster(self) -> Roster:
         return self.host.roster
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
-        return lambda: (serve(c, self.host, self.states, self.place) for c in calls)
+        return lambda: (self._noted(serve(c, self.host, self.states, self.place), c) for c in calls)
+
+    def _noted(self, reply: Reply, call: Call) -> Reply:
+        self.notes.extend(note_pieces(reply, call))
+        return reply
 
     def close(self) -> None:
         pass

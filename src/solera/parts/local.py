@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..devices import HALF, tricks_of
+from ..devices import HALF, Indivisible, pieces, tricks_of
 from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
@@ -17,7 +17,7 @@ from ..tensors import CPU, Inputs, Weights, batches, device_of, draw, is_fresh, 
 from .effort import steps_to_take
 from .losses import Losses, Scaler
 from .norms import evaluating, has_batchnorm, train_mode
-from .objectives import Objective, cross_entropy
+from .objectives import Objective, cross_entropy, in_pieces
 from .optimizers import Adam, Optimizer, Sgd
 
 Correct = Callable[[str, Tensor], Tensor]
@@ -111,6 +111,8 @@ def fit(
     device = device_of(model)
     losses, scaler = Losses(device, lambda loss: loss <= TOO_LARGE), Scaler.of(device)
     planned = planned_steps(cfg, len(labels), normalised)
+    if (parts := pieces(device)) > 1:
+        objective = _divided(objective, parts, normalised, batch, scaler)
 
     for x, y in minibatches(inputs, labels, cfg, seed):
         if len(y) < smallest:
@@ -149,6 +151,20 @@ def _diverged(losses: Losses, cfg: Local) -> Diverged:
     if losses.every == 1:
         return Diverged(f"a loss of {losses.worst:g} at step {losses.steps + 1}; {way_out}", losses.steps)
     return Diverged(f"a loss above {TOO_LARGE:g} within the first {losses.steps} steps; {way_out}", losses.steps)
+
+
+def _divided(objective: Objective, parts: int, normalised: bool, batch: int, scaler: Scaler | None) -> Objective:
+    """The same loss with a minibatch in several pieces, for want of memory; refused where it would be another loss."""
+    why = f"a batch of {batch} cannot be divided into {parts}" if parts > batch else ""
+    if normalised:
+        why = "a model with BatchNorm in training cannot take a minibatch in pieces"
+    if scaler is not None:
+        why = "gradients of fp16 cannot be summed in pieces; set engine.precision to bf16 or float32"
+    if not getattr(objective, "of_samples", False):
+        why = "this method's loss is not a mean over samples, so a minibatch cannot be taken in pieces"
+    if why:
+        raise Indivisible(why)
+    return in_pieces(objective, parts)
 
 
 def with_model(model: nn.Module, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
@@ -244,7 +260,15 @@ def logits_of(model: nn.Module, inputs: Inputs, batch: int | None = None) -> Ten
     device = device_of(model, inputs.device if isinstance(inputs, Tensor) else CPU)
     tricks = tricks_of(device)
     with evaluating(model):
-        asked = [_answer(model, sent(x, device), tricks.least_rows) for x in batches(inputs, batch or tricks.asked)]
+        size = batch or tricks.asked
+        while True:
+            try:
+                asked = [_answer(model, sent(x, device), tricks.least_rows) for x in batches(inputs, size)]
+                break
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                size //= 2  # rows do not depend on each other
         answers = torch.cat(asked)
         return answers.float() if answers.dtype in HALF.values() else answers
 

@@ -47,7 +47,7 @@ aten = torch.ops.aten
 # What a process counts. The numbers of all processes are in memory that they share.
 COUNTS = ("to", "to_bytes", "back", "back_bytes", "waits", "reads", "operators", "failed")
 _USED = len(COUNTS)  # the columns from here on: bytes in use on each device
-_COLUMNS = _USED + DEVICES
+_COLUMNS = _USED + DEVICES + 1  # and whose row it is
 
 
 class _Shared:
@@ -59,7 +59,6 @@ class _Shared:
         whole = np.frombuffer(mmap.mmap(self._file, 0), dtype=np.int64)
         self.next, self.most = whole[:1], whole[1 : 1 + DEVICES]  # the next free row; the most in use at once
         self.rows = whole[1 + DEVICES :].reshape(PROCESSES, _COLUMNS)
-        self.pids: dict[int, int] = {}
         self._mine: tuple[int, Any] = (-1, None)
 
     @property
@@ -71,6 +70,7 @@ class _Shared:
                 row = int(self.next[0])
                 self.next[0] += 1
             self._mine = pid, self.rows[row]
+            self.rows[row, -1] = pid
         return self._mine[1]
 
     @contextlib.contextmanager
@@ -84,19 +84,32 @@ class _Shared:
 
     def used(self, device: int) -> int:
         """Bytes in use by all processes."""
-        return int(self.rows[:, _USED + device].sum())
+        return int(self.rows[: int(self.next[0]), _USED + device].sum())
+
+    def reap(self) -> None:
+        """What a process had that is no more is free, as with any device."""
+        for row in self.rows[: int(self.next[0])]:
+            if not os.path.exists(f"/proc/{int(row[-1])}"):
+                row[_USED:-1] = 0
 
     def take(self, device: int, size: int) -> None:
         """Note bytes as used; raises if there are no more."""
         self.mine[_USED + device] += size
         used = self.used(device)
         if SIM.memory is not None and used > SIM.memory:
-            self.mine[_USED + device] -= size
+            self.reap()
+            used = self.used(device)
+        if SIM.memory is not None and used > SIM.memory:
             self.mine[COUNTS.index("failed")] += 1
-            raise torch.OutOfMemoryError(
+            why = (
                 f"{NAME}:{device} is out of memory: {size / MIB:.1f} MiB wanted, {(used - size) / MIB:.1f} MiB of "
                 f"{SIM.memory / MIB:.1f} MiB are in use"
             )
+            if _in_a_backward_pass():  # torch aborts if a device written in Python raises there: the next operator does
+                SIM.failed = why
+                return
+            self.mine[_USED + device] -= size
+            raise torch.OutOfMemoryError(why)
         self.most[device] = max(int(self.most[device]), used)
         SIM.peak = max(SIM.peak, int(self.mine[_USED + device]))
 
@@ -177,6 +190,9 @@ _READS = {
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if SIM.failed and not _in_a_backward_pass():
+        why, SIM.failed = SIM.failed, ""
+        raise torch.OutOfMemoryError(why)
     counted = SIM.shared.mine
     counted[COUNTS.index("operators")] += 1
     _same_threads()
@@ -278,9 +294,14 @@ def _drawing(func: Any, kwargs: dict[str, Any]) -> Iterator[None]:
 _HERE = threading.local()
 
 
+def _in_a_backward_pass() -> bool:
+    """Whether this is a thread of torch's own."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
+
+
 def _same_threads() -> None:
     """Backward passes run in a thread of torch's, which would compute with another number of threads: other bits."""
-    if isinstance(threading.current_thread(), threading._DummyThread):
+    if _in_a_backward_pass():
         if getattr(_HERE, "threads", None) != SIM.threads:
             torch.set_num_threads(SIM.threads)
             _HERE.threads = SIM.threads
@@ -357,6 +378,7 @@ class _Sim:
         self.table: Table = "cpu"
         self.count, self.used, self.peak, self.threads = 0, False, 0, 1
         self.memory: int | None = None
+        self.failed = ""  # why memory ran out, if nobody has been told
         self.generator = torch.Generator()
         self.library: Any = None
 
@@ -392,6 +414,7 @@ class Simulated:
     def reset(self) -> None:
         """Count from zero."""
         SIM.shared.rows[:, :_USED] = 0
+        SIM.shared.reap()
         SIM.shared.most[:] = [SIM.shared.used(d) for d in range(DEVICES)]
 
 
@@ -413,9 +436,9 @@ def simulated_device(
         raise ValueError(f"count = {count}: 1 to {DEVICES}")
     SIM.register()
     gc.collect()  # of what was there before, nothing may be left in cycles
-    SIM.table, SIM.count, SIM.memory = table, count, memory
+    SIM.table, SIM.count, SIM.memory, SIM.failed = table, count, memory, ""
     SIM.generator.manual_seed(0)
-    TRICKS[NAME] = TRICKS["cpu"] if table == "cpu" else TRICKS["cuda"]
+    TRICKS[NAME] = TRICKS["cpu"] if table == "cpu" else dataclasses.replace(TRICKS["cuda"], context=0)
     FINDERS[NAME] = Finder(lambda: True, _look, auto, elsewhere=False)
     _found.cache_clear()
     seen = Simulated()
