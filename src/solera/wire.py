@@ -249,7 +249,8 @@ def _flatten(v: Any, tensors: list[Tensor], depth: int) -> Any:
     if isinstance(v, Tensor):
         if v.dtype not in DTYPES or v.layout != torch.strided:
             raise WireError(f"a tensor of {v.dtype}, {v.layout} cannot be sent")
-        tensors.append(v if v.is_cpu else v.detach().cpu())
+        # A message is made of CPU copies. A meta tensor has a size and no content: a Layout counts with it.
+        tensors.append(v if v.is_cpu or v.is_meta else v.detach().cpu())
         return {"$": len(tensors) - 1}
     if dataclasses.is_dataclass(v) and not isinstance(v, type):
         return {f.name: _flatten(getattr(v, f.name), tensors, depth + 1) for f in dataclasses.fields(v)}

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import typer.main
 
-import solera.methods  # noqa: F401  (registers them)
+import solera.methods  # registers them
+import solera.testing  # noqa: F401  (registers its tasks before a page does: what a page registers is taken back)
 from solera.cli.errors import EXIT_CODES
 from solera.cli.main import app
 from solera.config import Config, load_config
