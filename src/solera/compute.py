@@ -51,6 +51,7 @@ class Compute:
     precision: Precision = "float32"
     deterministic: bool = True
     resident: float = 0.5
+    vectorize: bool = False
 
     @property
     def kind(self) -> str:
@@ -84,14 +85,11 @@ class Compute:
         return {d.name: d.memory for d in found().get(self.kind, []) if d.name in self.devices}
 
     def facts(self) -> dict[str, Any]:
-        """What the bits of a result depend on. On the CPU that is nothing here."""
+        """What the bits of a result depend on. On the CPU that is nothing here, unless clients are batched."""
+        batched = {"vectorize": True} if self.vectorize else {}
         if self.on_cpu:
-            return {}
-        return {
-            "device": self.kind,
-            "precision": self.precision,
-            "deterministic": self.deterministic,
-        }
+            return batched
+        return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic, **batched}
 
 
 def compute_of(engine: Any) -> Compute:

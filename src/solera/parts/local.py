@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,6 +22,9 @@ from .objectives import Objective, cross_entropy, in_pieces
 from .optimizers import Adam, Optimizer, Sgd
 
 Correct = Callable[[str, Tensor], Tensor]
+
+# Who trains instead of `fit`, with its arguments, where clients are trained together (`engines.together`).
+TOGETHER: ContextVar[Callable[..., "Fitted"] | None] = ContextVar("together", default=None)
 
 TOO_LARGE = 1e3  # a loss above this is a training that has diverged
 TOKENS_ASKED = 64  # samples whose answers are in memory at once, where each has one for every token
@@ -100,6 +104,8 @@ def fit(
     Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: what is
     then in `model` is of no use to anybody.
     """
+    if (together := TOGETHER.get()) is not None:
+        return together(model, inputs, labels, cfg, seed, objective, correct)
     inputs, labels = with_model(model, inputs, labels)
     batch = min(cfg.batch, len(labels))
     normalised = has_batchnorm(model)

@@ -1,6 +1,7 @@
 """What a client minimises on its own data: functions of (model, inputs, labels)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,15 +68,26 @@ def proximal(mu: float, received: dict[str, Tensor], objective: Objective = cros
     """
     if mu < 0:
         raise ValueError(f"mu (the proximal factor) must not be negative, not {mu}")
-    if mu == 0:
-        return objective
+    return objective if mu == 0 else Proximal(mu, received, objective)
 
-    def pulled_back(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-        squares = [(p - received[name]).square().sum() for name, p in model.named_parameters() if p.requires_grad]
-        return objective(model, inputs, labels) + mu / 2 * torch.stack(squares).sum()
 
-    pulled_back.of_samples = getattr(objective, "of_samples", False)  # type: ignore[attr-defined]
-    return pulled_back
+@dataclass(frozen=True, eq=False)
+class Proximal:
+    """What `proximal` returns."""
+
+    mu: float
+    received: dict[str, Tensor]
+    objective: Objective
+
+    @property
+    def of_samples(self) -> bool:
+        """Whether it can be computed in pieces."""
+        return getattr(self.objective, "of_samples", False)
+
+    def __call__(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        pairs = ((p, self.received[name]) for name, p in model.named_parameters() if p.requires_grad)
+        squares = [(p - x).square().sum() for p, x in pairs]
+        return self.objective(model, inputs, labels) + self.mu / 2 * torch.stack(squares).sum()
 
 
 def towards(loss: Callable[[Tensor, Tensor], Tensor], frozen: bool = False) -> Objective:

@@ -158,6 +158,16 @@ class SimTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"sim({self.raw!r})"
 
+    @property
+    def data(self) -> Tensor:
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        assert isinstance(other, SimTensor)
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.raw, self.block = other.raw, other.block
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
