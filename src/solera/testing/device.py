@@ -26,6 +26,7 @@ import mmap
 import os
 import threading
 import types
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -248,6 +249,8 @@ def _copied(func: Any, source: Tensor, target: torch.device | None, kwargs: dict
     there = isinstance(source, SimTensor) if target is None else target.type == NAME
     if there != isinstance(source, SimTensor):
         _moved("to" if there else "back", out.nbytes, kwargs.get("non_blocking", False))
+        if there:
+            SIM.copied[source.untyped_storage().data_ptr()] += 1
     if not there:
         return out
     index = target.index if target is not None and target.index is not None else None
@@ -388,6 +391,7 @@ class _Sim:
         self.table: Table = "cpu"
         self.count, self.used, self.peak, self.threads = 0, False, 0, 1
         self.memory: int | None = None
+        self.copied: Counter[int] = Counter()  # to the device by this process, by where they were
         self.failed = ""  # why memory ran out, if nobody has been told
         self.generator = torch.Generator()
         self.library: Any = None
@@ -421,8 +425,13 @@ class Simulated:
         """Bytes in use now."""
         return SIM.shared.used(device)
 
+    def copies_of(self, tensor: Tensor) -> int:
+        """How often this tensor of the CPU, or a part of it, was copied to the device as it is, by this process."""
+        return SIM.copied[tensor.untyped_storage().data_ptr()]
+
     def reset(self) -> None:
         """Count from zero."""
+        SIM.copied.clear()
         SIM.shared.rows[:, :_USED] = 0
         SIM.shared.reap()
         SIM.shared.most[:] = [SIM.shared.used(d) for d in range(DEVICES)]
