@@ -248,9 +248,7 @@ def _copied(func: Any, source: Tensor, target: torch.device | None, kwargs: dict
     out = func(_raw(source), **kwargs)
     there = isinstance(source, SimTensor) if target is None else target.type == NAME
     if there != isinstance(source, SimTensor):
-        _moved("to" if there else "back", out.nbytes, kwargs.get("non_blocking", False))
-        if there:
-            SIM.copied[source.untyped_storage().data_ptr()] += 1
+        _moved("to" if there else "back", source, kwargs.get("non_blocking", False))
     if not there:
         return out
     index = target.index if target is not None and target.index is not None else None
@@ -260,20 +258,22 @@ def _copied(func: Any, source: Tensor, target: torch.device | None, kwargs: dict
 def _written(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """`Tensor.copy_`, also between the two devices."""
     if isinstance(into, SimTensor) != isinstance(source, SimTensor):
-        _moved("to" if isinstance(into, SimTensor) else "back", source.nbytes, non_blocking)
+        _moved("to" if isinstance(into, SimTensor) else "back", source, non_blocking)
     _raw(into).copy_(_raw(source))
     return into
 
 
-def _moved(way: str, size: int, non_blocking: bool) -> None:
+def _moved(way: str, source: Tensor, non_blocking: bool) -> None:
     SIM.used = True
     counted = SIM.shared.mine
+    if way == "to":
+        SIM.copied[source.untyped_storage().data_ptr()] += 1
     if not non_blocking:
         counted[COUNTS.index("waits")] += 1
     elif way == "back":
         raise RuntimeError("non_blocking=True from the device: the program would read numbers that are not there yet")
     counted[COUNTS.index(way)] += 1
-    counted[COUNTS.index(f"{way}_bytes")] += size
+    counted[COUNTS.index(f"{way}_bytes")] += source.nbytes
 
 
 def _refuse_mixed(func: Any, given: Sequence[Any], index: int) -> None:
