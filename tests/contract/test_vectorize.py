@@ -122,4 +122,4 @@ def test_a_client_that_fails_costs_itself_alone(tmp_path):
     scenario.dataset.train.inputs[rows] = torch.nan
     simulate(scenario, method, tmp_path, RunConfig(rounds=1), None, EngineConfig(vectorize=True, per_device=8))
     (line,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert [f["client"] for f in line["failures"]] == ["c1"]
+    assert [f["client"] for f in line["failures"]] == ["c01"]

@@ -78,7 +78,7 @@ INFO = {
 class EngineConfig:
     """Where the clients run, on one machine.
 
-    `name`, `workers`, `per_device` and `resident` never change the bits of a result; the others may.
+    `name`, `workers`, `resident` and, without `vectorize`, `per_device` never change the bits of a result; others may.
     """
 
     name: str = AUTO  # which of them
