@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help run test lint docs unit faults mutants bench bench-quick bench-device bench-record reproduce-tiny clean
+.PHONY: help run test lint docs unit faults deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -32,7 +32,16 @@ unit: $(STAMP)   ## all fast tests, on all cores
 	$(BIN)/pytest -n auto --dist loadfile -m "not slow"
 
 faults: $(STAMP) ## the slow ones: many kills, long fuzzing
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow --ignore tests/deploy
+
+deploy-demo: $(STAMP) ## a real deployment on this machine, from images to a report: a server and three sites, TLS (two minutes)
+	$(BIN)/python examples/deploy/demo.py --out build/deploy-demo --simulate
+
+deploy-matrix: $(STAMP) ## six methods over a real network with TLS and node keys: the digests of the simulation (ten minutes)
+	SOLERA_MATRIX=benchmarks/results/flower-matrix.json $(BIN)/pytest -m slow tests/deploy/test_matrix.py
+
+deploy-faults: $(STAMP) ## a real network whose parts raise, die, hang, leave, return; who is refused (half an hour)
+	SOLERA_FAULTS=benchmarks/results/flower-faults.json $(BIN)/pytest -m slow tests/deploy/test_faults.py tests/deploy/test_refusals.py
 
 mutants: $(STAMP) ## change the source at random and see whether the tests notice (two hours); fails on an open survivor
 	$(BIN)/python scripts/mutants.py $(MUTANTS)

@@ -27,9 +27,7 @@ def measure(name: str, m: int, draws: int) -> dict[str, float | str]:
     line = Line(tuple(gap * k for k in range(CLIENTS)), 0.4, 0.2 + gap * (CLIENTS - 1) / 2, noise)
     distance = [line.divergence(k) for k in range(CLIENTS)]
     g = torch.Generator().manual_seed(0)
-    found: dict[str, list[float]] = {
-        key: [] for key in ("risk", "feddf", "fedet", "feddf_broken", "fedet_broken", "step_broken", "some_broken")
-    }
+    found: dict[str, list[float]] = {}
     for _ in range(draws):
         drawn = [line.draw(k, m, g) for k in range(CLIENTS)]
         fits = [fit_threshold(x, y) for x, y in drawn]
@@ -42,14 +40,13 @@ def measure(name: str, m: int, draws: int) -> dict[str, float | str]:
         fedet = fedet_bound(even, risks, [m] * CLIENTS, distance, [line.joint] * CLIENTS, DELTA)
         own = [line.risk(thresholds[k], k).item() for k in range(CLIENTS)]
         broken = [own[k] > risks[k] + hoeffding(m, DELTA) for k in range(CLIENTS)]  # Fed-ET's Lemma 2
-        for key, value in (
-            ("risk", risk), ("feddf", feddf.total), ("fedet", fedet.total), ("feddf_broken", risk > feddf.total),
-            ("fedet_broken", risk > fedet.total), ("step_broken", statistics.fmean(broken)),
-            ("some_broken", any(broken)),
-        ):  # fmt: skip
-            found[key].append(float(value))
-    terms = {f"feddf_{k}": v for k, v in vars(feddf).items()} | {f"fedet_{k}": v for k, v in vars(fedet).items()}
-    return {"setting": name, "m": m, "draws": draws} | {k: statistics.fmean(v) for k, v in found.items()} | terms
+        values = {"risk": risk, "step_broken": statistics.fmean(broken), "some_broken": any(broken)}
+        for paper, bound in (("feddf", feddf), ("fedet", fedet)):
+            values |= {paper: bound.total, f"{paper}_broken": risk > bound.total}
+            values |= {f"{paper}_{term}": value for term, value in vars(bound).items()}
+        for key, value in values.items():
+            found.setdefault(key, []).append(float(value))
+    return {"setting": name, "m": m, "draws": draws} | {key: statistics.fmean(v) for key, v in found.items()}
 
 
 def main() -> None:

@@ -91,7 +91,8 @@ MEANINGS = {
     "models.assign": "`even`: in turn; `random`: each client draws one",
     "federation.min_replies": "with fewer valid replies an exchange, and so the round, is void",
     "federation.max_empty_rounds": "stop (exit code 5, resumable) after so many void rounds in a row",
-    "engine.name": "`inprocess`, `threads`, `processes`, or [your own](own-engine.md), which has its own settings; "
+    "engine.name": "`inprocess`, `threads`, `processes`, [`ray`](howto/ray.md), or [your own](own-engine.md), which "
+    "has its own settings; "
     "`auto`: `inprocess` with one worker; with more, `processes` on Linux and `threads` elsewhere",
     "engine.workers": "clients at once; 0: one for each core, or `per_device` for each accelerator",
     "engine.device": '`"cpu"`, `"cuda"` (all that are visible), `"cuda:0,1"`, `"mps"` or `"xpu"`; `"auto"`: an '

@@ -45,6 +45,7 @@ MEMORY = 6 * 2**30  # bytes a mutant may use
 TARGETS = (
     "parts/*.py",
     "methods/{feddf,fedet,fusionlarge}.py",
+    "methods/{hierarchical,decentralised}.py",
     "methods/{fedeed,mnfl,mnflparam}.py",
     "methods/framework/*.py",
     "methods/common/*.py",

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -110,6 +111,7 @@ data = "own.py:west"
 model = "own.py:{west}"
 
 [engine]
+name = "flower"
 wait_s = 240
 grace_s = 60
 
@@ -119,6 +121,38 @@ grace_s = 60
 [method]
 {method}
 """
+MOODY = (
+    CODE
+    + """
+import os
+import pathlib
+import time
+
+MOOD = pathlib.Path("mood")  # in the folder of the site whose task is to misbehave, once
+
+
+class Moody(nn.Sequential):
+    def forward(self, x):
+        if self.training and MOOD.is_file():
+            mood = MOOD.read_text()
+            MOOD.rename("was")
+            if mood == "raise":
+                raise RuntimeError("the scanner is broken")
+            if mood == "die":
+                os._exit(9)
+            while mood in ("sleep", "hang"):
+                try:
+                    time.sleep(600)
+                except TimeoutError:  # what the deadline raises
+                    if mood == "sleep":
+                        raise
+        return super().forward(x)
+
+
+def wide():
+    return Moody(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+"""
+)
 DIFFERENT = {"east": "split_wide", "north": "split_deep", "west": "split_slim"}
 EQUAL = dict.fromkeys(SITES, "wide")
 
@@ -141,6 +175,18 @@ class Deployment:
             s.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{s.getsockname()[1]}"
         solera("deploy", "init", home / "federation.toml", "--out", self.root, "--address", self.address)
+
+    def reconfigure(self, name, config):
+        """Have the sites take part in another federation from now on; the server gets its configuration `name`.toml.
+
+        Sites read their files anew for each message, so nothing has to be started again. Keys stay as they are.
+        """
+        (self.home / f"{name}.toml").write_text(config)
+        other = self.home / f"{name}-deployment"
+        solera("deploy", "init", self.home / f"{name}.toml", "--out", other, "--address", self.address)
+        shutil.copy(other / "server" / "server.toml", self.server / f"{name}.toml")
+        for site in SITES:
+            shutil.copy(other / "sites" / site / "site.toml", self.site(site) / "site.toml")
 
     def site(self, name: str) -> pathlib.Path:
         return self.root / "sites" / name
@@ -189,6 +235,13 @@ class Deployment:
         """The newest process of one of Flower's programs."""
         found = re.findall(rf"{program} started \(pid (\d+)\)", self.said(where))
         return int(found[-1])
+
+    def mood(self, site, what):
+        """Have the next training task of a site misbehave; the result tells whether it has begun to."""
+        was = self.site(site) / "was"
+        was.unlink(missing_ok=True)
+        (self.site(site) / "mood").write_text(what)
+        return was.is_file
 
     # -- what happened --
 
@@ -243,6 +296,11 @@ class Deployment:
     def rounds(self, name="first"):
         file = self.server / "runs" / name / "metrics.jsonl"
         return len(file.read_text().splitlines()) if file.is_file() else 0
+
+    def seconds(self, name="first"):
+        """How long each round took."""
+        lines = (self.server / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["seconds"]["total"] for line in lines]
 
     def simulated(self, config=None, name="simulated"):
         """The digest of a simulation of the same sites, in one process."""

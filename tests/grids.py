@@ -1,6 +1,7 @@
 """A Flower grid inside this process: nodes answer at once with the program of a site, or misbehave as told."""
 
 import dataclasses
+import hashlib
 import itertools
 import pathlib
 from collections.abc import Callable, Iterable
@@ -40,6 +41,9 @@ class LocalSite:
     def about(self, run_seed: int) -> dict[str, Any]:
         info = self.clients.roster[self.name]
         return {"architecture": info.architecture, "num_examples": info.num_examples}
+
+    def hello(self, host: Host) -> str:
+        return hashlib.sha256(self.name.encode()).hexdigest()
 
 
 class LocalGrid:

@@ -74,17 +74,22 @@ def machine_line(found: dict[str, Any]) -> str:
 
 def write(found: dict[str, Any], page: pathlib.Path) -> None:
     """Put the tables between the marks of a page."""
-    text = page.read_text()
     for mark, table in zip(MARKS, (ratio_table(found), side_table(found)), strict=True):
-        begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise ConfigError(f"{page} has no place for a table: it needs the lines {begin} and {end}, once each")
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n\n{machine_line(found)}\n\n{_markdown(table)}\n\n{end}{rest.split(end)[1]}"
-    page.write_text(text)
+        put(page, mark, f"{machine_line(found)}\n\n{markdown(table)}")
 
 
-def _markdown(table: Table) -> str:
+def put(page: pathlib.Path, mark: str, content: str) -> None:
+    """Put something between a mark's two lines of a page, in place of what is there."""
+    text = page.read_text()
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ConfigError(f"{page} has no place for a table: it needs the lines {begin} and {end}, once each")
+    head, rest = text.split(begin)
+    page.write_text(f"{head}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}")
+
+
+def markdown(table: Table) -> str:
+    """A table as it is written in a page."""
     heads, rows = table
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

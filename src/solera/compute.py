@@ -93,11 +93,15 @@ class Compute:
 
 
 def compute_of(engine: Any) -> Compute:
-    """What the settings of an engine say about devices. One that has none of these settings computes on the CPU."""
+    """What the settings of an engine say about devices. One that has none of these settings computes on the CPU.
+
+    With `elsewhere` it says that its workers are not on this machine, so that the devices here do not limit them.
+    """
     told = {f.name: getattr(engine, f.name) for f in dataclasses.fields(Compute)[1:] if hasattr(engine, f.name)}
     compute = Compute(_devices(str(getattr(engine, "device", CPU))), **told)
     _check_precision(compute)
-    _check_workers(compute, getattr(engine, "workers", 0))
+    if not getattr(engine, "elsewhere", False):
+        _check_workers(compute, getattr(engine, "workers", 0))
     if compute.kind == "cuda" and compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a context is opened
     return compute

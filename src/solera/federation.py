@@ -362,6 +362,16 @@ class Federation:
         self._note_failure(k, exchange.task, replies.failures[k])
         self._check_quorum(exchange, len(replies), replies.failures)
 
+    def carried(self, name: str, down: Sequence[Any], up: Sequence[Any]) -> None:
+        """Count messages that no engine carries because this process simulates both ends: between servers of groups
+        and the one above them. They take no simulated time."""
+        for traffic, values in ((self.down, down), (self.up, up)):
+            one = traffic.setdefault(name, Traffic())
+            for value in values:
+                message = Packed(value)
+                one.sent(message.size)
+                one.held(message, content_of(value))
+
     def _note_failure(self, k: str, task: str, reason: str) -> None:
         self.failures.append({"client": k, "task": task, "reason": reason})
         log.warning("round %d: %s dropped from %s: %s", self.round, k, task, reason[:300])

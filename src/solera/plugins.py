@@ -188,8 +188,8 @@ def sha256_of_file(path: str, folder: Path) -> str | None:
 class _Bytes(importlib.abc.SourceLoader):
     """Runs exactly the bytes that were read: no cached bytecode of another version is used."""
 
-    def __init__(self, file: Path):
-        self.file, self.source = file, read_file(file)
+    def __init__(self, file: Path, source: bytes):
+        self.file, self.source = file, source
 
     def get_filename(self, fullname: str) -> str:
         return str(self.file)
@@ -198,10 +198,23 @@ class _Bytes(importlib.abc.SourceLoader):
         return self.source
 
 
-def _file(file: Path) -> ModuleType:
+def files_of_code() -> dict[str, bytes]:
+    """The files that this process has imported by their paths, as they were then."""
+    loaders = [getattr(module, "__loader__", None) for module in list(sys.modules.values())]
+    return {str(loader.file): loader.source for loader in loaders if isinstance(loader, _Bytes)}
+
+
+def take_over(files: Mapping[str, bytes]) -> None:
+    """Import files that another process has imported, which need not be on this machine. They are code."""
+    for file, source in files.items():
+        _file(Path(file), source)
+
+
+def _file(file: Path, source: bytes | None = None) -> ModuleType:
+    """The module of a file. `source` is its content, where that is known."""
     name = f"solera_own_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
-        loader = _Bytes(file)
+        loader = _Bytes(file, read_file(file) if source is None else source)
         spec = importlib.util.spec_from_file_location(name, file, loader=loader)
         assert spec is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)

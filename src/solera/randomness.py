@@ -371,6 +371,10 @@ class Parallel:
         self.alone = workers < 2
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type["Parallel"], tuple[int]]:
+        """A copy in another process has a lock of its own."""
+        return Parallel, (self.workers,)
+
     def __call__(self, functions: Sequence[Callable[[], T]], seeds: Sequence[int]) -> list[T]:
         """The results in order. `seeds` seed the global generators for functions that use them."""
         if getattr(_HERE, "in_parallel", False):  # a nested call: the outer one watches the generators for both

@@ -39,7 +39,8 @@ from .engines.base import ClientInfo, Roster
 from .errors import ConfigError
 from .models import build, check_output, encoding_of, model_info
 from .models.hf import origins_of
-from .models.options import Options, options_problems, variant_of
+from .models.lora import Lora, adapted
+from .models.options import Options, Variant, options_problems, variant_of
 from .plugins import architectures
 from .randomness import repeatable, seed_from
 from .server import Builder, Server
@@ -114,12 +115,13 @@ class ModelsConfig:
     assign: Assign = "even"  # by-size: small models to clients with few samples; tiers: in blocks; a table: by client
     options: Options = dataclasses.field(default_factory=dict)  # by architecture: a variant of which model, bits, sizes
     weights: Literal["pretrained", "random"] = "pretrained"  # how models that have pretrained weights begin
+    lora: Lora | None = None  # only small matrices beside the layers are trained and travel; by model: options
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with the list of architectures."""
         if not self.clients:
             yield "clients = []: name at least one architecture"
-        yield from options_problems(self.options, [*self.clients, *([self.server] if self.server else [])])
+        yield from options_problems(self.options, [*self.clients, *([self.server] if self.server else [])], self.lora)
 
     @property
     def built(self) -> list[str]:
@@ -135,7 +137,8 @@ class Scenario:
     each client's, the latter), or samples that come from elsewhere: (inputs, labels), for `client_test` by client. With
     `client_test="common"` clients' models are scored on the whole test set, and no training sample is kept back.
     With `client_validation`, own models are scored on that share of what `client_test` leaves: for choosing settings.
-    `assign` may name the model of every client. `options` are those of single architectures (`models.options`).
+    `assign` may name the model of every client. `options` are those of single architectures (`models.options`),
+    `lora` is what all models have unless their options say otherwise.
     `augment` is what training samples go through at each step, by name or as functions of (batch, generator).
     `workers` is how many models the server trains at once: as many as there are cores, unless given.
 
@@ -166,6 +169,7 @@ class Scenario:
         head: Literal["plain", "shared", "projection"] = "plain",
         options: Options | None = None,
         weights: Literal["pretrained", "random"] = "pretrained",
+        lora: Lora | None = None,
         task: Task = "classification",
         seed: int = 0,
         workers: int | None = None,
@@ -193,8 +197,8 @@ class Scenario:
         shares = {"validation": validation, "client_test": client_test}
         DataConfig(**{n: s for n, s in shares.items() if not isinstance(s, Data | tuple | Mapping)})  # type: ignore[arg-type]
         dealt = dict(assign) if isinstance(assign, Mapping) else assign
-        ModelsConfig(norm=norm, head=head, assign=dealt, weights=weights)
-        self._weights = weights
+        ModelsConfig(norm=norm, head=head, assign=dealt, weights=weights, lora=lora)
+        self._weights, self.lora = weights, lora
         self.augment = tuple(augment)
         check_steps("data.augment", self.augment, dataset.train.inputs, dataset.name)
         if public is None:
@@ -453,7 +457,7 @@ class Scenario:
             own = next(c for c in data.columns if c.encoding == self._encodings[name])
             read, shape, vocabulary = partial(reading, columns=own), (own.length,), own.encoding.vocabulary
         form = dataclasses.replace(self.form, shape=shape, vocabulary=vocabulary, classes=data.outputs)
-        made = builder_of(name, architecture, norm, head, form, self.options, self._weights)
+        made = builder_of(name, architecture, norm, head, form, self.options, self._weights, self.lora)
         return lambda: read(made())
 
 
@@ -465,14 +469,24 @@ def builder_of(
     form: Form,
     options: Options,
     weights: str = "pretrained",
+    lora: Lora | None = None,
 ) -> Builder:
     """A function that makes the model called `name`, for samples of this form."""
     safe_name(name, "model name")
+    variant = variant_of(architecture if isinstance(architecture, str) else name, options, lora)
+    made = _plain_builder(variant, architecture, norm, head, form, weights)
+    own = variant.lora
+    return made if own is None else lambda: adapted(made(), own, name)
+
+
+def _plain_builder(
+    variant: Variant, architecture: Architecture, norm: str, head: str, form: Form, weights: str
+) -> Builder:
+    """The same without LoRA."""
     if isinstance(architecture, nn.Module):
         module = architecture
         return lambda: copy.deepcopy(module)
     if isinstance(architecture, str):
-        variant = variant_of(architecture, options)
         info = model_info(variant.model)
         kind = info.name  # a path is resolved now, where code may be allowed
         wanted: dict[str, Any] = {"vocabulary": form.vocabulary} if form.vocabulary else {}
@@ -602,6 +616,7 @@ def build_scenario(
         head=models.head,
         options=models.options,
         weights=models.weights,
+        lora=models.lora,
         task=data.task,
         seed=seed,
         workers=workers,

@@ -39,6 +39,11 @@ class EnsembleReport:
     alike: Mapping[str, list[list[int]]] | None = None  # members to compare with each other; left out: all of them
 
 
+def init_seed(run_seed: int, A: str, copy_number: int = 0) -> int:
+    """The seed from which architecture `A` is initialised in a run."""
+    return seed_from(run_seed, "init", A, copy_number)
+
+
 class Server:
     """Everything a method may use on the server's side. The test set is not here: the run measures, methods do not."""
 
@@ -105,7 +110,7 @@ class Server:
         if A not in self.builders:
             raise ConfigError(f"no architecture is called {A!r}; known here: {', '.join(self.builders)}")
         with numerics(threads=1):
-            return repeatable(seed_from(self.run_seed, "init", A, copy_number), self.builders[A])
+            return repeatable(init_seed(self.run_seed, A, copy_number), self.builders[A])
 
     def init(self, A: str, copy_number: int = 0) -> Weights:
         """Initial weights of architecture `A`. They depend on the run's seed only, never on the method."""

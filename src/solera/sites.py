@@ -17,6 +17,7 @@ from .data.sites import Form, Holding
 from .devices import Placement
 from .engines.base import ClientInfo, Roster
 from .errors import ConfigError
+from .models.lora import base_digest
 from .task import Client, Data
 from .tensors import Brought, Weights
 
@@ -33,6 +34,11 @@ class Hello:
     form: str  # sha256 of what samples look like: shape, classes, normalisation
     layout: str  # sha256 of the names, shapes and types of its model's tensors
     public: str  # sha256 of its public data; "": it has none
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all of it."""
+        return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +117,10 @@ def form_digest(form: Form) -> str:
 
 
 def layout_digest(model: nn.Module) -> str:
-    """sha256 of the names, shapes and types of a model's tensors."""
-    about = [(name, list(t.shape), str(t.dtype)) for name, t in model.state_dict().items()]
+    """sha256 of the names, shapes and types of a model's tensors, and of the values of those that never travel."""
+    about: list[object] = [(name, list(t.shape), str(t.dtype)) for name, t in model.state_dict().items()]
+    if (base := base_digest(model)) is not None:
+        about.append(base)
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
@@ -125,7 +133,8 @@ def check_hellos(expected: Mapping[str, Hello], found: Mapping[str, Hello]) -> N
         "architecture": "sites.{k}.model must name the same model in both files",
         "run_seed": "set run.seed in the site's file to the server's",
         "form": "data.shape, data.classes, data.mean and data.std must be the same in both files",
-        "layout": "the model of that name has other layers there: use the same code and options",
+        "layout": "the model of that name has other layers, or another frozen base (LoRA), there: use the same code, "
+        "options and weights",
         "public": 'every site must have the server\'s public data: compare [public], or set public.where = "server"',
     }
     for k, ours in expected.items():

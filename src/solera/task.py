@@ -4,7 +4,6 @@ Its annotations are the schema of the request and of the reply. Only registered 
 task name, the name is looked up in `TASKS`, and nothing is imported on demand.
 """
 
-import copy
 import dataclasses
 import typing
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from .devices import Placement
 from .randomness import seed_from
-from .tensors import Brought, Inputs, Weights, device_of
+from .tensors import Brought, Inputs, Weights, copy_of, device_of
 from .wire import check_ties, check_type
 
 X = TypeVar("X", bound=Inputs, covariant=True)
@@ -61,7 +60,7 @@ class Client:
 
     def model(self, weights: Weights | None = None) -> nn.Module:
         """A fresh copy of this client's model, with `weights` or as initialised."""
-        model = copy.deepcopy(self.template)
+        model = copy_of(self.template)
         if weights is not None:
             model.load_state_dict(weights)
         model.train()  # on its own line: a user's model may override train() without returning self

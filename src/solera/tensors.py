@@ -1,5 +1,6 @@
 """What is computed with everywhere: weights, tensors by name, and samples, tensors by row."""
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,23 @@ def weights_of(model: nn.Module) -> Weights:
         name: t.detach().to(CPU, copy=True, memory_format=torch.contiguous_format)
         for name, t in model.state_dict().items()
     }
+
+
+FROZEN = "frozen_names"  # attribute of a module: those of its buffers that never change, as LoRA's base
+
+
+def frozen_of(model: nn.Module) -> Weights:
+    """The tensors of `model` that are no part of its weights, because nobody ever changes them; usually none."""
+    return {
+        f"{path}.{name}" if path else name: getattr(module, name)
+        for path, module in model.named_modules()
+        for name in getattr(module, FROZEN, ())
+    }
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy of `model` to train or to load weights into. What is frozen is shared, not copied."""
+    return copy.deepcopy(model, {id(t): t for t in frozen_of(model).values()})
 
 
 def device_of(model: nn.Module, otherwise: torch.device = CPU) -> torch.device:

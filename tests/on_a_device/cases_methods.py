@@ -10,6 +10,9 @@ from solera.config import RunConfig
 from solera.engines import EngineConfig
 from solera.federation import FederationConfig
 from solera.method import METHODS, find_method
+from solera.methods import EnsembleTrainer, Framework, GlobalTrainer
+from solera.parts.distill import Distill
+from solera.parts.local import Local
 from solera.runner.loop import simulate
 from solera.testing import small, toy_for
 from solera.testing.device import SIM, simulated_device
@@ -17,8 +20,8 @@ from solera.testing.device import SIM, simulated_device
 SIM.register()  # before the first backward pass
 
 
-def result(name, out, **engine):
-    method = small(find_method(name)())
+def result(name, out, method=None, **engine):
+    method = small(find_method(name)()) if method is None else method
     scenario = toy_for(method, samples=200, workers=1)
     run, federation = RunConfig(rounds=1, eval_clients=2), FederationConfig(fraction=0.5)
     found = simulate(scenario, method, out, run, federation, EngineConfig("inprocess", 1, **engine))
@@ -35,3 +38,13 @@ def test_a_method_has_the_bits_of_the_cpu(name, tmp_path):
     assert found.digest == wanted.digest
     assert found.models.keys() == wanted.models.keys()
     assert {m.weights[n].device.type for m in found.models.values() for n in m.weights} <= {"cpu"}
+
+
+def test_labels_of_public_samples_are_where_models_are(tmp_path):
+    """FedEED's framework with members that are fine-tuned and students that learn labels as well."""
+    tune, less = EnsembleTrainer(tune=Local(steps=2, batch=16)), Distill(steps=3, batch=16)
+    method = Framework(Local(epochs=1), less, ensemble_trainer=tune, global_trainer=GlobalTrainer(label_weight=0.5))
+    wanted = result("framework", tmp_path / "cpu", method, device="cpu")
+    with simulated_device():
+        found = result("framework", tmp_path / "sim", method, device="sim")
+    assert found.digest == wanted.digest

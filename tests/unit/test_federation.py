@@ -356,3 +356,15 @@ def test_a_client_has_one_exchange_at_a_time(fed):
     fed.begin(1)  # whatever was left behind belongs to the round before
     assert list(fed.map(draw, ["c02"])) == ["c02"]
     assert list(other()) == ["c02"]
+
+
+def test_messages_between_simulated_servers_are_counted_like_those_of_an_exchange(fed):
+    models, logits = {"a": {"w": torch.ones(3), "n": torch.tensor(7)}}, torch.ones(4, 2)
+    fed.carried("above", down=[models], up=[models, models])
+    fed.carried("above", down=[], up=[logits])
+    up, down = fed.up["above"], fed.down["above"]
+    assert (down.messages, up.messages) == (1, 3)
+    assert (down.bytes, up.bytes) == (len(encode(models)), 2 * len(encode(models)) + len(encode(logits)))
+    assert (down.floats, down.integers, up.floats, up.integers) == (3, 1, 14, 2)
+    assert up.content == {"parameters": 2 * (3 * 4 + 8), "predictions": 4 * 8}
+    assert fed.verbs == set()  # nobody was asked

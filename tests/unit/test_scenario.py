@@ -344,7 +344,7 @@ def test_a_validation_set_of_ones_own():
     x, y = torch.full((5, 2), 1000.0), torch.tensor([0, 1, 2, 0, 1])
     for form in ((x, y), Data(x, y), (x.numpy(), y.tolist())):
         scenario = sites(validation=form)
-        assert scenario.server.validation is scenario.validation
+        assert scenario.server.validation.inputs is scenario.validation.inputs
         assert scenario.validation.inputs.tolist() == x.tolist()
         assert scenario.validation.labels.tolist() == y.tolist()
         assert int(scenario.roster.sizes.sum()) == ROWS  # nothing is taken from the clients

@@ -93,6 +93,7 @@ METHODS = {
     "scaffold": {"name": "scaffold", "local": {"epochs": 1, "batch": 4}},
     "feddf": {"name": "feddf", "local": {"epochs": 1, "batch": 4}, "fusion": {"steps": 3, "batch": 8}},
     "dsfl": {"name": "dsfl", "local": {"epochs": 1, "batch": 4}},
+    "decentralised": {"name": "decentralised", "local": {"epochs": 1, "batch": 4}, "distill": {"epochs": 1}},
 }
 
 
@@ -121,10 +122,12 @@ def blind(tables):
     return {**tables, "sites": sites}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddf", "dsfl"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddf", "dsfl", "decentralised"])
 def test_a_run_over_sites_that_know_only_themselves_ends_as_the_simulation_of_all(hospital, tmp_path, method):
     if method in ("fedavg", "scaffold"):  # of one architecture
         hospital["sites"]["clinic.c"]["model"] = "mlp"
+    if method == "decentralised":  # every site makes the round's samples from the round's seed
+        hospital["public"]["fresh"] = True
     tables = {**hospital, "method": METHODS[method]}
     with code_allowed(tmp_path):
         simulated = execute(load_config(tables), tmp_path / "simulated")

@@ -149,7 +149,7 @@ def submit(
     run = send(folder, name, config)
     outcome: dict[str, Any] = {"name": run.name, "id": run.id, "out": str(run.out)}
     if wait:
-        outcome["status"] = wait_for(folder, run, timeout)
+        outcome["status"] = wait_for(folder, run, timeout, lambda text: typer.echo(text, err=True))
         summary = run.out / "summary.json"
         if outcome["status"] != "finished:completed" or not summary.is_file():
             last = [line["says"] for line in lines(folder, 50) if line.get("level") in ("error", "warning")]
@@ -183,7 +183,7 @@ def status(folder: ServerFolder, json: Json = False, debug: Debug = False) -> No
         return
     typer.echo(f"server at {found['address']}: {'reachable' if found['reachable'] else 'not reachable'}")
     for node in found["nodes"]:
-        typer.echo(f"  node {node.get('node-id')}: {node.get('status')}")
+        typer.echo(f"  {node['site'] or 'node'} ({node.get('node-id')}): {node.get('status')}")
     for run, rounds in found["directories"].items():
         typer.echo(f"  run {run}: {rounds} rounds done")
 

@@ -24,6 +24,7 @@ EXTRAS = {  # import name: (purpose, extra)
     "tensorboard": ("[track] tensorboard", "tensorboard"),
     "mlflow": ("[track] mlflow", "mlflow"),
     "onnxscript": ("solera export --format onnx", "onnx"),
+    "ray": ("engine.name = 'ray': a cluster", "ray"),
 }
 SELF_TEST: dict[str, Any] = {
     "run": {"rounds": 1, "name": "self test"},

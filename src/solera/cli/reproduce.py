@@ -14,7 +14,7 @@ from .output import console, print_json
 from .sweep import SweepDisplay
 
 if TYPE_CHECKING:
-    from ..experiments.reproduce import PlannedTable
+    from ..experiments.reproduce import Filled, PlannedTable
 
 
 class Scale(StrEnum):
@@ -63,15 +63,35 @@ def reproduce(
             raise ConfigError("name a table or a figure, such as feddf/table2; `solera reproduce --list` shows all")
         _list(items(name or "all"), str(scale), json)
         return
-    found: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
-    wanted = items(name)
+    from ..experiments.papers import load_paper
+    from ..experiments.reproduce import collect, missing, plan_table
+    from ..experiments.tune import read_tuned
+
+    wanted, home = items(name), (out or Path("runs/reproduce")) / scale
+    planned: dict[str, PlannedTable] = {}
+    reasons: dict[str, dict[str, int]] = {}  # why cells cannot be run -> how many of which table
     for i, recipe in enumerate(wanted):
         if len(wanted) > 1 and not json:
-            typer.echo(f"[{i + 1}/{len(wanted)}] {recipe}")
-        home = (out or Path("runs/reproduce")) / scale / recipe
-        choice = (row or [], column or [])
-        facts, lost = _one(recipe, str(scale), seeds, choice, tuned, home, workers, dry_run, json)
+            typer.echo(f"[{i + 1}/{len(wanted)}] checking {recipe}")
+        settings = read_tuned(tuned, recipe) if tuned else None
+        table = plan_table(load_paper(recipe), str(scale), seeds, settings, row or [], column or [])
+        absent = missing(table, home / recipe)
+        for why in dict.fromkeys(absent.values()):
+            cells = sum(any(absent.get(run) == why for run in cell.runs) for cell in table.cells)
+            reasons.setdefault(why, {})[f"{recipe} ({cells} of {len(table.cells)} cells)"] = cells
+        planned[recipe] = table.without(absent)
+    for why, tables in reasons.items():
+        typer.echo(f"cannot be run: {', '.join(tables)}: {' '.join(why.split())}", err=True)
+    if not json:
+        _plan(planned, home)
+    found: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for i, (recipe, table) in enumerate(planned.items()):
+        if len(planned) > 1 and not json:
+            typer.echo(f"[{i + 1}/{len(planned)}] {recipe}")
+        lost = {} if dry_run else _run(table, home / recipe, workers, json)
+        filled = collect(table, home / recipe, lost)
+        facts = _told(table, filled, home / recipe, dry_run, json)
         found.append(facts)
         failed |= {f"{recipe}: {run}": why for run, why in lost.items()}
         if summary is not None and not dry_run:
@@ -84,59 +104,48 @@ def reproduce(
         fail(f"{len(failed)} runs failed; the same command tries them again", 4)
 
 
-def _one(
-    recipe: str,
-    scale: str,
-    seeds: int | None,
-    choice: tuple[list[str], list[str]],
-    tuned: Path | None,
-    home: Path,
-    workers: int,
-    dry_run: bool,
-    json: bool,
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """One table: check, plan, run, print. Returns its facts and the runs that failed."""
+def _run(table: "PlannedTable", home: Path, workers: int, json: bool) -> dict[str, str]:
+    """Run a table. Returns the runs that failed, each with the reason."""
     from ..engines import default_workers
-    from ..experiments.papers import load_paper
-    from ..experiments.reproduce import as_json, as_markdown, collect, missing, plan_table, run_table, write_table
-    from ..experiments.tune import read_tuned
+    from ..experiments.reproduce import run_table
 
-    paper = load_paper(recipe)
-    table = plan_table(paper, scale, seeds, read_tuned(tuned, recipe) if tuned else None, *choice)
-    reasons = missing(table, home)
-    for why in dict.fromkeys(reasons.values()):
-        cells = sum(any(reasons.get(run) == why for run in cell.runs) for cell in table.cells)
-        typer.echo(f"{recipe}: {cells} of {len(table.cells)} cells cannot be run: {' '.join(why.split())}", err=True)
-    table = table.without(reasons)
-    _plan(table, home, json)
-    failed: dict[str, str] = {}
-    if not dry_run and table.runs:
-        with SweepDisplay(console(), silent=json) as display:
-            try:
-                failed = run_table(table, home, workers or default_workers(), display.update).failed
-            except KeyboardInterrupt as e:
-                display.close()
-                fail(f"{str(e) or 'interrupted'}; the same command continues", getattr(e, "exit_code", 130))
-    filled = collect(table, home, failed)
+    if not table.runs:
+        return {}
+    with SweepDisplay(console(), silent=json) as display:
+        try:
+            return run_table(table, home, workers or default_workers(), display.update).failed
+        except KeyboardInterrupt as e:
+            display.close()
+            fail(f"{str(e) or 'interrupted'}; the same command continues", getattr(e, "exit_code", 130))
+
+
+def _told(table: "PlannedTable", filled: "list[Filled]", home: Path, dry_run: bool, json: bool) -> dict[str, Any]:
+    """Print and write a table. Returns its facts."""
+    from ..experiments.reproduce import as_json, as_markdown, write_table
+
     if not dry_run:
         write_table(table, filled, home)
     if not json:
         console().print(Markdown(as_markdown(table, filled)))
-    return as_json(table, filled), failed
+    return as_json(table, filled)
 
 
-def _plan(table: "PlannedTable", home: Path, json: bool) -> None:
+def _plan(tables: "dict[str, PlannedTable]", home: Path) -> None:
     """Print what will be done, and how long it will take."""
     from ..experiments.reproduce import effort
 
-    plan = effort(table, home)
-    if json or not plan.runs:
+    plan = effort([(table, home / recipe) for recipe, table in tables.items()])
+    if not any(plan.runs):
         return
     measured = ", ".join(f"{name} at batch {batch}: {1000 * s:.0f} ms" for name, batch, s in plan.steps[:4])
     more = f", and {len(plan.steps) - 4} more" if len(plan.steps) > 4 else ""
     without = f"; without {', '.join(plan.unknown)}, which were not timed" if plan.unknown else ""
+    if len(tables) > 1:
+        for recipe, runs, hours in zip(tables, plan.runs, plan.hours, strict=True):
+            typer.echo(f"{recipe}: {runs} runs, about {_hours(hours)}" if runs else f"{recipe}: nothing to run")
+    into = home / next(iter(tables)) if len(tables) == 1 else home
     typer.echo(
-        f"{table.paper.recipe}, {table.scale}: {plan.runs} runs into {home}, about {_hours(plan.hours)} on one core "
+        f"{sum(plan.runs)} runs into {into}, about {_hours(sum(plan.hours))} on one core "
         f"(measured steps: {measured}{more}{without})"
     )
 

@@ -43,7 +43,7 @@ def tune(
 ) -> None:
     """Search for the best settings on validation samples; the grid grows while its best lies at an edge.
 
-    Example: [bold]solera tune quickstart/feddf --over method.local.lr=0.01,0.1 --set data.validation=0.1[/bold]
+    Example: [bold]solera tune toy --over method.local.lr=0.01,0.1 --set data.validation=0.1[/bold]
     """
     from ..config import folder_of
     from ..engines import default_workers

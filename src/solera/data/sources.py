@@ -5,6 +5,7 @@ as many rows as the published file but another checksum. A set with more rows th
 Fewer rows are accepted as a sample, with a warning that names both numbers.
 """
 
+import functools
 import importlib.resources
 import inspect
 import logging
@@ -318,12 +319,18 @@ def read_stl10_unlabelled(path: str | Path | None, shape: tuple[int, ...]) -> Te
 
 def _read_embedded(info: SourceInfo) -> dict[str, Split]:
     splits = {}
-    with importlib.resources.as_file(importlib.resources.files(__package__) / "embedded") as folder:
-        for split, prefix in (("train", "train"), ("test", "t10k")):
-            names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
-            images, labels = (read_idx(folder / f"{n}.xz", EMBEDDED[n]) for n in names)
-            splits[split] = image_split(images, labels, folder, "idx", info)
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
+        images, labels = (_embedded(name, EMBEDDED[name]) for name in names)
+        splits[split] = image_split(images, labels, Path(prefix), "idx", info)
     return splits
+
+
+@functools.cache
+def _embedded(name: str, sha256: str) -> np.ndarray:
+    """A file of the sample inside the package: read-only, and unpacked once, because a sweep asks for it often."""
+    with importlib.resources.as_file(importlib.resources.files(__package__) / "embedded") as folder:
+        return read_idx(folder / f"{name}.xz", sha256)
 
 
 def _read_folder(name: str, info: SourceInfo, folder: Path, image_size: int | None, columns: Given) -> dict[str, Split]:

@@ -1,25 +1,27 @@
 """What `solera deploy server|client|submit|status` do: Flower's programs, with safe settings."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
 import logging
 import subprocess
-import tempfile
+import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from ..errors import ConfigError, RunError, SoleraError
-from ..wire import safe_name
-from .journal import keep_journal, read_lines
+from .journal import keep_journal, lines_from, read_lines
 from .keys import expiry
 from .programs import (
+    INSECURE,
     Program,
+    Reason,
     Supervisor,
     environment,
     flower,
@@ -29,11 +31,23 @@ from .programs import (
     split,
     wait_for_port,
 )
-from .templates import APP, CONNECTION
+from .templates import CONNECTION
 
 log = logging.getLogger("solera")
-REFUSED = "the server refuses this site's key: is it registered there? (its public key is node.pub)"
-NO_TLS = "the server uses TLS and this site does not, or the reverse"
+REASONS = (
+    Reason("[code: 2004]", "the server does not know this site's key: node.pub must be among its keys when it starts"),
+    Reason("[code: 2001]", "the server wants a key, and --insecure shows none"),
+    Reason("certificate has expired", "the server's certificate has expired: it needs `solera deploy renew`"),
+    Reason(
+        "CERTIFICATE_VERIFY_FAILED",
+        "whoever answers at the server's address has no certificate for it that this site's ca.crt trusts",
+        final=True,
+    ),
+)
+CONNECTED, TRYING = "SuperNode ID:", "Connection attempt failed"  # what a SuperNode prints
+SAY_AGAIN_S = 60.0  # how often it is said that the server cannot be reached
+REGISTERED, JOURNAL = "registered.json", Path("log", "server.jsonl")
+LOOK_S, ASK_S = 0.5, 30.0  # while a run is waited for: at its log, and at Flower's list of runs
 
 
 def settings_of(folder: Path, name: str) -> dict[str, Any]:
@@ -59,7 +73,7 @@ def serve(folder: Path, address: str | None = None, insecure: bool = False) -> N
     given = settings_of(folder, "server")
     address = address or given["address"]
     host, port = split(address)
-    keep_journal(folder / "log" / "server.jsonl")
+    keep_journal(folder / JOURNAL)
     if insecure:
         _warn_insecure(address)
     else:
@@ -74,6 +88,8 @@ def serve(folder: Path, address: str | None = None, insecure: bool = False) -> N
         "--enable-supernode-auth",
     ]  # fmt: skip
     database = folder / "state" / ("insecure.db" if insecure else "superlink.db")
+    if not database.is_file():  # it is new, or somebody has removed it
+        (folder / "state" / REGISTERED).unlink(missing_ok=True)
     link = Program(
         "superlink",
         [
@@ -87,7 +103,7 @@ def serve(folder: Path, address: str | None = None, insecure: bool = False) -> N
     execute = Program(
         "superexec",
         [flower("flower-superexec"), "--runtime-api-address", here, *root, *secret],
-        env, folder / "log" / "superexec.log",
+        env | ({INSECURE: "1"} if insecure else {}), folder / "log" / "superexec.log",
     )  # fmt: skip
     with Supervisor() as programs:
         programs.start(link)
@@ -128,20 +144,29 @@ def connect(folder: Path, address: str, insecure: bool) -> None:
 
 
 def register(folder: Path, env: dict[str, str]) -> None:
-    """Make the sites' public keys known to the SuperLink. It keeps them in its database."""
-    known_file = folder / "state" / "registered.json"
-    known = json.loads(known_file.read_text()) if known_file.is_file() else {}
-    for key in sorted((folder / "keys").glob("*.pub")):
-        text = key.read_text().strip()
-        if known.get(key.stem) == text:
-            continue
-        out = flwr(["supernode", "register", str(key), CONNECTION, "--format", "json"], env, check=False)
-        said = _json_in(out)
-        if not said.get("success") and "already" not in out.lower():
-            raise SoleraError(f"the key of {key.stem} cannot be registered: {' '.join(out.split())[-300:]}")
-        known[key.stem] = text
-        known_file.write_text(json.dumps(known))
-        log.info("%s is registered", key.stem)
+    """Make the sites' public keys known to the SuperLink, which keeps them in its database."""
+    known = registered(folder)
+    new = {key.stem: key for key in sorted((folder / "keys").glob("*.pub"))}
+    new = {k: key for k, key in new.items() if known.get(k, {}).get("key") != key.read_text().strip()}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:  # each is a program that takes seconds to start
+        for k, node in zip(new, pool.map(lambda k: _register(k, new[k], env), new), strict=True):
+            known[k] = {"key": new[k].read_text().strip(), "node": node}
+            log.info("%s is registered", k)
+    (folder / "state" / REGISTERED).write_text(json.dumps(known))
+
+
+def _register(k: str, key: Path, env: dict[str, str]) -> str:
+    out = flwr(["supernode", "register", str(key), CONNECTION, "--format", "json"], env, check=False)
+    said = _json_in(out)
+    if not said.get("success") and "already" not in out.lower():
+        raise SoleraError(f"the key of {k} cannot be registered: {' '.join(out.split())[-300:]}")
+    return str(said.get("node-id", ""))
+
+
+def registered(folder: Path) -> dict[str, dict[str, str]]:
+    """The sites whose keys the SuperLink knows: each one's key, and its node where Flower has said it."""
+    file = folder / "state" / REGISTERED
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def flwr(arguments: Sequence[str], env: dict[str, str], check: bool = True) -> str:
@@ -177,22 +202,50 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
     address = address or given["address"]
     split(address)
     keep_journal(folder / "log" / "site.jsonl", site=given["name"])
-    how = ["--root-certificates", str(folder / "ca.crt"), "--auth-supernode-private-key", str(folder / "node.key")]
-    if insecure:
-        how = ["--insecure"]
-        if not is_loopback(address):
-            raise ConfigError(f"--insecure to {address}: only on the loopback interface")
+    if insecure and not is_loopback(address):
+        raise ConfigError(f"--insecure to {address}: only on the loopback interface")
+    how = ["--insecure"] if insecure else [  # Flower uses keys with TLS only
+        "--root-certificates", str(folder / "ca.crt"), "--auth-supernode-private-key", str(folder / "node.key"),
+    ]  # fmt: skip
+    forks = sys.platform == "linux"
+    env = environment(folder, standby=forks)
+    ready = Program(
+        "standby", [sys.executable, "-m", "solera.deploy.standby", str(folder / "state" / "bin")], env,
+        folder / "log" / "standby.log",
+    )  # fmt: skip
     node = Program(
         "supernode",
         [flower("flower-supernode"), *how, "--superlink", address, "--host", "127.0.0.1", "--port", str(free_port())],
-        environment(folder),
+        env,
         folder / "log" / "supernode.log",
-        final={303: NO_TLS, 302: REFUSED, 305: REFUSED},
+        reasons=REASONS,
     )
     with Supervisor() as programs:
+        if forks:
+            programs.start(ready)
         programs.start(node)
-        programs.watch()
+        programs.watch(_Connection(node, address).look)
     log.info("%s has left", given["name"])
+
+
+class _Connection:
+    """Says in the site's own log what its node prints of the way to the server."""
+
+    def __init__(self, node: Program, address: str):
+        self.node, self.address = node, address
+        self.seen, self.said = node.printed_from, -SAY_AGAIN_S
+
+    def look(self) -> None:
+        """What is new."""
+        text = self.node.printed(self.seen)
+        text = text[: text.rfind("\n") + 1]
+        self.seen += len(text.encode())
+        if CONNECTED in text:
+            self.said = -SAY_AGAIN_S
+            log.info("connected to the server at %s", self.address)
+        elif TRYING in text and time.monotonic() - self.said >= SAY_AGAIN_S:
+            self.said = time.monotonic()
+            log.warning("no answer from the server at %s: trying again (is it up, and is TLS on there?)", self.address)
 
 
 # ---- runs -------------------------------------------------------------------------------------------
@@ -205,38 +258,57 @@ class Submitted:
     name: str
     id: int
     out: Path
+    since: int  # where in the server's log it begins
 
 
 def submit(folder: Path, name: str, config: str = "server.toml") -> Submitted:
     """Ask the server to begin the run `name`, or to go on with it if its directory is there."""
+    from ..wire import safe_name  # brings torch, which programs that only look after others do without
+
     folder = folder.absolute()
     settings_of(folder, "server")
     safe_name(name, "run name")
+    since = (folder / JOURNAL).stat().st_size if (folder / JOURNAL).is_file() else 0
     if not (folder / config).is_file() or Path(config).name != config:
         raise ConfigError(f"{config}: there is no such file in {folder}")
-    env = environment(folder)
-    with tempfile.TemporaryDirectory() as at:
-        app = Path(at) / "solera-app"
-        app.mkdir()
-        (app / "pyproject.toml").write_text(APP)
-        chosen = f'run="{name}" config="{config}"'
-        out = flwr(["run", str(app), CONNECTION, "--format", "json", "--run-config", chosen], env, check=False)
+    chosen = f'run="{name}" config="{config}"'
+    words = ["run", str(folder / "app"), CONNECTION, "--format", "json", "--run-config", chosen]
+    out = flwr(words, environment(folder), check=False)
     said = _json_in(out)
     if not said.get("success"):
         raise SoleraError(f"the server does not take the run: {' '.join(out.split())[-400:]}")
-    return Submitted(name, int(said["run-id"]), folder / "runs" / name)
+    return Submitted(name, int(said["run-id"]), folder / "runs" / name, since)
 
 
-def wait_for(folder: Path, run: Submitted, patience_s: float | None = None) -> str:
-    """Until a run has ended; its last status, as Flower has it."""
-    env, end = environment(folder.absolute()), None if patience_s is None else time.monotonic() + patience_s
+def wait_for(
+    folder: Path, run: Submitted, patience_s: float | None = None, say: Callable[[str], None] = lambda text: None
+) -> str:
+    """Until a run has ended; its last status, as Flower has it. `say` is told what the server logs of it meanwhile."""
+    folder = folder.absolute()
+    env, place = environment(folder), run.since
+    begun = asked = time.monotonic()
+
+    def news() -> bool:
+        """Pass on what is new; whether the run's last line was among it."""
+        nonlocal place
+        lines, place = lines_from(folder / JOURNAL, place)
+        mine = [line for line in lines if line.get("run") == run.name]
+        for line in mine:
+            say(f"{line.get('time')} {line.get('says')}")
+        return any(line.get("ended") for line in mine)
+
     while True:
-        status = run_status(env, run.id)
-        if status.startswith("finished"):
-            return status
-        if end is not None and time.monotonic() > end:
-            raise RunError(f"the run {run.name} has not ended after {patience_s:g} s: its status is {status}")
-        time.sleep(2.0)
+        time.sleep(LOOK_S)
+        over, now = news(), time.monotonic()
+        if over or now - asked >= ASK_S:  # asking starts a program that takes seconds
+            status, asked = run_status(env, run.id), now
+            while over and not status.startswith("finished") and time.monotonic() - now < ASK_S:
+                status = run_status(env, run.id)  # Flower notices a little later
+            if status.startswith("finished"):
+                news()
+                return status
+        if patience_s is not None and now - begun > patience_s:
+            raise RunError(f"the run {run.name} has not ended after {patience_s:g} s; it goes on")
 
 
 def run_status(env: dict[str, str], run_id: int) -> str:
@@ -253,10 +325,11 @@ def status(folder: Path) -> dict[str, Any]:
     env = environment(folder)
     nodes = _json_in(flwr(["supernode", "list", CONNECTION, "--format", "json"], env, check=False))
     runs = _json_in(flwr(["list", CONNECTION, "--format", "json"], env, check=False))
+    names = {about["node"]: k for k, about in registered(folder).items()}
     return {
         "address": given["address"],
         "reachable": bool(nodes.get("success")),
-        "nodes": nodes.get("nodes", []),
+        "nodes": [{"site": names.get(str(n.get("node-id"))), **n} for n in nodes.get("nodes", [])],
         "runs": runs.get("runs", []),
         "directories": {d.name: _rounds(d) for d in sorted((folder / "runs").glob("*")) if d.is_dir()},
     }

@@ -3,14 +3,14 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..compute import compute_of
 from ..config import Config, load_config, to_toml
 from ..devices import TRICKS
-from ..engines.flower import Flower, FlowerConfig, Nodes
+from ..engines.flower import PROTOCOL, QUERY, Flower, FlowerConfig, Nodes, pack, text_in, unpack
 from ..engines.states import StatesElsewhere
 from ..errors import ConfigError, SoleraError
 from ..federation import QuorumNotMet
@@ -25,35 +25,44 @@ from ..sites import Hello
 from ..tensors import weights_of
 from ..track.display import Watcher
 from ..version import __version__
-from ..wire import WireError, digest, encode, safe_name
+from ..wire import Limits, WireError, digest, encode, safe_name
+from .journal import ENDED
 from .keys import fingerprint
 from .site import Samples
 
 log = logging.getLogger("solera")
 SITES = "sites.json"  # in a run directory: what sites said when the run began; it stays
+WHO_S = 300.0  # until a node that does not say who it is counts as nobody
 
 
-def conduct(grid: Any, folder: Path, name: str, file: str) -> Result:
-    """Begin the run `name` of the server in `folder`, or go on with it. `file` is a configuration in that folder."""
+def conduct(grid: Any, folder: Path, name: str, file: str, insecure: bool = False) -> Result:
+    """Begin the run `name` of the server in `folder`, or go on with it. `file` is a configuration in that folder.
+
+    `insecure`: nodes have no keys, and are who they say they are.
+    """
     home = folder / "runs" / safe_name(name, "run name")
     if Path(file).name != file:
         raise ConfigError(f"config = {file[:100]!r}: the name of a file in the server's folder")
     try:
         with code_allowed(folder):  # whoever starts the server has named it
             config = load_config(folder / file)
-            return _conduct(grid, folder, home, config)
+            return _conduct(grid, folder, home, config, insecure)
     except SoleraError as e:
-        log.error("the run %s ends: %s", name, e)
+        log.error("the run %s ends: %s", name, e, extra=ENDED)
+        raise
+    except BaseException:
+        log.exception("the run %s ends", name, extra=ENDED)
         raise
 
 
-def _conduct(grid: Any, folder: Path, home: Path, config: Config) -> Result:
+def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool) -> Result:
     if not isinstance(config.engine, FlowerConfig):
         raise ConfigError("engine.name must be 'flower' in the configuration of a deployment")
     if not config.sites:
         raise ConfigError("there are no sites: a deployment needs a table [sites.NAME] for each of them")
     sites = _known_by_key(folder, config)
-    engine = Flower(grid, Nodes(grid, lambda key: sites.get(_fingerprint(key))), config.engine, home.name)
+    nodes = Believed(grid, set(config.sites)) if insecure else Nodes(grid, lambda key: sites.get(_fingerprint(key)))
+    engine = Flower(grid, nodes, config.engine, home.name)
     seed = config.run.seed
     said = engine.greet(list(config.sites), seed)
     hellos = _enrolled(home, {k: _hello(k, facts) for k, facts in said.items()}, config)
@@ -62,6 +71,7 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config) -> Result:
     _compare_versions(scenario, said)
     _share_public(engine, scenario, config, said)
     engine.enrolled = scenario.roster
+    engine.hellos = {k: h.digest for k, h in hellos.items()}
     check_fit(config.method, scenario)
     compute = compute_of(config.engine)
     TRICKS["cpu"].set_allocator()
@@ -83,6 +93,40 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config) -> Result:
         command=f"solera deploy submit --name {home.name}",
         states=StatesElsewhere(home / "clients"),
     )
+
+
+class Believed(Nodes):
+    """Nodes without keys, on a server without TLS: each is asked who it is, once, and believed."""
+
+    def __init__(self, grid: Any, sites: Collection[str]):
+        super().__init__(grid, lambda key: None)
+        self.sites = sites
+        self._asked: dict[str, int] = {}  # messages on their way, with the node
+        self._names: dict[int, str | None] = {}
+
+    def present(self) -> dict[str, int]:
+        """Those that have answered so far. Does not wait."""
+        from flwr.app import Message
+
+        here = [node.node_id for node in self.grid.get_nodes()]
+        new = [n for n in here if n not in self._names and n not in self._asked.values()]
+        if new:
+            who = pack({"protocol": PROTOCOL, "what": "who"})
+            sent = self.grid.push_messages([Message(who, n, QUERY, ttl=WHO_S) for n in new])
+            self._asked |= {str(name): n for name, n in zip(sent, new, strict=True) if name}
+        for name, node in list(self._asked.items()):
+            for reply in self.grid.pull_messages([name]):
+                del self._asked[name]
+                self._names[node] = None if reply.has_error() else self._named(reply)
+        return {k: n for n in here if (k := self._names.get(n)) is not None}
+
+    def _named(self, reply: Any) -> str | None:
+        try:
+            name = text_in(unpack(reply.content, Limits())[0], "site")
+        except WireError as e:
+            log.warning("a node does not say who it is: %s", e)
+            return None
+        return name if name in self.sites else None
 
 
 def _known_by_key(folder: Path, config: Config) -> dict[str, str]:
@@ -202,4 +246,4 @@ class _Log(Watcher):
         log.warning("%s", text)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        log.info("the run has ended, digest %s", summary["digest"])
+        log.info("the run has ended, digest %s", summary["digest"], extra=ENDED)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SoleraError
+from . import handover
 
 COMPONENTS = {"serverapp": "solera.deploy.serverapp:app", "clientapp": "solera.deploy.clientapp:app"}
 ALLOWED = {"pyproject.toml"}
@@ -80,12 +81,14 @@ def main(program: str) -> None:
     getattr(importlib.import_module(cli), entry)()
 
 
-def write_programs(folder: Path) -> None:
-    """The two programs, in a folder that comes first on the path."""
+def write_programs(folder: Path, standby: bool = False) -> None:
+    """The two programs, in a folder that comes first on the path. `standby`: a site's hands over (`handover.py`)."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in PROGRAMS:
         file = folder / name
         text = f"#!{sys.executable}\nfrom solera.deploy.gate import main\n\nmain({name!r})\n"
+        if standby and name == "flwr-clientapp":
+            text = f"#!{sys.executable} -S\n" + Path(handover.__file__).read_text()
         if not file.is_file() or file.read_text() != text:
             draft = file.with_suffix(f".{os.getpid()}")
             draft.write_text(text)

@@ -10,8 +10,9 @@ from typing import Any
 
 import tomli_w
 
+from ..config import load_config
 from ..errors import ConfigError
-from ..plugins import is_path
+from ..plugins import code_allowed, is_path
 from ..wire import safe_name
 from . import templates
 from .keys import expiry, make_authority, make_node_key, make_secret, make_server_certificate
@@ -31,6 +32,8 @@ def init(
     `hosts` are more names and addresses under which sites reach the server; the certificate is valid for those.
     """
     tables = _read(config)
+    with code_allowed(config.parent):  # whoever deploys it has named it
+        load_config(config)  # what is wrong with it is said now, not on four machines
     tables["public"] = {"where": "server", **tables.get("public", {})}  # sites get what they need of it from the server
     sites = {safe_name(name, "site name"): dict(table) for name, table in tables["sites"].items()}
     host, _ = split(address)
@@ -97,6 +100,8 @@ def _server(
     (folder / "keys").mkdir(parents=True)
     folder.chmod(0o700)
     (folder / "runs").mkdir()
+    (folder / "app").mkdir()
+    (folder / "app" / "pyproject.toml").write_text(templates.APP)
     make_server_certificate(target / "ca", folder, names)
     make_secret(folder / "secret")
     shutil.copy(target / "ca" / "ca.crt", folder / "ca.crt")

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+ENDED = {"ended": True}  # `extra` of the line that is the last one of a run
+
 
 def now() -> str:
     """The time as logs have it."""
@@ -33,6 +35,8 @@ class Journal(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = {"level": record.levelname.lower(), "pid": record.process, **self.facts, "says": record.getMessage()}
+        if getattr(record, "ended", False):
+            line["ended"] = True
         if record.exc_info and record.exc_info[1] is not None:
             line["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
         try:
@@ -52,9 +56,24 @@ def keep_journal(file: Path, **facts: Any) -> None:
 def read_lines(file: Path, last: int) -> list[dict[str, Any]]:
     """The last lines of a journal; what is no JSON (a torn line) is left out."""
     try:
-        lines = file.read_text("utf-8", "replace").splitlines()[-last:]
+        return _parsed(file.read_text("utf-8", "replace").splitlines()[-last:])
     except FileNotFoundError:
         return []
+
+
+def lines_from(file: Path, place: int) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines of a journal from a place in the file on, and the place behind them."""
+    try:
+        with file.open("rb") as f:
+            f.seek(place)
+            new = f.read()
+    except FileNotFoundError:
+        return [], place
+    new = new[: new.rfind(b"\n") + 1]
+    return _parsed(new.decode("utf-8", "replace").splitlines()), place + len(new)
+
+
+def _parsed(lines: list[str]) -> list[dict[str, Any]]:
     found = []
     for line in lines:
         try:

@@ -23,18 +23,24 @@ SAFE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; by default 1
 }
 FOLDER = "SOLERA_DEPLOYMENT"  # in the environment: the folder of the server or the site
+INSECURE = "SOLERA_INSECURE"  # in the environment of a server that was started with --insecure
 READY_S = 120.0  # until a program must accept connections
 END_S = 15.0  # between asking a program to end and ending it
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before a program is started again; the last one for ever
+MOST_PRINTED = 1 << 20  # bytes of a program's output that are looked through
 QUICKLY_S = 60.0  # a program that ran longer than this did not fail at once
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """What Flower's programs see: no telemetry, nothing installed at run time, state in `folder`, and the gate."""
+def environment(folder: Path, standby: bool = False) -> dict[str, str]:
+    """What Flower's programs see: no telemetry, nothing installed at run time, state in `folder`, and the gate.
+
+    `standby`: the programs of a site are handed over to a process that has loaded everything.
+    """
     bin_ = folder / "state" / "bin"
-    write_programs(bin_)
+    write_programs(bin_, standby)
     path = os.pathsep.join([str(bin_), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     home = folder / "state" / "flwr"
     home.mkdir(parents=True, exist_ok=True)
@@ -54,10 +60,19 @@ def flower(program: str) -> str:
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: not between fork and exec
 
 
-def _die_with_parent() -> None:
-    """Have the kernel end a program with whoever looks after it, however that ends."""
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have the kernel end this process with the one that started it, however that ends."""
     if _PRCTL is not None:
-        _PRCTL(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+        _PRCTL(1, number, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """What a program prints before it ends, and what that means. Flower's programs all end with code 1."""
+
+    prints: str
+    means: str
+    final: bool = False  # starting it again cannot mend it
 
 
 @dataclasses.dataclass
@@ -68,15 +83,17 @@ class Program:
     command: Sequence[str]
     env: Mapping[str, str]
     log: Path
-    final: Mapping[int, str] = dataclasses.field(default_factory=dict)  # exit codes that starting again cannot mend
+    reasons: Sequence[Reason] = ()
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started: float = 0.0
+    printed_from: int = 0  # where in `log` begins what it has printed since it was started
 
     def start(self) -> None:
         """Start it, in a session of its own: what it starts ends with it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
+            self.printed_from = out.tell()
             self.process = subprocess.Popen(  # noqa: S603  (the commands are this package's own)
                 list(self.command),
                 env=dict(self.env),
@@ -85,7 +102,7 @@ class Program:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self.started = time.monotonic()
         log.info("%s started (pid %d)", self.name, self.process.pid)
@@ -109,11 +126,21 @@ class Program:
         self.signal(signal.SIGKILL)
         self.process.wait()
 
+    def printed(self, since: int | None = None) -> str:
+        """What it has printed since it was started, or from that place in its log on."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(self.printed_from if since is None else since)
+            return file.read(MOST_PRINTED).decode(errors="replace")
+        return ""
+
     def tail(self, lines: int = 3) -> str:
         """The end of what it has printed."""
-        with contextlib.suppress(OSError):
-            return " | ".join(self.log.read_text(errors="replace").split("\n")[-1 - lines :]).strip(" |")
-        return ""
+        return " | ".join(self.printed().split("\n")[-1 - lines :]).strip(" |")
+
+    def reason(self) -> Reason | None:
+        """Why it has ended, as far as that is known."""
+        text = self.printed()
+        return next((r for r in self.reasons if r.prints in text), None)
 
 
 class Supervisor:
@@ -160,12 +187,14 @@ class Supervisor:
             time.sleep(0.2)
 
     def _pause(self, p: Program, code: int) -> float:
-        if code in p.final:
-            raise SoleraError(f"{p.name} ended: {p.final[code]} ({p.tail()})")
+        why = p.reason()
+        if why is not None and why.final:
+            raise SoleraError(f"{p.name} ended: {why.means}")
         p.signal(signal.SIGKILL)  # what it has left behind
         p.failures = 0 if time.monotonic() - p.started > QUICKLY_S else p.failures + 1
         pause = PAUSES_S[min(p.failures, len(PAUSES_S) - 1)]
-        log.warning("%s ended with code %d; it starts again in %g s", p.name, code, pause)
+        said = f"ended with code {code} ({p.tail(1)})" if why is None else f"ended: {why.means}"
+        log.warning("%s %s; it starts again in %g s", p.name, said, pause)
         return pause
 
 

@@ -7,7 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from .journal import keep_journal
-from .programs import FOLDER
+from .programs import FOLDER, INSECURE
 
 app = ServerApp()
 
@@ -20,4 +20,4 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(os.environ[FOLDER])
     name, config = str(context.run_config["run"]), str(context.run_config["config"])
     keep_journal(folder / "log" / "server.jsonl", run=name[:64])
-    conduct(grid, folder, name, config)
+    conduct(grid, folder, name, config, insecure=INSECURE in os.environ)

@@ -57,6 +57,10 @@ class Site(Protocol):
         """What it says of itself before a run: nothing of its data but how much there is."""
         ...
 
+    def hello(self, host: Any) -> str:
+        """The digest of what it says of itself."""
+        ...
+
     def public_of(self, samples: "Samples") -> Public:
         """Samples that the server sent, as this site prepares them."""
         ...
@@ -94,6 +98,10 @@ class OwnSite:
         weights = digest(weights_of(host.template()))
         return {**told, "weights": weights, "solera": __version__, "torch": torch.__version__}
 
+    def hello(self, host: SiteHost) -> str:
+        """Of its host as it is now."""
+        return host.hello().digest
+
     def public_of(self, samples: "Samples") -> Public:
         """Normalised and augmented as its own file says."""
         form = stated_form(self.config.data)
@@ -123,6 +131,8 @@ def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:
 
 def _act(facts: Mapping[str, Any], blob: bytes, site: Site) -> tuple[dict[str, Any], bytes | None]:
     """Do what is asked, if it is asked of this site."""
+    if facts.get("what") == "who":
+        return {}, None  # its name is in every reply
     if (asked := text_in(facts, "site")) != site.name:
         raise WireError(f"asked of {asked!r}, this is {site.name!r}: the server has another key under that name")
     what = text_in(facts, "what")
@@ -154,6 +164,11 @@ def _call(facts: Mapping[str, Any], blob: bytes, site: Site) -> Reply:
     TRICKS["cpu"].set_allocator()
     with _time_limit(call):
         host = site.host(call.run_seed)
+        if (hello := _digest_in(facts, "hello")) is not None and hello != site.hello(host):
+            raise SoleraError(
+                f"{site.name} is not as it was when the run began: its data, its model or [data] in its file has "
+                "changed; put it back, or begin a new run"
+            )
         if (public := _digest_in(facts)) is not None:
             site.lend(host, _read_public(site, public))
         return serve(call, host, states, site.place)
@@ -170,11 +185,11 @@ class Samples:
     labels: Tensor | None
 
 
-def _digest_in(facts: Mapping[str, Any]) -> str | None:
-    public = facts.get("public")
-    if public is not None and not (isinstance(public, str) and SHA256.fullmatch(public)):
-        raise WireError(f"public = {str(public)[:80]!r}")
-    return public
+def _digest_in(facts: Mapping[str, Any], name: str = "public") -> str | None:
+    found = facts.get(name)
+    if found is not None and not (isinstance(found, str) and SHA256.fullmatch(found)):
+        raise WireError(f"{name} = {str(found)[:80]!r}")
+    return found
 
 
 def _public_file(site: Site, sha256: str) -> Path:

@@ -14,6 +14,7 @@ from .registry import (
     engine_named,
     engine_of,
     register_engine,
+    require,
 )
 from .serve import serve
 from .states import ClientStates, StateError
@@ -42,5 +43,6 @@ __all__ = [
     "engine_named",
     "engine_of",
     "register_engine",
+    "require",
     "serve",
 ]

@@ -1,18 +1,28 @@
 """What an engine has to do: take calls to clients, bring back replies. It moves messages and knows nothing else."""
 
 import dataclasses
+import os
+import queue
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..devices import Placement
 from ..errors import ConfigError
+from ..settings import Hint
 from ..task import Client
 from ..tensors import Weights
 from ..wire import Packed, safe_name
+
+MOST_AT_ONCE = 4096  # workers or threads; more than that is a slip of the pen
+CORES = f"this machine has {os.cpu_count()} cores"
+WorkerCount = Annotated[int, Ge(0), Le(MOST_AT_ONCE), Hint(f"0: one for each core; {CORES}")]
+ThreadCount = Annotated[int, Ge(1), Le(MOST_AT_ONCE), Hint(CORES)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +170,60 @@ class Window:
             self._first += 1
 
 
+class Exchange:
+    """Calls that belong together, and their replies."""
+
+    def __init__(self, calls: Sequence[Call]):
+        self.calls = list(calls)
+        self.waiting = deque(range(len(self.calls)))  # the positions of those that have not begun
+        self.unanswered = len(self.calls)
+        self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self.window = Window()
+
+    def next(self) -> tuple[int, Call]:
+        """The next call and its position."""
+        position = self.waiting.popleft()
+        return position, self.calls[position]
+
+    def begin(self, position: int) -> Call:
+        """The call at this position, which begins now, before or after its turn."""
+        self.waiting.remove(position)
+        return self.calls[position]
+
+    def again(self, position: int) -> None:
+        """The call at this position has not been answered, and is to begin again."""
+        self.waiting.appendleft(position)
+
+    def answer(self, position: int, reply: Reply) -> None:
+        """The call at this position is over: whoever collects gets the reply."""
+        self.unanswered -= 1
+        self.window.answered(position)
+        self.replies.put(reply)
+
+
+class Backlog(deque[Exchange]):
+    """The exchanges with calls that have not begun, the oldest first."""
+
+    def startable(self) -> Exchange | None:
+        """The oldest exchange with a call that may begin now."""
+        while self and not self[0].waiting:
+            self.popleft()
+        return next((e for e in list(self) if e.waiting and e.window.may_begin(e.waiting[0])), None)
+
+    def unanswered(self) -> list[Exchange]:
+        """All that have calls without an answer, where one that has begun may have to begin again."""
+        while self and not self[0].unanswered:
+            self.popleft()
+        return list(self)
+
+
 def check_workers(workers: int) -> int:
     """Refuse a worker count that cannot be."""
     if workers < 1:
         raise ConfigError(f"engine.workers = {workers}: at least 1 is needed")
     return workers
+
+
+def default_workers() -> int:
+    """As many clients at once as cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

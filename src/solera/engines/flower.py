@@ -36,6 +36,7 @@ STYPE = "solera.safetensors"  # says what the bytes are: never Flower's own arra
 FACTS, BODY = "facts", "message"
 MOST_FACTS = 1 << 20  # characters of JSON beside a message
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two looks for replies
+SLACK_S = 120.0  # a message of which Flower says nothing is given up so long after its time
 SAY_AGAIN_S = 60.0  # how often a wait is mentioned
 FOREVER_S = 12 * 3600.0  # what Flower keeps a message for, where no deadline is set
 GONE = 5  # Flower's codes: the node left while it had the message
@@ -120,8 +121,11 @@ def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
         raise WireError(f"not a message: {type(e).__name__}: {str(e)[:100]}") from None
 
 
-def facts_of_call(call: Call, run: str, nonce: str, public: str | None = None) -> dict[str, Any]:
-    """All of a call but its message. `public` is the digest of the public samples that the site got before."""
+def facts_of_call(
+    call: Call, run: str, nonce: str, public: str | None = None, hello: str | None = None
+) -> dict[str, Any]:
+    """All of a call but its message. `public` is the digest of the public samples that the site got before, `hello`
+    that of what it said of itself when the run began: it compares, so every exchange repeats the hello."""
     return {
         "protocol": PROTOCOL,
         "what": "call",
@@ -137,6 +141,7 @@ def facts_of_call(call: Call, run: str, nonce: str, public: str | None = None) -
         "keep_from": call.keep_from,
         "deadline_s": call.deadline_s,
         "public": public,
+        "hello": hello,
     }
 
 
@@ -223,7 +228,7 @@ class _Task:
     nonce: str = ""
     absent_since: float | None = None
     said: float = 0.0
-    ends: float = 0.0
+    ends: float = 0.0  # when Flower says at the latest that there is no reply
 
 
 class Flower:
@@ -244,6 +249,7 @@ class Flower:
         self.limits, self._clock, self._sleep = limits or Limits(), clock, sleep
         self.enrolled = roster  # set once the sites have been greeted
         self.public: str | None = None  # digest of the public samples that sites get from the server
+        self.hellos: Mapping[str, str] = {}  # digests of what the sites said when the run began
         self._busy: dict[str, float] = {}  # site -> when at the latest it has given up a call that ran out of time
 
     @property
@@ -329,6 +335,9 @@ class Flower:
                         pause = FIRST_PAUSE_S
                         yield task, outcome
                         break
+            for task in [t for t in left if t.node is not None and self._clock() > t.ends + SLACK_S]:
+                left.remove(task)
+                yield task, "no reply, and no word of what became of the message"
             if left:
                 self._sleep(pause)
 
@@ -383,7 +392,7 @@ class Flower:
                     about = {"protocol": PROTOCOL, "run": self.run, "site": task.site, "nonce": task.nonce}
                     facts = {**task.facts, **about}
                 else:
-                    facts = facts_of_call(task.call, self.run, task.nonce, self.public)
+                    facts = facts_of_call(task.call, self.run, task.nonce, self.public, self.hellos.get(task.site))
                 messages.append(Message(pack(facts, body), present[task.site], QUERY, ttl=ttl))
             for task, name in zip(group, self.grid.push_messages(messages), strict=True):
                 if name:

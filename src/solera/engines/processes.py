@@ -30,11 +30,10 @@ from ..compute import Compute
 from ..devices import Placement
 from ..errors import SoleraError
 from ..randomness import OURS, fingerprint, one_thread
-from ..task import TASKS
-from ..wire import Limits, Packed, WireError, decode
+from ..wire import Limits, Packed
 from .admission import Admission, Memory, note_pieces, read_memory
-from .base import SHA256, Call, Host, Reply, Roster, Version, Window, check_workers
-from .serve import serve
+from .base import SHA256, Backlog, Call, Exchange, Host, Reply, Roster, Version, check_workers
+from .serve import KEEP_MESSAGES, Received, serve
 from .states import ClientStates
 
 HEADER_LIMIT = 1 << 20
@@ -67,7 +66,7 @@ class Processes:
         self._admission = None if compute.on_cpu else Admission(host.roster, compute)
         self._compute = compute
         self._fork_server = _ForkServer(host, states, compute)
-        self._inbox: deque[_Exchange] = deque()  # those with calls that have not begun, the oldest first
+        self._backlog = Backlog()
         self._wake_r, self._wake_w = socket.socketpair()
         self._closing, self._broken = False, ""
         self._thread = threading.Thread(target=self._dispatch, name=f"{OURS}-dispatch", daemon=True)
@@ -83,8 +82,8 @@ class Processes:
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
         """Workers begin at once, whether or not anybody is waiting."""
-        exchange = _Exchange(calls)
-        self._inbox.append(exchange)
+        exchange = Exchange(calls)
+        self._backlog.append(exchange)
         self._wake_w.send(b"!")
         return lambda: (self._next(exchange.replies) for _ in calls)
 
@@ -153,17 +152,15 @@ class Processes:
 
     def _next_call(
         self, idle: "list[_Worker]", busy: "dict[socket.socket, _Worker]"
-    ) -> "tuple[_Exchange, int, int, bool] | None":
+    ) -> tuple[Exchange, int, int, bool] | None:
         """An exchange, the position of its call to begin now, the number of a worker, and whether it is alone there."""
         if self._admission is None:
-            if (not idle and len(busy) >= self.count) or (exchange := self._startable()) is None:
+            if (not idle and len(busy) >= self.count) or (exchange := self._backlog.startable()) is None:
                 return None
             return exchange, exchange.waiting[0], (idle[-1].number if idle else _free_number(busy.values())), True
         if len(busy) >= self.count:
             return None
-        while self._inbox and not self._inbox[0].unanswered:
-            self._inbox.popleft()
-        for exchange in list(self._inbox):
+        for exchange in self._backlog.unanswered():
             positions = [p for p in exchange.waiting if exchange.window.may_begin(p)]
             if found := self._admission.choose([exchange.calls[p] for p in positions]):
                 i, device, alone = found
@@ -198,40 +195,9 @@ class Processes:
         log.warning("the system gives no more than %d worker processes now (`ulimit -u`): going on with them", workers)
         self.count = workers
 
-    def _startable(self) -> "_Exchange | None":
-        """The oldest exchange with a call that may begin now."""
-        while self._inbox and not self._inbox[0].waiting:
-            self._inbox.popleft()
-        return next((e for e in list(self._inbox) if e.waiting and e.window.may_begin(e.waiting[0])), None)
-
     def _patience(self, busy: dict[socket.socket, "_Worker"]) -> float | None:
         ends = [w.deadline for w in busy.values() if w.deadline is not None]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
-
-
-class _Exchange:
-    """Calls that belong together, and their replies."""
-
-    def __init__(self, calls: Sequence[Call]):
-        self.calls = list(calls)
-        self.waiting = deque(range(len(self.calls)))  # the positions of those that have not begun
-        self.unanswered = len(self.calls)
-        self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-        self.window = Window()
-
-    def begin(self, position: int) -> Call:
-        """The call at this position, which begins now."""
-        self.waiting.remove(position)  # the first of them, but on a device
-        return self.calls[position]
-
-    def again(self, position: int) -> None:
-        """The call at this position has not been answered, and is to begin again."""
-        self.waiting.appendleft(position)
-
-    def answer(self, position: int, reply: Reply) -> None:
-        self.unanswered -= 1
-        self.window.answered(position)
-        self.replies.put(reply)
 
 
 class _Worker:
@@ -241,13 +207,13 @@ class _Worker:
         self.socket, self.buffer, self.pid, self.number = sock, buffer, pid, number
         self.known: list[Packed] = []  # messages this worker still holds, all of one exchange
         self.call: Call | None = None
-        self.exchange: _Exchange | None = None
+        self.exchange: Exchange | None = None
         self.position = 0  # of its call in the exchange
         self.deadline: float | None = None
         self.reply: Reply | None = None  # the last one
         self.memory: Memory | None = None  # what its device's was used for it
 
-    def give(self, exchange: _Exchange, position: int, alone: bool) -> None:
+    def give(self, exchange: Exchange, position: int, alone: bool) -> None:
         """Hand over a call of an exchange; `alone`: nobody else computes on the worker's device meanwhile."""
         self.position, call = position, exchange.begin(position)
         self.reply = self.memory = None
@@ -496,22 +462,6 @@ def _patiently(start: Callable[[], T], refused: type[Exception]) -> T:
         pause *= 2
 
 
-# The server and the worker forget messages by the same rule: those of another exchange, and all but the last few.
-KEEP_MESSAGES = 4
-
-
-class _Received(Packed):
-    """A message as a worker holds it: decoded from bytes, once."""
-
-    def __init__(self, blob: bytes, task: str):
-        super().__init__(None)
-        with contextlib.suppress(WireError):  # `serve` says what is wrong, to whoever asked
-            if task in TASKS:
-                inbox = decode(blob, TASKS[task].inbox)
-                self.__dict__.update(Packed(inbox).__dict__)
-                self.memo = {task: inbox}
-
-
 def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, place: Placement) -> None:
     """A worker: serves one call after another, until the server closes its end."""
     held: dict[int, Packed] = {}
@@ -523,7 +473,7 @@ def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, pl
                 held, step = {}, facts["step"]
             if not facts["known"]:
                 held.pop(facts["message"], None)
-                held[facts["message"]] = _Received(blob, facts["task"])
+                held[facts["message"]] = Received(blob, facts["task"])
                 for old in list(held)[:-KEEP_MESSAGES]:
                     del held[old]
             message = held[facts["message"]]

@@ -6,30 +6,23 @@ moves the messages (`base.Engine`). `host` is where the clients live, `states` w
 
 import dataclasses
 import difflib
-import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Protocol, TypeVar
-
-from annotated_types import Ge, Le
+from typing import Any, Protocol, TypeVar
 
 from ..compute import AUTO, Compute, Share, check_fork, compute_of
 from ..devices import Precision
 from ..errors import ConfigError
 from ..plugins import Registry
-from ..settings import Hint, PositiveInt, Problem, checks_itself, hints, settings, show
-from .base import Engine, Host
+from ..settings import PositiveInt, Problem, checks_itself, hints, settings, show
+from .base import Engine, Host, ThreadCount, WorkerCount, default_workers
 from .flower import FlowerConfig
 from .inprocess import InProcess
 from .processes import Processes
+from .ray import RayConfig
 from .states import ClientStates
 from .threads import Threads
 from .together import check_batched
-
-MOST_AT_ONCE = 4096  # workers or threads; more than that is a slip of the pen
-CORES = f"this machine has {os.cpu_count()} cores"
-WorkerCount = Annotated[int, Ge(0), Le(MOST_AT_ONCE), Hint(f"0: one for each core; {CORES}")]
-ThreadCount = Annotated[int, Ge(1), Le(MOST_AT_ONCE), Hint(CORES)]
 
 
 class EngineSettings(Protocol):
@@ -68,6 +61,7 @@ INFO = {
     "inprocess": EngineInfo("inprocess", "one client after another in this process; the reference", "ends the run"),
     "threads": EngineInfo("threads", "as many clients at once as workers, in threads", "ends the run"),
     "processes": EngineInfo("processes", "as many clients at once as workers, in forked processes", "one client"),
+    "ray": EngineInfo("ray", "as many clients at once as workers, on this machine or on a Ray cluster", "one client"),
     "flower": EngineInfo(
         "flower", "sites on other machines, through a Flower SuperLink: `solera deploy`", "one client"
     ),
@@ -138,7 +132,10 @@ def check_class(cls: Any, name: str) -> type:
 
 
 ENGINES: Registry[type] = Registry(
-    "engine", "solera.engines", check_class, {**dict.fromkeys((AUTO, *OPENED), EngineConfig), "flower": FlowerConfig}
+    "engine",
+    "solera.engines",
+    check_class,
+    {**dict.fromkeys((AUTO, *OPENED), EngineConfig), "ray": RayConfig, "flower": FlowerConfig},
 )
 E = TypeVar("E", bound=type)
 
@@ -163,6 +160,11 @@ def engine_of(given: EngineSettings | type[EngineSettings] | str | None) -> Engi
     return given() if isinstance(given, type) else given
 
 
+def require(engine: EngineSettings) -> None:
+    """Refuse, before any data is read, an engine that cannot be opened: most can, and have nothing to say."""
+    getattr(engine, "require", lambda: None)()
+
+
 def engine_info(name: str) -> EngineInfo:
     """What people should know of an engine: of one that somebody has added, the first line of its docstring."""
     if name in INFO:
@@ -176,8 +178,3 @@ def default_engine(workers: int) -> str:
     if workers < 2:
         return "inprocess"
     return "processes" if sys.platform == "linux" else "threads"
-
-
-def default_workers() -> int:
-    """As many clients at once as cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

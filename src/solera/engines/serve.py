@@ -1,5 +1,6 @@
 """The client's side of every engine: one call in, one reply out; and the client state that survives rounds."""
 
+import contextlib
 import functools
 import pathlib
 import time
@@ -71,6 +72,22 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
         return Reply(call.client, error=str(e), fatal="run")
     except (Exception, SystemExit) as e:
         return Reply(call.client, error=_reason(e), seconds=time.monotonic() - begun)
+
+
+# The server and the worker forget messages by the same rule: those of another exchange, and all but the last few.
+KEEP_MESSAGES = 4
+
+
+class Received(Packed):
+    """A message as a worker holds it: decoded from bytes, once."""
+
+    def __init__(self, blob: bytes, task: str):
+        super().__init__(None)
+        with contextlib.suppress(WireError):  # `serve` says what is wrong, to whoever asked
+            if task in TASKS:
+                inbox = decode(blob, TASKS[task].inbox)
+                self.__dict__.update(Packed(inbox).__dict__)
+                self.memo = {task: inbox}
 
 
 def arguments_of(call: Call) -> tuple[Task, dict[str, Any]]:

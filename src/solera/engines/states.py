@@ -42,13 +42,14 @@ class ClientStates:
         """The state that `version` names, to the bit; nothing, if the client has none yet."""
         if version is None:
             return {}
-        content = self._verified(client, version)
+        content = self.content(client, version)
         try:
             return decode(content, dict[str, Weights], limits=OWN_FILES)
         except WireError as e:  # whole, but not ours
             raise StateError(f"the state of {client} in {self.path(client, version)} is not one: {e}") from None
 
-    def _verified(self, client: str, version: Version) -> bytes:
+    def content(self, client: str, version: Version) -> bytes:
+        """The bytes of that state, which are what they were."""
         path = self.path(client, version)
         try:
             if not path.is_file():
@@ -63,7 +64,7 @@ class ClientStates:
     def check(self, ledger: Mapping[str, Version]) -> None:
         """Raise StateError, with the name of the file, unless every version in `ledger` is there and whole."""
         for k, version in ledger.items():
-            self._verified(k, version)
+            self.content(k, version)
 
     def save(
         self,
@@ -76,6 +77,13 @@ class ClientStates:
         """Store the state after `step`. Of those before `keep_from`, the ones that are not in `keep` go."""
         content = encode(state)
         version = Version(step, hashlib.sha256(content).hexdigest())
+        self.store(client, version, content, keep, keep_from)
+        return version
+
+    def store(
+        self, client: str, version: Version, content: bytes, keep: Collection[Version] = (), keep_from: int = 0
+    ) -> None:
+        """Write what `save` has encoded, here or on another machine."""
         path = self.path(client, version)
         draft = path.with_suffix(f".{os.getpid()}.draft")
         try:
@@ -92,7 +100,6 @@ class ClientStates:
                 f"the state of {client} cannot be stored in {path.parent}: {e.strerror}; the last checkpoint is "
                 "unharmed: make room (or give the folder back), then resume the run"
             ) from None
-        return version
 
     def flush(self, ledger: Mapping[str, Version]) -> None:
         """Make these versions survive a power cut."""

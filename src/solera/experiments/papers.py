@@ -52,6 +52,7 @@ class Shrink:
     set: dict[str, Any]
     stand_ins: dict[str, str]  # what is replaced -> by what
     skip: str = ""
+    target: float | None = None  # an accuracy that is within reach at this scale, in place of the paper's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +214,10 @@ def _printed(value: Any) -> str:
 def _shrink(given: Mapping[str, Any], where: str) -> Shrink:
     table = _Table(given, where)
     found = Shrink(
-        flat(table.take("set", dict, {})), dict(table.take("stand_ins", dict, {})), table.take("skip", str, "")
+        flat(table.take("set", dict, {})),
+        dict(table.take("stand_ins", dict, {})),
+        table.take("skip", str, ""),
+        table.take("target", float, None),
     )
     table.end()
     return found

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import PAPER, Config, load_config, recipe_text, to_toml
+from ..config import PAPER, Config, load_config, merged, recipe_text, to_toml
 from ..data.catalogue import SOURCES
 from ..errors import ConfigError, RunError, SoleraError
 from ..runs.groups import group_runs
 from ..runs.keys import flat
 from ..runs.read import Run, read_run
 from ..runs.results import Lines, Result, compared_results
+from ..runs.series import Point, spent
 from ..scenario import Scenario, build_scenario
 from .estimate import estimated
 from .papers import NOT_PRINTED, PAPERS, Cell, Paper, load_paper, paper_names
@@ -41,6 +42,8 @@ from .sweep import (
 ALL = "all"
 WITHOUT_RUNS = ("size", "partition")  # values that need no training
 RESULT = "table.json"
+AVERAGE = "average"  # measured: the average of clients' models, before distillation
+CONTENTS = ("data", "parameters", "predictions")  # of megabytes: of what
 KINDS = {"model": ("mean", "model", "part"), "server": ("server",), "ensemble": ("ensemble",), "own": ("own",)}
 
 
@@ -108,7 +111,8 @@ def plan_table(
     count = seeds or (paper.seeds if scale == "full" else 1)
     chosen = _choose(paper, rows, columns)
     extra = paper.scales.get(scale)
-    base = scaled(load_config(paper.recipe), scale, extra)
+    recipe = merged(paper.recipe)  # read once
+    base = scaled(load_config(recipe), scale, extra)
     stand_ins, cells = dict(base.stand_ins), []
     runs: dict[str, Planned] = {}
     folders: dict[str, str] = {}  # a configuration -> the folder of its runs
@@ -121,11 +125,13 @@ def plan_table(
             continue
         setting = cell.set | dict((tuned or {}).get(cell.row, {}))
         try:
-            whole = load_config(paper.recipe, overrides_of(setting))
+            whole = load_config(recipe, overrides_of(setting))
             shrunk = scaled(whole, scale, extra)
         except ConfigError as e:
             raise ConfigError(f"{paper.recipe}: {cell.row}, {cell.column}: {e}") from None
         stand_ins |= shrunk.stand_ins
+        if extra is not None and extra.target is not None and cell.target is not None:
+            cell = dataclasses.replace(cell, target=extra.target)
         at = cell.at
         if isinstance(at, int):
             at = scaled_round(at, whole.run.rounds, shrunk.config.run.rounds)
@@ -187,23 +193,27 @@ def missing(table: PlannedTable, out: Path) -> dict[str, str]:
 class Plan(NamedTuple):
     """What is to be done, before it starts."""
 
-    runs: int
-    hours: float  # on one core
+    runs: list[int]  # of each table
+    hours: list[float]  # of each table, on one core
     unknown: list[str]  # models whose steps could not be timed
     steps: list[tuple[str, int, float]]  # what was measured: model, batch, seconds of a training step
 
 
-def effort(table: PlannedTable, out: Path) -> Plan:
-    """The planned CPU hours of the runs that are not done, from a measured step of each model."""
-    todo = [run for run in table.runs if not is_done(out / run.name)]
-    if not todo:
-        return Plan(0, 0.0, [], [])
-    each: dict[str, list[Planned]] = {}
-    for run in todo:
-        each.setdefault(run.name.rpartition("/")[0], []).append(run)
-    found = apart(estimated, [to_toml(runs[0].config) for runs in each.values()])
-    seconds = sum(s * len(runs) for s, runs in zip(found["seconds"], each.values(), strict=True))
-    return Plan(len(todo), seconds / 3600, found["unknown"], [tuple(s) for s in found["steps"]])
+def effort(tables: Sequence[tuple[PlannedTable, Path]]) -> Plan:
+    """The planned CPU hours of the runs that are not done, from a measured step of each model. Each table comes with
+    the folder of its runs."""
+    todo = [[run for run in table.runs if not is_done(out / run.name)] for table, out in tables]
+    alike: dict[tuple[int, str], list[Planned]] = {}  # the seeds of a case take equally long
+    for i, runs in enumerate(todo):
+        for run in runs:
+            alike.setdefault((i, run.name.rpartition("/")[0]), []).append(run)
+    hours, counts = [0.0] * len(tables), [len(runs) for runs in todo]
+    if not alike:
+        return Plan(counts, hours, [], [])
+    found = apart(estimated, [to_toml(runs[0].config) for runs in alike.values()])
+    for ((i, _), runs), seconds in zip(alike.items(), found["seconds"], strict=True):
+        hours[i] += seconds * len(runs) / 3600
+    return Plan(counts, hours, found["unknown"], [tuple(s) for s in found["steps"]])
 
 
 def run_table(table: PlannedTable, out: Path, workers: int = 1, tell: Tell | None = None) -> Progress:
@@ -286,15 +296,15 @@ def _value(planned: PlannedCell, run: Run) -> tuple[float | None, str]:
         ends = [r.simulated["end_s"] / 3600 for r in run.rounds if "end_s" in r.simulated]
         return (ends[-1], "") if ends else (None, "the run has no simulated clock: set federation.availability")
     if cell.value == "megabytes":
-        return (run.bytes("down") + run.bytes("up")) / 1e6, ""
+        return _sent(cell.measure, run) / 1e6, ""
     if cell.value == "relative":  # to the first row: see `collect`
         return float(sum(sum(r.traffic.floats.values()) for r in run.rounds)), ""
     lines = compared_results(group_runs([run])).lines[0][0]
     result = _measured(cell.measure, lines)
-    if result is None:
+    points = _average(run) if cell.measure == AVERAGE else lines[result] if result else []
+    if not points:
         there = ", ".join(r.label for r in lines) or "nothing"
         return None, f"the run did not measure {cell.measure!r}; it measured {there}"
-    points = lines[result]
     if cell.value != "accuracy":
         assert cell.target is not None  # checked when the table was read
         first = next((p for p in points if p.accuracy >= cell.target), None)
@@ -313,6 +323,19 @@ def _value(planned: PlannedCell, run: Run) -> tuple[float | None, str]:
         return 100 * points[-1].accuracy, ""
     until = [p for p in points if p.round < int(planned.at)]
     return (100 * until[-1].accuracy, "") if until else (None, f"not evaluated by round {planned.at}")
+
+
+def _sent(measure: str, run: Run) -> int:
+    """The bytes of a run, both ways: all of them, or those of one kind of content."""
+    if measure not in CONTENTS:
+        return run.bytes("down") + run.bytes("up")
+    return sum(of.get(measure, 0) for r in run.rounds for of in r.traffic.content.values())
+
+
+def _average(run: Run) -> list[Point]:
+    """The accuracy of the averages of clients' models before distillation, mean over architectures."""
+    found = ((r.of("average"), so_far, r.round) for r, so_far in spent(run))
+    return [so_far.point(n, statistics.fmean(s["accuracy"] for s in of.values())) for of, so_far, n in found if of]
 
 
 def _measured(measure: str, lines: Lines) -> Result | None:
@@ -467,7 +490,7 @@ def _needs(setting: Mapping[str, Any], scale: str) -> Iterator[str]:
         info = SOURCES.get(name)
         yield name if info and info.made else EMBEDDED
         return
-    yield name
+    yield f"{name} (all of it)" if name == EMBEDDED else name
     if setting.get("public.source") == "dataset":
         yield f"public {setting.get('public.name')}"
     if setting.get("public.source") == "generator":

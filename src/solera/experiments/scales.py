@@ -7,12 +7,15 @@ and `Scaled.stand_ins`. The [paper] table of a recipe can add to the rules.
 
 import dataclasses
 import math
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..config import Config, load_config, to_toml
 from ..data.catalogue import SOURCES
+from ..data.overlap import named_classes
 from ..models import MODELS
 from ..runs.keys import dig, flat, show
 from .papers import Shrink
@@ -20,8 +23,8 @@ from .papers import Shrink
 EMBEDDED = "fashion-mnist"
 EMBEDDED_ROWS = (10_000, 2_000)
 CLASSES = 10
-CLIENTS = 20  # most clients of `tiny`
-LEAST_FRACTION = 0.2  # of the clients, where `tiny` has fewer of them
+CLIENTS = 10  # most clients of `tiny`
+LEAST_FRACTION = 0.4  # of the clients, where `tiny` has fewer of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +59,13 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("public.per_round", 5, 2),
     ),
     "tiny": (
-        Rule("run.rounds", 25, 2, 4),
+        Rule("run.rounds", 50, 2, 2),
         Rule("run.eval_every", 100),
         Rule("method.local.epochs", 20),
         Rule("method.local.steps", 10, 3),
         Rule("method.local.batch", 4, 8, 16),
         Rule("method.local.lr", 1, 0, 0.1),
-        Rule("method.fusion.steps", 250, 10),
+        Rule("method.fusion.steps", 500, 10),
         Rule("method.fusion.batch", 4, 16, 32),
         Rule("method.fusion.every", 10, 5),
         Rule("method.fusion.patience", 50, 10),
@@ -71,11 +74,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("method.c_batch", 8, 16, 32),
         Rule("method.swag.samples", 5, 2),
         Rule("method.ensemble_trainer.samples", 5, 2),
-        Rule("method.global_trainer.warmup", 20),
-        Rule("data.train_size", 1, 1, 1200),
-        Rule("data.test_size", 1, 1, 300),
-        Rule("public.size", 50, 20, 200),
-        Rule("public.per_round", 25, 2, 200),
+        Rule("method.global_trainer.warmup", 40),
+        Rule("data.train_size", 1, 1, 500),
+        Rule("data.test_size", 1, 1, 150),
+        Rule("public.size", 50, 20, 100),
+        Rule("public.per_round", 50, 2, 100),
         Rule("partition.min_size", 5, 1, 2),
     ),
 }
@@ -89,15 +92,22 @@ class Scaled:
     """The configuration of a scale, and how it differs from the paper's."""
 
     config: Config
-    changes: dict[str, tuple[Any, Any]]  # key -> the paper's value, ours
+    whole: Config  # the paper's
     stand_ins: dict[str, str]  # what is replaced -> by what
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """What differs: key -> the paper's value, ours."""
+        whole, ours = (flat(tomllib.loads(to_toml(c))) for c in (self.whole, self.config))
+        return dict(_differences(whole, ours))
 
 
 def scaled(config: Config, scale: str, extra: Shrink | None = None) -> Scaled:
     """The configuration at a scale."""
+    if scale != "tiny":
+        config = _whole_set(config)
     if scale == "full":
-        return Scaled(config, {}, {})
-    before = tomllib.loads(to_toml(config))
+        return Scaled(config, config, {})
     tables = tomllib.loads(to_toml(config))
     names: dict[str, str] = {}
     for at, key in ((0, "train_size"), (1, "test_size")):  # so that the rules can divide them
@@ -118,12 +128,12 @@ def scaled(config: Config, scale: str, extra: Shrink | None = None) -> Scaled:
             table[leaf] = rule.new(value)
     if scale == "tiny":
         _fewer_clients(tables)
+        tables["engine"] = {"name": "inprocess"}  # runs of seconds do not pay for worker processes
     for key, value in (extra.set if extra else {}).items():
         if dig(tables, *key.split(".")[:-1]) is not None:  # not every method of a table has every setting
             _put(tables, key, value)
     names |= extra.stand_ins if extra else {}
-    new = load_config(tables)
-    return Scaled(new, dict(_differences(flat(before), flat(tomllib.loads(to_toml(new))))), names)
+    return Scaled(load_config(tables), config, names)
 
 
 def scaled_round(at: int, before: int, after: int) -> int:
@@ -149,6 +159,14 @@ def rows_of(config: Config) -> tuple[int, int] | None:
         return None
     asked = (config.data.train_size, config.data.test_size)
     return min(asked[0] or whole[0], whole[0]), min(asked[1] or whole[1], whole[1])
+
+
+def _whole_set(config: Config) -> Config:
+    """With the whole of the data set of which the package contains a sample: the papers mean all of it."""
+    if config.data.name != EMBEDDED or config.data.path is not None:
+        return config
+    folder = Path(os.environ.get("SOLERA_DATA") or "data") / EMBEDDED
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(folder)))
 
 
 def _whole(config: Config) -> tuple[int, int] | None:
@@ -185,6 +203,9 @@ def _stand_ins(tables: dict[str, Any]) -> dict[str, str]:
             tables["data"][key] = min(tables["data"].get(key, most), most)
         _public(public, names)
         _models(tables["models"], names)
+        if tables["method"].get("server_model") == "vgg19":  # FedGKT's, on features
+            tables["method"]["server_model"] = "residual"
+            names["the vgg19 on features"] = "FedGKT's residual tower"
     return names
 
 
@@ -195,9 +216,9 @@ def _public(public: dict[str, Any], names: dict[str, str]) -> None:
         names[f"public {public.pop('name')}"] = "samples held out of the task's own"
         public["source"] = "held-out"
         public.setdefault("size", 10_000)
-        if public.get("classes"):
-            share = len(public["classes"]) / 1000
-            public["classes"] = list(range(max(1, min(CLASSES, round(share * CLASSES)))))
+        if classes := public.get("classes"):
+            count = len(named_classes(classes) if isinstance(classes, str) else classes)
+            public["classes"] = list(range(max(1, min(CLASSES, count // 10))))
     elif source == "generator":
         names["the generator"] = "uniform noise"
         public["source"] = "noise"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -81,7 +82,11 @@ def _manifest(trained: Trained, form: str, models: list[dict[str, Any]]) -> dict
 
 def _write(form: Format, model: nn.Module, trained: Trained, name: str, file: Path) -> None:
     if form == "safetensors":
-        file.write_bytes(read_file(trained.file(name), None))
+        if trained.architectures[name] in trained.bases:  # the run's file has the trained matrices only
+            card = {"architecture": trained.architectures[name], "solera": __version__, "lora": "merged"}
+            safetensors.torch.save_file({n: t.clone() for n, t in model.state_dict().items()}, file, card)
+        else:
+            file.write_bytes(read_file(trained.file(name), None))
         return
     with _quiet():
         try:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,14 @@ from ..encodings import Columns, Encoding, Text, encoded, reading, unique
 from ..errors import ConfigError, DataError, RunError
 from ..files import check_file
 from ..models import build, encoding_of, model_info
+from ..models.lora import Lora, adapted, base_digest, lora_from, merged
 from ..models.options import variant_of
 from ..parts.teachers import Ensemble
 from ..plugins import architectures
+from ..randomness import repeatable
 from ..runs.read import Run, read_run
 from ..runs.trust import code_of_run, warn_if_changed
+from ..server import init_seed
 
 MEMBER = re.compile(r"ensemble-(\d+)")
 
@@ -71,6 +74,7 @@ class Trained:
     rule: str  # how the ensemble combines them
     class_names: tuple[str, ...] = ()  # if known
     trust_code: bool = False  # import the code that the run names, even if the run is another user's
+    bases: dict[str, str] = dataclasses.field(default_factory=dict)  # architecture -> digest of its frozen base (LoRA)
 
     @property
     def names(self) -> list[str]:
@@ -127,7 +131,8 @@ class Trained:
     def model(self, name: str) -> nn.Module:
         """The model, rebuilt and in eval mode."""
         kind, options = self.architectures[name], self.run.config.get("models", {})
-        variant = variant_of(self._given().get(kind, kind), options.get("options", {}))
+        everywhere = lora_from(options.get("lora", False), "models.lora")
+        variant = variant_of(self._given().get(kind, kind), options.get("options", {}), everywhere)
         given = variant.model
         with code_of_run(self.run.path, self.trust_code):
             try:
@@ -143,14 +148,33 @@ class Trained:
         text: dict[str, Any] = ({"vocabulary": vocabulary} if vocabulary else {}) | variant.build
         if "weights" in model_info(given).options:
             text["weights"] = "random"  # those of the run are loaded below
-        model = build(given, self.classes, shape, options.get("norm", "batch"), options.get("head", "plain"), **text)
+            if variant.lora is not None:  # but for those that never travelled
+                text["weights"] = options.get("weights", "pretrained")
+        norm, head = options.get("norm", "batch"), options.get("head", "plain")
+        model = self._initialised(kind, variant.lora, lambda: build(given, self.classes, shape, norm, head, **text))
         model = model if read is None else reading(model, read)
         try:
             check_file(self.file(name))
             model.load_state_dict(safetensors.torch.load_file(self.file(name)))
         except (RuntimeError, OSError, safetensors.SafetensorError) as e:
             raise RunError(f"{self.file(name)} does not fit {kind!r}: {' '.join(str(e).split())[:200]}") from None
+        if variant.lora is not None:
+            model = merged(model)
         model.eval()
+        return model
+
+    def _initialised(self, kind: str, lora: Lora | None, make: Callable[[], nn.Module]) -> nn.Module:
+        """The model as it was initialised. With LoRA its frozen base counts: it is made again as in the run, from the
+        same files or the same seed, and compared."""
+        if lora is None:
+            return make()
+        model = repeatable(init_seed(int(self.run.config["run"]["seed"]), kind), lambda: adapted(make(), lora, kind))
+        wanted, found = self.bases.get(kind), base_digest(model)
+        if wanted != found:
+            raise RunError(
+                f"{self.run.path}: {kind!r} was trained on a frozen base (LoRA) with the digest {wanted}, but the one "
+                f"found here has {found}: use the pretrained weights with which it was trained"
+            )
         return model
 
     def _given(self) -> dict[str, str]:
@@ -207,7 +231,8 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
         classes, called = int(first["classes"]), tuple(map(str, json.loads(first.get("class_names", "[]"))))
         if len(called) not in (0, classes):
             raise ValueError(f"{len(called)} names for {classes} classes")
-        return Trained(run, classes, given, kinds, members, rule, called, trust_code)
+        bases = {f["architecture"]: f["base"] for f in facts.values() if "base" in f}
+        return Trained(run, classes, given, kinds, members, rule, called, trust_code, bases)
     except (KeyError, ValueError, TypeError) as e:
         raise RunError(f"{files[0]} lacks its description ({e}): it was written by another version of solera") from None
 

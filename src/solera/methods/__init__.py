@@ -3,6 +3,7 @@
 from .centralised import Centralised
 from .codistillation import Codistillation
 from .cronus import Cronus
+from .decentralised import Decentralised
 from .ditto import Ditto
 from .dsfl import DSFL
 from .fd import FD
@@ -27,6 +28,7 @@ from .framework.local_trainers import LocalTrainer
 from .framework.loop import Framework
 from .fusionlarge import FusionLarge
 from .heterofl import HeteroFL
+from .hierarchical import Hierarchical
 from .ifca import IFCA
 from .local import LocalOnly
 from .mnfl import MNFL
@@ -48,6 +50,7 @@ __all__ = [
     "Centralised",
     "Codistillation",
     "Cronus",
+    "Decentralised",
     "Ditto",
     "EnsembleTrainer",
     "FedAMP",
@@ -72,6 +75,7 @@ __all__ = [
     "FusionLarge",
     "GlobalTrainer",
     "HeteroFL",
+    "Hierarchical",
     "LocalOnly",
     "LocalTrainer",
     "MNFLParameters",

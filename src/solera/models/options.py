@@ -1,4 +1,4 @@
-"""What a configuration says of one architecture, `[models.options.NAME]`: whose variant it is, its precision, its size.
+"""What a configuration says of one architecture, `[models.options.NAME]`: whose variant it is, precision, LoRA, size.
 
 Two names may stand for one model of the zoo, so that clients with the same network but different precision are two
 architectures, which are averaged apart:
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from solera.models.lora import Lora, lora_from, lora_problems
 from solera.models.registry import MODELS
 from solera.plugins import is_path
 from solera.settings import Problem, show
@@ -29,18 +30,22 @@ class Variant:
 
     model: str  # the registered model, or the path, that is built
     precision: dict[str, int] = field(default_factory=dict)  # bits of weights and of activations, where given
+    lora: Lora | None = None
     build: dict[str, Any] = field(default_factory=dict)  # options of the model itself, see `ModelInfo.options`
 
 
-def variant_of(name: str, options: Mapping[str, Mapping[str, Any]]) -> Variant:
-    """The architecture called `name` under these options."""
+def variant_of(name: str, options: Mapping[str, Mapping[str, Any]], lora: Lora | None = None) -> Variant:
+    """The architecture called `name` under these options; `lora`: what models have that say nothing of it."""
     given = dict(options.get(name, {}))
     model = given.pop("model", name)
     precision = {key: given.pop(key) for key in PRECISION if key in given}
-    return Variant(model, precision, given)
+    own = lora_from(given.pop("lora"), f"options.{name}.lora") if "lora" in given else lora
+    return Variant(model, precision, own, given)
 
 
-def options_problems(options: Mapping[str, Mapping[str, Any]], names: list[str]) -> Iterator[Problem]:
+def options_problems(
+    options: Mapping[str, Mapping[str, Any]], names: list[str], lora: Lora | None = None
+) -> Iterator[Problem]:
     """Options of an architecture that nobody has, and values that they cannot have."""
     for name, given in options.items():
         key = f"options.{name}"
@@ -50,7 +55,10 @@ def options_problems(options: Mapping[str, Mapping[str, Any]], names: list[str])
             yield f"{key}.model = {show(given['model'])}: expected the name of a model"
         elif is_path(given.get("model", "")):
             yield f"{key}.model = {show(given['model'])}: a path goes into models.clients; here, a registered name"
+        yield from lora_problems(given.get("lora", False), f"{key}.lora")
         for what in PRECISION:
             bits = given.get(what, 32)
             if isinstance(bits, bool) or not isinstance(bits, int) or not (1 <= bits <= 8 or bits == 32):
                 yield f"{key}.{what} = {show(bits)}: expected 1 to 8, or 32 for full precision"
+            elif bits != 32 and given.get("lora", lora is not None) not in (False, None):
+                yield f"{key}: {what} = {bits} and lora do not go together; write lora = false, or {what} = 32"

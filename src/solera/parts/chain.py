@@ -5,7 +5,6 @@ traced symbolically (torch.fx), without data. Nothing is guessed from names or s
 Tracing patches torch for a moment: do it while no other thread computes.
 """
 
-import copy
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..tensors import Weights
+from ..tensors import Weights, copy_of
 from .norms import BATCHNORM
 
 # Modules and functions that apply the same operation to each channel independently.
@@ -107,14 +106,15 @@ def resized(model: nn.Module, weights: Weights, buffers: bool = True) -> nn.Modu
     With `buffers=False` the weights are parameters only; running statistics then keep as many of their first entries as
     the layer has channels.
     """
-    model = copy.deepcopy(model)
+    model = copy_of(model)
     for path, layer in model.named_modules():
         prefix = f"{path}." if path else ""
         own = [n for n, _ in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))]
         given = {n: weights[prefix + n] for n in own if prefix + n in weights}
         if any(t.shape != getattr(layer, n).shape for n, t in given.items()):
             _resize(layer, given, path)
-    kept = {} if buffers else dict(model.named_buffers())
+    state = model.state_dict()
+    kept = {} if buffers else {n: t for n, t in model.named_buffers() if n in state}
     model.load_state_dict({**kept, **weights})
     return model
 

@@ -272,6 +272,7 @@ class Cache:
         self._row = rows if indices is None else torch.full((size or int(indices.max()) + 1,), -1)
         if indices is not None:
             self._row[indices] = rows
+        self._table: Tensor | None = None
 
     @classmethod
     def of(
@@ -295,11 +296,18 @@ class Cache:
         run([partial(_ask, teacher, samples, i, rows, n * batch) for n, i in enumerate(indices.split(batch))])
         return cls(rows.targets, indices, len(samples))
 
+    def beside(self, table: Tensor) -> "Cache":
+        """The same targets, each with the row of `table` that has the index of the sample: its label."""
+        both = Cache(self.targets)
+        both._row, both._table = self._row, table
+        return both
+
     def __getitem__(self, indices: Tensor) -> Targets:
         rows = self._row[indices]
         if bool((rows < 0).any()):
             raise IndexError("no stored targets for some of these public samples")
-        return read_rows(self.targets, rows)
+        found = read_rows(self.targets, rows)
+        return found if self._table is None else (*found, self._table[indices])
 
 
 def by_position(teacher: Callable[[Inputs], Targets], inputs: Inputs) -> Callable[[Tensor, Tensor], Targets]:

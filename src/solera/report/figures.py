@@ -19,7 +19,7 @@ from ..runs.profile import PHASES
 from ..runs.read import Run
 from ..runs.results import Comparison, Lines, Result, compared_results, unlike
 from ..runs.series import Point
-from .lanes import content, diversity, timeline, timetable
+from .lanes import adapters, content, diversity, timeline, timetable
 from .order import similar_order
 from .profile import profiles
 from .read import Matrix, Record
@@ -261,6 +261,7 @@ def _group(
         "seconds": seconds(g.runs),
         "traffic": {way: mean_std([float(run.bytes(way)) for run in g.runs]) for way in ("down", "up")},
         "content": content(g.runs),
+        "adapters": adapters(first.run),
         "time": mean_std([run.seconds for run in g.runs]),
     }
 

@@ -58,6 +58,23 @@ def diversity(runs: Sequence[Run]) -> list[dict[str, Any]] | None:
     return lines or None
 
 
+def adapters(run: Run) -> dict[str, Any] | None:
+    """What LoRA keeps off the wire: bytes of a model as it is sent and whole, by architecture; and, from the number of
+    clients of each, what whole models would have added to the run's traffic."""
+    found = (run.summary or {}).get("lora")
+    if not isinstance(found, dict) or not found:
+        return None
+    try:
+        rows: list[list[Any]] = [
+            [str(A), int(of["sent"]), int(of["whole"]), int(of["clients"])] for A, of in found.items()
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None
+    sent, whole = (sum(row[i] * row[3] for row in rows) for i in (1, 2))
+    parameters = (content([run]) or {}).get("parameters", 0)
+    return {"rows": rows, "saved": round(parameters * (whole / sent - 1)) if sent else 0}
+
+
 def content(runs: Sequence[Run]) -> dict[str, float] | None:
     """Bytes of a run by what they carry, both ways together, as mean over seeds."""
     found: dict[str, int] = {}

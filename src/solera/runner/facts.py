@@ -19,6 +19,7 @@ from ..data.augment import step_name
 from ..federation import FederationConfig
 from ..method import Method, Model, name_of
 from ..models.hf import origins_of
+from ..models.lora import base_digest, sizes_of
 from ..parts.local import logits_of
 from ..scenario import Scenario
 from ..server import EnsembleReport, Server
@@ -44,11 +45,13 @@ class Facts:
     class_names: Sequence[str] | None
     partition: Callable[[], dict[str, Any]]  # partition.json
     regions: Callable[[int, Mapping[str, Model]], dict[str, Any] | None]  # regions.json, of the last round
+    lora: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by architecture, see `lora_facts`
 
-    def model_card(self) -> dict[str, str]:
+    def model_card(self, architecture: str) -> dict[str, str]:
         """The inputs and outputs of a model, for the metadata of its file."""
         names = {"class_names": json.dumps(self.class_names)} if self.class_names else {}
-        return {"input": json.dumps(self.takes), **names}
+        base = {"base": self.lora[architecture]["base"]} if architecture in self.lora else {}
+        return {"input": json.dumps(self.takes), **names, **base}
 
 
 def facts_of(scenario: Scenario, method: Method, federation: FederationConfig, compute: Compute | None = None) -> Facts:
@@ -86,6 +89,9 @@ def facts_of(scenario: Scenario, method: Method, federation: FederationConfig, c
     server = scenario.server
     if origins := {A: origin for A in server.builders for origin in origins_of(server.template(A))}:
         experiment["weights"] = origins
+    lora = lora_facts(scenario)
+    if lora:
+        experiment["lora"] = lora
     return Facts(
         experiment=json.loads(json.dumps(experiment, default=lambda o: type(o).__qualname__)),
         clients=len(roster),
@@ -93,7 +99,22 @@ def facts_of(scenario: Scenario, method: Method, federation: FederationConfig, c
         class_names=data.class_names,
         partition=lambda: partition_facts(scenario),
         regions=lambda t, models: region_facts(t, models, scenario.server, scenario),
+        lora=lora,
     )
+
+
+def lora_facts(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Of every architecture with LoRA: the digest of its frozen base, the bytes of the weights that travel, of the
+    whole model's, and how many clients have it."""
+    found = {}
+    of, names = scenario.roster.architecture_of, list(scenario.roster.architectures)
+    for A in scenario.server.builders:
+        model = scenario.server.template(A)
+        if (base := base_digest(model)) is not None:
+            sent, whole = sizes_of(model)
+            clients = int((of == names.index(A)).sum()) if A in names else 0
+            found[A] = {"base": base, "sent": sent, "whole": whole, "clients": clients}
+    return found
 
 
 def partition_facts(scenario: Scenario) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from ..compute import Compute, compute_of, resolved
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import TRICKS, Numerics, numerics
-from ..engines import ClientStates, Engine, EngineSettings, Host, default_workers, engine_of
+from ..engines import ClientStates, Engine, EngineSettings, Host, default_workers, engine_of, require
 from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
@@ -81,6 +81,7 @@ def execute(
 ) -> dict:
     """Run what a configuration describes and return the summary. `command` is noted, for the report."""
     config = dataclasses.replace(config, engine=resolved(config.engine))
+    require(config.engine)
     return simulate(
         scenario_of(config),
         config.method,
@@ -430,17 +431,20 @@ class _Loop:
 
     def _finish(self, state: Any) -> Result:
         models = self.method.models(state)
-        facts = {"classes": str(self.server.num_classes), "solera": __version__, **self.facts.model_card()}
+        facts = {"classes": str(self.server.num_classes), "solera": __version__}
         for name, m in models.items():
-            self.home.write_model(name, m.weights, facts | {"architecture": m.architecture})
+            card = self.facts.model_card(m.architecture)
+            self.home.write_model(name, m.weights, facts | card | {"architecture": m.architecture})
         if (e := self.method.ensemble_of(state)) is not None:
             shares = [1 / len(e.members)] * len(e.members) if e.weights is None else e.weights
             for i, ((architecture, weights), share) in enumerate(zip(e.members, shares, strict=True)):
                 member = {"architecture": architecture, "share": str(share), "rule": e.rule}
-                self.home.write_model(f"ensemble-{i}", weights, facts | member)
+                self.home.write_model(f"ensemble-{i}", weights, facts | self.facts.model_card(architecture) | member)
         summary = summarise(self.home, self.method, state, self.fed, self.config)
         if self.stopping.reason:
             summary["stopped"] = self.stopping.reason
+        if self.facts.lora:
+            summary["lora"] = self.facts.lora
         summary["environment"] |= {"numerics": self.held.needed, "set_aside": self.held.found}
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)

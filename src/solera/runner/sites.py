@@ -49,6 +49,7 @@ def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Sc
         norm=config.models.norm,
         head=config.models.head,
         options=config.models.options,
+        lora=config.models.lora,
         seed=seed,
         workers=config.engine.workers or default_workers(),
     )
@@ -70,7 +71,7 @@ def site_host(config: Config, name: str) -> SiteHost:
     elsewhere = public.source == "none" or public.where == "server"
     samples = None if elsewhere else make_public(public, form, torch.empty(0), seed_from(seed, "public"))
     models = config.models
-    made = builder_of(A, model, models.norm, models.head, form, models.options)
+    made = builder_of(A, model, models.norm, models.head, form, models.options, lora=models.lora)
     server = Server({A: made}, [A], seed, form.classes)
     check_output(server.template(A), form.shape, form.classes, A, bool(form.vocabulary))
     return SiteHost(name, holding, form, A, partial(server.template, A), samples, data.augment, seed)

@@ -11,8 +11,17 @@ import time
 import pytest
 
 from solera.deploy import programs
-from solera.deploy.journal import Journal, read_lines, write_line
-from solera.deploy.programs import Program, Supervisor, environment, is_loopback, reachable, split, wait_for_port
+from solera.deploy.journal import Journal, lines_from, read_lines, write_line
+from solera.deploy.programs import (
+    Program,
+    Reason,
+    Supervisor,
+    environment,
+    is_loopback,
+    reachable,
+    split,
+    wait_for_port,
+)
 from solera.errors import ConfigError, SoleraError
 
 
@@ -63,9 +72,27 @@ def test_a_program_that_ends_is_started_again_and_all_end_together(tmp_path, mon
 
 
 def test_what_starting_again_cannot_mend_ends_it_with_the_reason(tmp_path):
-    p = program(tmp_path, "print('no such key'); raise SystemExit(7)", final={7: "the key is refused"})
-    with pytest.raises(SoleraError, match=r"it ended: the key is refused \(no such key\)"):
+    refused = Reason("no such key", "the key is refused", final=True)
+    p = program(tmp_path, "print('no such key'); raise SystemExit(1)", reasons=[refused])
+    with pytest.raises(SoleraError, match=r"it ended: the key is refused"):
         watched(p, 30)
+
+
+def test_what_time_can_mend_is_named_and_tried_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(programs, "PAUSES_S", (0.0,))
+    p = program(tmp_path, "print('expired'); raise SystemExit(1)", reasons=[Reason("expired", "it has expired")])
+    watched(p, 2.0)
+    assert "it ended: it has expired; it starts again in 0 s" in caplog.text
+    assert (tmp_path / "it.log").read_text().count("expired") >= 2
+
+
+def test_the_reason_is_not_one_of_an_earlier_start(tmp_path):
+    (tmp_path / "it.log").write_text("no such key\n")
+    p = program(tmp_path, "print('other')", reasons=[Reason("no such key", "the key is refused", final=True)])
+    p.start()
+    p.process.wait()
+    assert p.reason() is None
+    assert p.tail() == "other"
 
 
 def test_a_program_that_never_listens_is_named(tmp_path):
@@ -118,3 +145,16 @@ def test_a_torn_line_is_left_out(tmp_path):
         f.write('{"n": 2\n[3]\n')
     assert [line["n"] for line in read_lines(tmp_path / "a", 10)] == [1]
     assert read_lines(tmp_path / "nothing", 10) == []
+
+
+def test_a_log_is_followed_from_a_place_on_and_whole_lines_only(tmp_path):
+    write_line(tmp_path / "a", {"n": 1})
+    lines, place = lines_from(tmp_path / "a", 0)
+    assert [line["n"] for line in lines] == [1]
+    with (tmp_path / "a").open("a") as f:
+        f.write('{"n": 2')
+    assert lines_from(tmp_path / "a", place) == ([], place)
+    with (tmp_path / "a").open("a") as f:
+        f.write("}\n")
+    assert [line["n"] for line in lines_from(tmp_path / "a", place)[0]] == [2]
+    assert lines_from(tmp_path / "nothing", 7) == ([], 7)

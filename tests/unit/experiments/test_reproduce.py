@@ -1,5 +1,6 @@
 """`solera reproduce`: scales, plan, the numbers of cells, and the command."""
 
+import importlib.resources
 import json
 import math
 import tomllib
@@ -15,6 +16,7 @@ from solera.experiments.papers import load_paper, read_paper
 from solera.experiments.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table, run_table
 from solera.experiments.scales import Rule, scaled, scaled_round, told
 
+SAMPLE = importlib.resources.files("solera") / "data" / "embedded"  # at full scale a path counts, not the name
 PAPER = {
     "paper": "feddf",
     "item": "Table 99",
@@ -39,10 +41,11 @@ def small(**changes):
     for column in tables["column"]:
         config = load_config("toy", SMALL)
         cut = {"run": {"rounds": config.run.rounds}, "partition": {"clients": 4}, "public": {"size": 60}}
-        cut |= {"data": {"train_size": 300, "test_size": 60}, "models": {"clients": ["mlp"]}}
+        cut |= {"data": {"train_size": 300, "test_size": 60, "path": str(SAMPLE)}, "models": {"clients": ["mlp"]}}
         cut |= {"method": {"local": {"epochs": 1}}}
         for name, table in cut.items():
-            column.setdefault("set", {}).setdefault(name, {}).update(table)
+            given = column.setdefault("set", {}).setdefault(name, {})
+            given |= table | given
     tables["row"][0].setdefault("set", {"method": {"fusion": {"steps": 4, "batch": 20}}})
     tables["row"][1].setdefault("set", {"method": {"fusion": {"steps": 4, "batch": 20}}})
     return read_paper(tables, "toy")
@@ -108,6 +111,24 @@ def rep_flat(tree, path=""):
 
 def test_rounds_of_a_column_are_scaled_with_the_run():
     assert [scaled_round(at, 100, 10) for at in (5, 10, 50, 100)] == [1, 1, 5, 10]
+
+
+def test_fewer_public_classes_stay_fewer():
+    found = []
+    for count in (10, 20, 50, 100, 300):
+        config = load_config("feddf/fig6a", [f"public.classes=imagenet-without-cifar100:{count}"])
+        found.append(len(scaled(config, "tiny").config.public.classes))
+    assert found == [1, 2, 5, 10, 10]  # a tenth, as the classes of the task are
+
+
+def test_at_full_scale_the_sample_of_the_package_is_not_enough(monkeypatch):
+    monkeypatch.setenv("SOLERA_DATA", "/somewhere")
+    config = load_config("mnfl/table1")
+    assert config.data.path is None
+    assert scaled(config, "full").config.data.path == "/somewhere/fashion-mnist"
+    assert scaled(config, "tiny").config.data.path is None
+    given = load_config("mnfl/table1", ["data.path=/elsewhere"])
+    assert scaled(given, "full").config.data.path == "/elsewhere"
 
 
 # ---- the estimate -----------------------------------------------------------------------------------
@@ -182,7 +203,7 @@ def test_names():
 def test_a_table_runs_resumes_and_shows_both_numbers(tmp_path):
     table = plan_table(small(), "full", 1)
     assert missing(table, tmp_path) == {}
-    assert effort(table, tmp_path).runs == 4
+    assert effort([(table, tmp_path)]).runs == [4]
     told = []
     assert run_table(table, tmp_path, tell=lambda p: told.append(p.news)).done == 4
     filled = {(f.row, f.column): f for f in collect(table, tmp_path)}
@@ -198,7 +219,7 @@ def test_a_table_runs_resumes_and_shows_both_numbers(tmp_path):
     assert "| no | [a] (1) | [a] (2) |" in text
     assert "- [a] not run: it cannot be run" in text
     assert run_table(table, tmp_path).skipped == 4  # nothing is run again
-    assert effort(table, tmp_path).runs == 0
+    assert effort([(table, tmp_path)]).runs == [0]
 
 
 def test_rounds_numbers_and_bytes_to_a_target(tmp_path):
@@ -215,6 +236,27 @@ def test_rounds_numbers_and_bytes_to_a_target(tmp_path):
     table = plan_table(small(value="rounds", target=1.0), "full", 1, rows=["FedAvg"], columns=["a"])
     reason = next(f.reason for f in collect(table, tmp_path) if f.row == "FedAvg" and f.column == "a")
     assert reason.startswith("100 % not reached in 2 rounds (best ")
+
+
+def test_averages_before_distillation_and_bytes_by_content(tmp_path):
+    rows = [{"name": "before", "measure": "average"}, {"name": "after"}]
+    table = plan_table(small(row=rows, column=[{"name": "a"}]), "full", 1)
+    run_table(table, tmp_path)
+    before, after = (f.values[0] for f in collect(table, tmp_path))
+    line = json.loads((tmp_path / table.runs[0].name / "metrics.jsonl").read_text().splitlines()[-1])
+    assert before == 100 * line["averages"]["mlp"]["accuracy"]
+    assert after == 100 * line["models"]["mlp"]["accuracy"]
+    rows = [{"name": "before", "measure": "parameters"}, {"name": "after"}]  # the same runs
+    table = plan_table(small(value="megabytes", row=rows, column=[{"name": "a"}]), "full", 1)
+    weights, whole = (f.values[0] for f in collect(table, tmp_path))
+    assert weights == 2 * 2 * 2 * 199_210 * 4 / 1e6  # rounds, ways, clients, parameters, bytes
+    assert weights < whole < 1.05 * weights
+
+
+def test_a_scale_may_have_a_target_within_its_reach():
+    table = plan_table(small(value="rounds", target=0.8, tiny={"target": 0.2}), "tiny", 1)
+    assert {c.cell.target for c in table.cells if c.config} == {0.2}
+    assert {c.cell.target for c in plan_table(small(value="rounds", target=0.8), "tiny", 1).cells} == {0.8}
 
 
 def test_missing_data_is_one_line_and_the_rest_runs(tmp_path, monkeypatch):
@@ -278,8 +320,20 @@ def test_mistakes(args, told, tmp_path, monkeypatch):
     assert result.stderr.count("\n") == 1
 
 
-def test_the_command_runs_a_tiny_table(tmp_path):
-    result = solera("reproduce", "feddf/table2", "--scale", "tiny", "--row", "FedAvg, GN", "--out", tmp_path)
+@pytest.mark.parametrize("name", ["toy2d", "fedeed/fig4", "mnfl/fig3"])
+def test_a_tiny_recipe_runs_to_the_end(name, tmp_path):
+    """`make reproduce-tiny` runs all of them."""
+    result = solera("reproduce", name, "--scale", "tiny", "--out", tmp_path, "--summary", tmp_path / "all.json")
+    assert result.exit_code == 0
+    cells = json.loads((tmp_path / "tiny" / name / "table.json").read_text())["cells"]
+    assert all(c["values"] for c in cells)
+    rows = json.loads((tmp_path / "all.json").read_text())[name]["rows"]
+    assert rows.keys() == {c["row"] for c in cells}
+
+
+def test_the_command_runs_a_row_and_continues(tmp_path):
+    command = ("reproduce", "feddf/table2", "--scale", "tiny", "--row", "FedAvg, GN", "--out", tmp_path)
+    result = solera(*command)
     assert result.exit_code == 0
     assert "2 runs into" in result.stdout
     assert "on one core (measured steps: tiny-cnn at batch 16" in result.stdout
@@ -288,8 +342,7 @@ def test_the_command_runs_a_tiny_table(tmp_path):
     assert 0 < cells["FedAvg, GN", "CIFAR-10, α = 1"]["values"][0] <= 100
     assert cells["FedDF, BN", "CIFAR-10, α = 1"]["reason"] == "not asked for"
     assert facts["stand_ins"]["resnet8"] == "tiny-cnn"
-    again = solera("reproduce", "feddf/table2", "--scale", "tiny", "--row", "FedAvg, GN", "--out", tmp_path, "--json")
-    assert json.loads(again.stdout)[0]["cells"] == facts["cells"]
+    assert json.loads(solera(*command, "--json").stdout)[0]["cells"] == facts["cells"]
 
 
 def test_missing_data_is_told_and_ends_well(tmp_path, monkeypatch):
@@ -300,5 +353,7 @@ def test_missing_data_is_told_and_ends_well(tmp_path, monkeypatch):
     assert result.exit_code == 0
     lines = [line for line in result.stderr.splitlines() if "cannot be run" in line]
     assert len(lines) == 2  # cifar10, cifar100
-    assert lines[0].startswith("feddf/table2: 10 of 20 cells cannot be run: cifar10: not found; looked for the folders")
+    assert lines[0].startswith(
+        "cannot be run: feddf/table2 (10 of 20 cells): cifar10: not found; looked for the folders"
+    )
     assert "[a] (76.01 ± 1.53)" in result.stdout

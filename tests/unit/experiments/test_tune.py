@@ -174,7 +174,7 @@ def test_the_command_searches_writes_a_recipe_and_continues(tmp_path):
     (search,) = json.loads(result.stdout)["searches"]
     tried = {t["settings"]["method.local.lr"]: t["score"] for t in search["trials"]}
     assert len(tried) >= 3  # the better one was at an edge
-    best = max(tried, key=tried.get)
+    best = max((lr for lr, score in tried.items() if score is not None), key=tried.get)  # a large one may diverge
     assert search["best"] == {"method.local.lr": best}
     home = tmp_path / f"fedavg/local.lr={best:g}/s0"
     line = json.loads((home / "metrics.jsonl").read_text().splitlines()[-1])

@@ -363,8 +363,8 @@ def test_a_clipped_update_is_noted_and_short_ones_are_not(tmp_path):
         ({"low_entropy_top": 41}, "low_entropy_top = 41: a round has 40 public samples; keep 1 to 40"),
         ({"update_clip": 0.0}, "update_clip = 0.0: expected a number above 0"),
         ({"update_clip": float("inf")}, "update_clip = inf"),
-        ({"low_entropy_top": 5, "fusion": Distill(steps=0)}, "fusion.steps = 0: swag and low_entropy_top"),
-        ({"swag": Swag(samples=2), "fusion": Distill(steps=0)}, "fusion.steps = 0: swag and low_entropy_top"),
+        ({"low_entropy_top": 5, "fusion": Distill(steps=0)}, "fusion.steps = 0: swag, low_entropy_top and memory"),
+        ({"swag": Swag(samples=2), "fusion": Distill(steps=0)}, "fusion.steps = 0: swag, low_entropy_top and memory"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_the_first_round(tmp_path, settings, message):

@@ -880,11 +880,159 @@ def test_a_new_combination_just_runs(tmp_path):
     check_method(method, tmp_path, engines=["processes"])
 
 
+# ---- a local trainer for each group, members that are fine-tuned, labelled server data ------------------
+
+
+def labelled(tmp, make=None, **options) -> World:
+    """Clients of one architecture, and public samples with labels."""
+    world = (make or one_kind)(tmp, **options)
+    world.server.public.labels = images(40, seed=9)[1]
+    return world
+
+
+@pytest.mark.parametrize("other", ["fedprox", "fedavgm", "scaffold"])
+def test_every_group_has_a_local_trainer_of_its_own(tmp_path, other):
+    """A round of two groups by hand: each group trains and aggregates in its own way."""
+    world = one_kind(tmp_path)
+    trainer = LocalTrainer(kinds=("fedavg", other), mu=0.7, momentum=0.3)
+    start, end = world.run(framework(K=2, local_trainer=trainer, global_trainer=NONE))
+    group = split((1, 1), "random", world.fed, world.server)
+    order = [k for g in (0, 1) for k in group if group[k] == ("c", g)]  # an exchange for each kind
+    uploads = {}
+    for k, seed in zip(order, world.seeds, strict=True):
+        g = group[k][1]
+        model, data = world.server.model("c", start.models["c"][g]), world.data[k]
+        sent = {n: p.detach().clone() for n, p in model.named_parameters()}
+        mu = 0.7 if g == 1 and other == "fedprox" else 0.0
+        rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).split(8)
+        model.train()
+        for own in (r for r in rows if len(r) > 1):  # SCAFFOLD's control variates are zero in the first round
+            loss = torch.nn.functional.cross_entropy(model(data.inputs[own]), data.labels[own])
+            loss = loss + mu / 2 * sum((p - sent[n]).square().sum() for n, p in model.named_parameters())
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for p, d in zip(model.parameters(), gradients, strict=True):
+                    p -= 0.05 * d
+        uploads[k] = model
+    for g in (0, 1):
+        own = [k for k in order if group[k] == ("c", g)]
+        uniform = g == 1 and other == "scaffold"
+        mean = by_hand.mean_of([uploads[k] for k in own], [1 if uniform else len(world.data[k]) for k in own])
+        assert by_hand.close(mean, end.models["c"][g], apart=1e-5)
+    assert bool(end.memory["c"][1]) == (other != "fedprox")
+    assert end.memory["c"][0] == {}
+
+
+def test_kinds_that_are_all_the_same_are_one_kind(tmp_path):
+    """One kind is one exchange: also the same bits."""
+    same = LocalTrainer(kinds=("fedprox", "fedprox"), mu=0.5)
+    a = one_kind(tmp_path / "a").run(framework(K=2, local_trainer=same, global_trainer=BASIC), 2)[-1]
+    b = one_kind(tmp_path / "b").run(
+        framework(K=2, local_trainer=LocalTrainer("fedprox", mu=0.5), global_trainer=BASIC), 2
+    )[-1]
+    assert digest(a) == digest(b)
+
+
+def test_kinds_and_individual_models_and_overlap(tmp_path):
+    """Whoever needs single models gets them in every kind, and overlap still changes no bit."""
+    trainer, ends = LocalTrainer(kinds=("scaffold", "fedavgm", "fedavg")), []
+    for pipeline in (False, True):
+        world, method = (
+            one_kind(tmp_path / str(pipeline), n=9),
+            framework(K=3, local_trainer=trainer, pipeline=pipeline),
+        )
+        end = world.run(method, 2)[-1]
+        ends.append(digest(method.finish(end, world.fed, world.server).models))
+    assert ends[0] == ends[1]
+    single = framework(K=3, local_trainer=trainer, ensemble_trainer=CLIENTS, global_trainer=NONE)
+    a = one_kind(tmp_path / "single", n=9).run(single, 2)[-1]
+    b = one_kind(tmp_path / "means", n=9).run(dataclasses.replace(single, ensemble_trainer=EnsembleTrainer()), 2)[-1]
+    assert digest(a.models) == digest(b.models)
+
+
+def test_members_are_fine_tuned_each_for_itself_and_global_models_go_on_untuned(tmp_path):
+    tune = Local(epochs=2, batch=16, lr=0.05)
+    world = labelled(tmp_path / "a")
+    method = framework(K=2, ensemble_trainer=EnsembleTrainer(tune=tune), global_trainer=NONE)
+    end = world.run(method)[-1]
+    plain = labelled(tmp_path / "b").run(framework(K=2, global_trainer=NONE))[-1]
+    assert digest(end.models) == digest(plain.models)
+    x, y = images(40, seed=9)
+    for i, (member, before) in enumerate(zip(end.history[-1], plain.history[-1], strict=True)):
+        model = world.server.model("c", before.weights)
+        by_hand.train(model, x, y, epochs=2, batch=16, lr=0.05, seed=world.fed.seed("tune", i))
+        assert by_hand.close(model.state_dict(), member.weights)
+    (reported,) = world.server.ensembles
+    assert same_bits(reported.members[0][1], end.history[-1][0].weights)  # what is measured is what teaches
+
+
+def test_a_member_whose_tuning_diverges_stays_as_it_was(tmp_path):
+    world = labelled(tmp_path / "a")
+    leap = EnsembleTrainer(tune=Local(epochs=1, batch=16, lr=1e38))
+    end = world.run(framework(K=2, ensemble_trainer=leap, global_trainer=NONE))[-1]
+    plain = labelled(tmp_path / "b").run(framework(K=2, global_trainer=NONE))[-1]
+    assert digest(end.history) == digest(plain.history)
+    assert [e["group"] for e in world.events("tuning_diverged")] == [0, 1]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_labelled_server_data_adds_cross_entropy(tmp_path, temperature):
+    """KL from the ensemble at temperature T + 0.5 times the cross-entropy with the labels, by hand."""
+    world, sgd = labelled(tmp_path / "a"), Distill(steps=6, batch=16, optimizer="sgd", lr=0.05, temperature=temperature)
+    trainer = GlobalTrainer("designated", label_weight=0.5)
+    end = world.run(framework(K=2, fusion=sgd, global_trainer=trainer))[-1]
+    before = labelled(tmp_path / "b").run(framework(K=2, global_trainer=NONE))[-1]
+    # designated groups are an exchange of their own: take the aggregates from the history, not from `before`
+    members = [world.server.model("c", m.weights) for m in end.history[-1]]
+    assert len(members) == len(before.history[-1]) == 2
+    x, y = images(40, seed=9)
+    kl = by_hand.kl_towards(by_hand.mean_logits(members, x), temperature)
+
+    def loss(z, hand):
+        ce = -torch.stack([z[b].log_softmax(0)[y[i]] for b, i in enumerate(hand)]).mean()
+        return kl(z, hand) + 0.5 * ce
+
+    student = world.server.model("c", end.history[-1][0].weights)
+    hands = by_hand.batches(40, 6, 16, world.fed.seed("fusion"))
+    by_hand.teach(student, x, loss, hands, optimizer="sgd", lr=0.05, cosine=True, clip=5.0)
+    assert close(student.state_dict(), end.models["c"][0])
+
+
+def test_what_needs_labels_says_so(tmp_path):
+    tuning, labels = EnsembleTrainer(tune=Local(epochs=1)), GlobalTrainer(label_weight=1.0)
+    assert framework(ensemble_trainer=tuning, global_trainer=NONE).traits().public == "server"
+    for method in (framework(ensemble_trainer=tuning), framework(global_trainer=labels)):
+        assert method.traits().public_labels == "needed"
+    assert framework().traits().public_labels == "unused"
+    assert framework(global_trainer=labels, fusion=Distill(steps=0)).traits().public_labels == "unused"
+    run_toy(framework(ensemble_trainer=tuning, global_trainer=labels), tmp_path / "run", rounds=1)
+    world = labelled(tmp_path / "more")
+    world.server.public.labels = torch.full((40,), 7)
+    with pytest.raises(ConfigError, match=r"public labels go up to 7, but the models have 4 outputs"):
+        world.run(framework(global_trainer=labels))
+    world = labelled(tmp_path / "fresh")
+    world.server.public.fresh = True
+    with pytest.raises(ConfigError, match=r"label_weight: samples that change"):
+        world.run(framework(global_trainer=labels))
+
+
+def test_kinds_are_as_many_as_groups():
+    with pytest.raises(ConfigError, match=r"local_trainer.kinds = \['fedavg'\]: K = 2 kinds are needed"):
+        framework(K=2, local_trainer=LocalTrainer(kinds=("fedavg",)))
+    with pytest.raises(ConfigError, match="no control variate to share"):
+        LocalTrainer(kinds=("fedavg", "scaffold"), shared_c=True)
+    table = {"name": "fedeed", "K": 2, "local_trainer": {"kinds": ["fedavg", "scaffold"]}}
+    method = load_config({"method": table}).method
+    assert described(method).state == "a control variate for each group it was in"
+    with pytest.raises(ConfigError, match="needs plain SGD"):
+        check_server(framework(local=Local(momentum=0.9), local_trainer=method.local_trainer), toy().server)
+
+
 class LargestGroup:
     """An ensemble trainer of our own: only the first model teaches."""
 
     needs_client_models = False
-    weighted, rule, R = False, "avg_logits", 1
+    weighted, rule, R, tunes = False, "avg_logits", 1, False
 
     def members(self, w, uploads, sent, d, seeds, server):
         return [Member(P, k, x, 1.0) for (P, k), x in w.items() if k == 0]

@@ -1,6 +1,5 @@
 """Personal models: fine-tuning of a received model, and evaluation on the client's own test samples."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from ...parts.objectives import Objective
 from ...parts.representations import represented
 from ...parts.teachers import Targets, by_position, soft_targets
 from ...task import Client, task
-from ...tensors import Weights, weights_of
+from ...tensors import Weights, copy_of, weights_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def _tuned(client: Client, weights: Weights, tuning: Tuning) -> nn.Module:
     if tuning.kd == 0:
         fit(trained, inputs, labels, tuning.local, client.seed)
     else:
-        received = copy.deepcopy(trained)
+        received = copy_of(trained)
         said = by_position(lambda x: soft_targets(logits_of(received, x)), inputs)
         objective = _anchored(labels, said, tuning.kd)
         fit(trained, inputs, torch.arange(len(labels)), tuning.local, client.seed, objective)

@@ -160,14 +160,19 @@ def distil_and_train(
 
 def public_inputs(client: Client, drawn: Drawn) -> Tensor:
     """The inputs of the samples `drawn`; refused if the client's public set differs from the server's."""
+    check_public(client, drawn.digest)
+    return client.public[drawn.indices.long()]
+
+
+def check_public(client: Client, digest: str) -> None:
+    """Refuse to work if the client's public set is not the one with this digest."""
     if client.public is None:
         raise DataError(f"{client.id} holds no public data; this method needs the same set at every client")
-    if client.public.digest != drawn.digest:
+    if client.public.digest != digest:
         raise DataError(
             f"{client.id} holds other public data (sha256 {client.public.digest[:12]}...) than the server "
-            f"({drawn.digest[:12]}...): give every party the same set"
+            f"({digest[:12]}...): give every party the same set"
         )
-    return client.public[drawn.indices.long()]
 
 
 def finite(answers: Tensor) -> Tensor:

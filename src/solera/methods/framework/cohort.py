@@ -60,15 +60,20 @@ class Cohort:
         self.running: list[Callable[[], Any]] = []
 
     def start(self, groups: Collection[Group], w: Models, memory: Models, local: Local) -> None:
-        """Send the clients of `groups` their models, in one exchange."""
-        who = {k: g for k, g in self.S.items() if g in groups}
-        if not who:
-            return
-        task, payload = self.trainer.request(who, w, memory, local)
+        """Send the clients of `groups` their models, in one exchange for each kind of local trainer."""
+        left = {k: g for k, g in self.S.items() if g in groups}
+        while left:
+            trainer = self.trainer.of(min(left.values()))
+            who = {k: g for k, g in left.items() if self.trainer.of(g) == trainer}
+            self._start(trainer, who, w, memory, local)
+            left = {k: g for k, g in left.items() if k not in who}
+
+    def _start(self, trainer: LocalTrainer, who: dict[str, Group], w: Models, memory: Models, local: Local) -> None:
+        task, payload = trainer.request(who, w, memory, local)
         if self.individual:
             wait = self.fed.submit(task, list(who), **payload)
         else:
-            how: dict[str, Any] = {"by": who.__getitem__, "uniform": self.trainer.uniform, "once": self.trainer.once}
+            how: dict[str, Any] = {"by": who.__getitem__, "uniform": trainer.uniform, "once": trainer.once}
             wait = self.fed.submit_mean(task, list(who), **how, **payload)
         names = [f"{A}.{k}" for A, k in sorted(set(who.values()))]
         self.running.append(self.clock.span("train", wait, groups=names))
@@ -101,21 +106,24 @@ class Cohort:
 
     def _finite(self, replies: Replies, w: Models, inputs: Tensor) -> dict[str, Any]:
         """The replies of clients whose models have finite logits."""
-        x = replies.read_as({k: Update(self.trainer.client_model(w[self.S[k]], r)) for k, r in replies.items()})
+        x = replies.read_as({k: Update(self._client_model(k, w, r)) for k, r in replies.items()})
         return {k: replies[k] for k in finite_models(x, inputs, self.fed, self.server)}
+
+    def _client_model(self, k: str, w: Models, reply: Any) -> Weights:
+        return self.trainer.of(self.S[k]).client_model(w[self.S[k]], reply)
 
     def _average(self, replies: dict[str, Any], w: Models) -> tuple[Means, list[Upload]]:
         """The mean reply of each group, as `Federation.mean` computes it, and the uploads."""
         fed, S = self.fed, self.S
         fine = sorted(replies, key=fed.clients.index)
-        x = {k: self.trainer.client_model(w[S[k]], replies[k]) for k in fine}
+        x = {k: self._client_model(k, w, replies[k]) for k in fine}
         copies = {k: fed.copies.get(k, 1) for k in fine}
         examples = {k: float(copies[k] * fed.num_examples(k)) for k in fine}
         means: Means = {}
         for g in sorted({S[k] for k in fine}):
-            own = [k for k in fine if S[k] == g]
-            n = [float(copies[k]) if self.trainer.uniform else examples[k] for k in own]
-            means[g] = mean_reply([replies[k] for k in own], n, self.trainer.once), len(own)
+            own, trainer = [k for k in fine if S[k] == g], self.trainer.of(g)
+            n = [float(copies[k]) if trainer.uniform else examples[k] for k in own]
+            means[g] = mean_reply([replies[k] for k in own], n, trainer.once), len(own)
         return means, [Upload(S[k], x[k], examples[k], copies[k]) for k in fine]
 
     def aggregate(self, g: Group, mean: Any, count: int, sent: Weights, memory: Models) -> Weights | None:
@@ -123,8 +131,9 @@ class Cohort:
 
         Also updates the trainer's memory of the group. None if the aggregate is not finite.
         """
-        owner, N = self.trainer.owner(g), len(members_of(self.fed, g[0]))
-        found, kept = self.trainer.update(sent, memory[owner], mean, count / N)
+        trainer, N = self.trainer.of(g), len(members_of(self.fed, g[0]))
+        owner = trainer.owner(g)
+        found, kept = trainer.update(sent, memory[owner], mean, count / N)
         if not is_finite(found):
             self.server.event("aggregate_rejected", architecture=g[0], group=g[1], reason="not finite")
             return None

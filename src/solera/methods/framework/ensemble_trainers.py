@@ -4,24 +4,27 @@
     bayesian     these, their average, and models sampled around them: FedBE, FedDistill   2)
     aggregated   the K global models of the last R rounds, before any distillation         3) and 5)
 
-Numbers are those of FedEED's section 4.1. Only the last needs no individual client model.
+Numbers are those of FedEED's section 4.1. Only the last needs no individual client model. With `tune`, every member is
+then trained on the server's labelled samples (section 3.2: the ensemble trainer "may also fine-tune the ensemble").
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...parts.local import Diverged, Fitted, Local, fit
 from ...parts.norms import has_batchnorm, parameter_names
 from ...parts.posterior import Kind, dirichlet, gaussian, normalised_gaussian, sharpened, swag
 from ...parts.teachers import Ensemble, Rule, frozen
 from ...server import Server
 from ...settings import Positive, PositiveInt, Problem, settings
-from ...tensors import Weights
-from ..common.fusion import with_statistics
+from ...tensors import Weights, subset, weights_of
+from ..common.fusion import outcome_of, side_by_side, with_statistics
 from .local_trainers import Group, Models, Seeds
 
 NORM_SAMPLES = 1024  # public samples for the BatchNorm statistics of sampled models
@@ -62,6 +65,7 @@ class EnsembleTrainer:
     include_clients: bool = True
     include_average: bool = True
     sharpen: Positive | None = None  # temperature of the teacher's probabilities, below 1
+    tune: Local = field(default_factory=lambda: Local(epochs=0, lr=0.01))  # members' training on labelled public data
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
@@ -76,6 +80,12 @@ class EnsembleTrainer:
         self, w: Models, uploads: Sequence[Upload], sent: Models, d: Tensor, seeds: Seeds, server: Server
     ) -> list[Member]:
         """The new members of this round; `w` are the aggregates, `d` the round's public samples, if any."""
+        return self.tuned(self.untuned(w, uploads, sent, d, seeds, server), seeds, server)
+
+    def untuned(
+        self, w: Models, uploads: Sequence[Upload], sent: Models, d: Tensor, seeds: Seeds, server: Server
+    ) -> list[Member]:
+        """w^e_t: the members as they come from the clients."""
         if self.kind == "aggregated":
             return [Member(A, k, weights, 1.0) for (A, k), weights in w.items()]
         clients = [Member(*u.group, u.weights, float(u.examples if self.weighted else u.copies)) for u in uploads]
@@ -97,6 +107,33 @@ class EnsembleTrainer:
             mean = sum(m.share for m in clients) / len(clients)
             clients = [Member(m.architecture, m.group, m.weights, m.share / mean) for m in clients]
         return (clients if self.include_clients else []) + drawn
+
+    @property
+    def tunes(self) -> bool:
+        """Whether members are fine-tuned: then labelled public samples are needed."""
+        return bool(self.tune.epochs if self.tune.steps is None else self.tune.steps)
+
+    def tuned(self, members: Sequence[Member], seeds: Seeds, server: Server) -> list[Member]:
+        """w^e*_t: the members after training on the round's public samples and their labels, each for itself, so that
+        they stay different. A member whose training diverges stays as it was."""
+        if not self.tunes:
+            return list(members)
+        d = server.public.round_indices(server.per_round, seeds("public"))
+        inputs, labels = subset(server.public, d), server.public.labels[d]
+
+        def train(m: Member, seed: int) -> tuple[Fitted | Diverged, Weights]:
+            model = server.model(m.architecture, m.weights)  # built in the job, which may run twice
+            done = outcome_of(partial(fit, model, inputs, labels, self.tune, seed))
+            return done, weights_of(model)
+
+        jobs = [partial(train, m, seeds("tune", i)) for i, m in enumerate(members)]
+        results = side_by_side(seeds, server, jobs)
+        server.worked(self.tune.visits(len(d)) * len(members))
+        for m, (done, _) in zip(members, results, strict=True):
+            if isinstance(done, Diverged):
+                server.event("tuning_diverged", architecture=m.architecture, group=m.group, steps=done.steps)
+        pairs = zip(members, results, strict=True)
+        return [m if isinstance(done, Diverged) else replace(m, weights=w) for m, (done, w) in pairs]
 
     def draw(self, own: Sequence[Upload], sent: Weights, names: Sequence[str], seed: int) -> list[Weights]:
         """M models sampled around the uploads of one group."""

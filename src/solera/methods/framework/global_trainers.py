@@ -6,6 +6,9 @@
     codistillation   the same; with `exclude_self` as in the original: a model does not teach itself
     designated       the first model of each architecture only: FedEED
 
+With `label_weight`, students also learn the labels of the server's samples (appendix A.5: "extending FedEED to labelled
+dataset ... is straightforward"): KD + label_weight CE.
+
 Teachers are copies made before distillation starts, and all students see the same mini-batches.
 """
 
@@ -15,11 +18,12 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from ...parts.distill import Distill
+from ...parts.distill import Distill, Loss, divergence
 from ...parts.teachers import frozen
 from ...server import Server
-from ...settings import NonNegativeInt, Problem, settings
+from ...settings import NonNegative, NonNegativeInt, Problem, settings
 from ..common.fusion import Asked, answers_finitely, asked, fuse, logits_problems, public_indices
 from .cohort import Clock
 from .ensemble_trainers import EnsembleTrainer, Member
@@ -34,6 +38,7 @@ class GlobalTrainer:
     warmup: NonNegativeInt = 20  # W, of warmup and codistillation: rounds before the first distillation
     exclude_self: bool = False  # codistillation: exclude a model's own checkpoints and clients from its teachers
     early_stop: bool = True  # by the server's validation set, if there is one
+    label_weight: NonNegative = 0.0  # of cross-entropy with the public samples' labels, added to the KL
 
     needs_client_models: ClassVar[bool] = False
 
@@ -86,13 +91,25 @@ class GlobalTrainer:
             if not own:
                 return None
             teacher = ensemble.teacher(own, fusion.temperature, server)
-            return clock.timed("ask", asked, teacher, several, d, fusion, seeds, server)
+            answers = clock.timed("ask", asked, teacher, several, d, fusion, seeds, server)
+            return answers.beside(server.public.labels) if self.label_weight else answers
 
         if self.exclude_self:
             teachers = {g: ask([m for m in fine if (m.architecture, m.group) != g]) for g in students}
         else:
             teachers = dict.fromkeys(students, ask(fine))
-        return Lesson(teachers, d, fusion, seeds, server, clock, self.early_stop)
+        return Lesson(teachers, d, fusion, seeds, server, clock, self.early_stop, self.loss(fusion))
+
+    def loss(self, fusion: Distill) -> Loss | None:
+        """KL from the teacher + label_weight times the cross-entropy with the label; None: the KL alone."""
+        if not self.label_weight:
+            return None
+
+        def kd_and_ce(logits: Tensor, probs: Tensor, entropy: Tensor, labels: Tensor) -> Tensor:
+            kd = divergence(logits, probs, entropy, fusion.temperature, fusion.t_squared)
+            return kd + self.label_weight * cross_entropy(logits, labels)
+
+        return kd_and_ce
 
     def misfits(self, fusion: Distill, server: Server) -> Iterator[str]:
         """Settings that would fail during a run."""
@@ -100,6 +117,8 @@ class GlobalTrainer:
             return
         if fusion.keep_init_if_better and (server.validation is None or not self.early_stop):
             yield "method.fusion.keep_init_if_better = true: there is no validation set to compare on"
+        if self.label_weight and server.public.fresh:
+            yield "method.global_trainer.label_weight: samples that change with every draw have no stored label here"
         yield from logits_problems("method.fusion", server)
 
 
@@ -115,11 +134,12 @@ class Lesson:
         server: Server,
         clock: Clock,
         validate: bool = True,
+        loss: Loss | None = None,
     ):
         self.teachers = {g: teacher for g, teacher in teachers.items() if teacher is not None}
         self.place = {g: i for i, g in enumerate(teachers)}  # random numbers do not depend on other students
         self.d, self.fusion, self.seeds, self.server = d, fusion, seeds, server
-        self.clock, self.validate = clock, validate
+        self.clock, self.validate, self.loss = clock, validate, loss
 
     def teach(self, students: Models) -> Models:
         """The students' weights after distillation; unchanged without a teacher."""
@@ -134,6 +154,7 @@ class Lesson:
             self.fusion,
             self.seeds,
             self.server,
+            loss=self.loss,
             validate=self.validate,
             jobs=[self.place[g] for g in taught],
             of_round=self.seeds.t,

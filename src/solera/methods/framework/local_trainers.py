@@ -1,8 +1,9 @@
 """Local trainers, the first slot of the framework: how a group of clients trains one global model.
 
 A trainer defines the task that clients run and its payload, and makes the group's new global model from the mean of
-their replies. It sees means only. FedAvg, FedProx and FedAvgM are those of fedavg.py, SCAFFOLD is that of scaffold.py
-with option II; a test checks that a single group gives the same bits.
+their replies. It sees means only. Every group may have a kind of its own (`kinds`): the paper has K local trainers.
+FedAvg, FedProx and FedAvgM are those of fedavg.py, SCAFFOLD is that of scaffold.py with option II; a test checks that a
+single group gives the same bits.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -15,7 +16,7 @@ from ...federation import per_client
 from ...parts.aggregate import momentum_step, weighted_mean
 from ...parts.local import Local
 from ...randomness import seed_from
-from ...settings import BelowOne, NonNegative, settings
+from ...settings import BelowOne, NonNegative, Problem, settings
 from ...task import Client, Task, task
 from ...tensors import Weights
 from ..common.training import local_update
@@ -59,27 +60,40 @@ def grouped_update(client: Client, weights: Weights, control: Weights, local: Lo
     return Delta(dy, dc)
 
 
+Kind = Literal["fedavg", "fedprox", "fedavgm", "scaffold"]
+
+
 @settings
 class LocalTrainer:
     """The built-in trainers, by name. An object of your own with the same methods can replace this one."""
 
-    kind: Literal["fedavg", "fedprox", "fedavgm", "scaffold"] = "fedavg"
+    kind: Kind = "fedavg"
     average: Literal["default", "weighted", "uniform"] = "default"  # default: by examples; scaffold: equal weights
     mu: NonNegative = 0.001  # fedprox: mu/2 ||w - w_t||^2
     momentum: BelowOne = 0.3  # fedavgm: beta
     shared_c: bool = False  # scaffold: one control variate for all groups of an architecture, not one for each
+    kinds: tuple[Kind, ...] | None = None  # one for each of the K groups, instead of the same kind for all
 
     needs_client_models: ClassVar[bool] = False
 
+    def problems(self) -> Iterator[Problem]:
+        """Settings that contradict each other."""
+        if self.kinds is not None and self.shared_c:
+            yield "shared_c = true: groups of different kinds have no control variate to share; leave out kinds"
+
+    def of(self, g: Group) -> "LocalTrainer":
+        """The trainer of group g."""
+        return self if self.kinds is None else replace(self, kind=self.kinds[g[1]], kinds=None)
+
     def misfits(self, local: Local) -> Iterator[str]:
         """Settings of local training that the trainer does not support."""
-        if self.kind == "scaffold" and (local.momentum or local.optimizer != "sgd"):
+        if "scaffold" in (self.kinds or [self.kind]) and (local.momentum or local.optimizer != "sgd"):
             yield "method.local_trainer.kind = 'scaffold' needs plain SGD: set method.local.momentum = 0"
 
     @property
     def client_state(self) -> str:
         """A description of what a client keeps between rounds."""
-        if self.kind != "scaffold":
+        if "scaffold" not in (self.kinds or [self.kind]):
             return "nothing"
         return "its control variate" if self.shared_c else "a control variate for each group it was in"
 

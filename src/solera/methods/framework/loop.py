@@ -74,7 +74,7 @@ class Framework(Slots):
     def init(self, fed: Federation, server: Server) -> State:
         check_groups(self.shares, self.secure, self.global_trainer.designated, fed, server)
         w = {(A, k): server.init(A, k) for A in server.architectures for k in range(self.K)}  # w^g*_{-1,k}
-        memory = {g: self.local_trainer.memory(g, w[g], parameter_names(server.template(g[0]))) for g in w}
+        memory = {g: self.local_trainer.of(g).memory(g, w[g], parameter_names(server.template(g[0]))) for g in w}
         return self.State(-1, nest(w), {}, nest(memory), [])
 
     def round(self, state: State, fed: Federation, server: Server) -> State:

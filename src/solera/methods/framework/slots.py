@@ -9,6 +9,7 @@ from ...parts.distill import Distill
 from ...parts.local import Local
 from ...server import Server
 from ...settings import PositiveInt, Problem, Replaceable, Was
+from ..common.predictions import label_problems
 from .ensemble_trainers import EnsembleTrainer
 from .global_trainers import GlobalTrainer
 from .groups import Schedule
@@ -41,6 +42,9 @@ class Slots(Method):
             yield f"group_sizes = {list(self.group_sizes)}: K = {self.K} sizes are needed"
         if self.group_sizes is not None and self.schedule == "strata":
             yield "group_sizes: strata are of equal size; leave it out, or set schedule = 'random'"
+        kinds = self.local_trainer.kinds
+        if kinds is not None and len(kinds) != self.K:
+            yield f"local_trainer.kinds = {list(kinds)}: K = {self.K} kinds are needed, one for each group"
         if self.pipeline and not self.global_trainer.designated:
             yield "pipeline = true: only designated distillation leaves groups free to train"
         if self.secure and self.needs_individual:
@@ -64,9 +68,11 @@ class Slots(Method):
     def traits(self) -> Traits:
         """The combined requirements of the slots."""
         distils = self.global_trainer.distils and self.fusion.steps > 0
+        labels = self.ensemble_trainer.tunes or (distils and self.global_trainer.label_weight > 0)
         return Traits(
             across="knowledge" if distils else "predictions",
-            public="server" if distils else "none",
+            public="server" if distils or self.ensemble_trainer.tunes else "none",
+            public_labels="needed" if labels else "unused",
             replies="individual" if self.needs_individual else "means",
             groups="K" if self.K > 1 and self.group_sizes is None else "",
         )
@@ -75,3 +81,6 @@ class Slots(Method):
         """Settings that would fail during a run."""
         yield from self.local_trainer.misfits(self.local)
         yield from self.global_trainer.misfits(self.fusion, server)
+        if self.traits().public_labels == "needed":
+            way_out = "set method.ensemble_trainer.tune.epochs = 0 and method.global_trainer.label_weight = 0"
+            yield from label_problems("framework", server, way_out)

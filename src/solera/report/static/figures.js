@@ -50,10 +50,14 @@ function accuracyFigure(id, title, nav, xKey, xLabel, xText, tipHead, how) {
       const lines = chosenLines(data, s).filter((l) => l.line[xKey]).map((l) => ({ ...l, x: l.line[xKey], y: l.line.mean, low: l.line.low, high: l.line.high }));
       lineChart(body, { lines, label: title, xLabel, xText, yText: level, tipText: percent, tipHead, hidden: s.hidden, toggled: toggler(s, redraw), xWhole: xKey === "round", xFrom: xKey === "round" ? undefined : 0, most: 1, exact: xKey === "round" });
     },
-    rows: (data) => ({
-      head: ["case", "line", "round", "bytes", "simulated hours", "mean accuracy", "lowest", "highest", "runs"],
-      rows: data.groups.flatMap((g) => g.lines.flatMap((l) => l.round.map((t, i) => [g.label, nameOf(l), t, l.bytes[i], l.hours ? l.hours[i] : "", l.mean[i], l.low[i], l.high[i], l.runs[i]]))),
-    }),
+    rows: (data) => {
+      const clock = data.groups.some((g) => g.lines.some((l) => l.hours)); // without one there is no column for it
+      const hours = (l, i) => (clock ? [l.hours ? l.hours[i] : ""] : []);
+      return {
+        head: ["case", "line", "round", "bytes", ...(clock ? ["simulated hours"] : []), "mean accuracy", "lowest", "highest", "runs"],
+        rows: data.groups.flatMap((g) => g.lines.flatMap((l) => l.round.map((t, i) => [g.label, nameOf(l), t, l.bytes[i], ...hours(l, i), l.mean[i], l.low[i], l.high[i], l.runs[i]]))),
+      };
+    },
   };
 }
 
@@ -322,6 +326,10 @@ const FIGURES = [
     draw(body, data, g, s, redraw) {
       const bars = data.groups.filter((v) => v.content).map((v) => ({ name: v.label, of: v.content }));
       stackedBars(body, { parts: [["data", "data"], ["parameters", "parameters"], ["predictions", "predictions"]], bars, text: bytes, hidden: s.hidden, toggled: toggler(s, redraw), label: this.title });
+      for (const v of data.groups.filter((v) => v.adapters)) {
+        const each = v.adapters.rows.map(([name, sent, whole]) => `${name} ${bytes(sent)} instead of ${bytes(whole)}`);
+        body.append(make("p", { class: "of", text: `${v.label}: with LoRA a model is sent as ${each.join(", ")}; whole models would have added about ${bytes(v.adapters.saved)}.` }));
+      }
     },
     rows: (data) => ({ head: ["case", "data bytes", "parameters bytes", "predictions bytes"], rows: data.groups.filter((g) => g.content).map((g) => [g.label, g.content.data || 0, g.content.parameters || 0, g.content.predictions || 0]) }),
   },

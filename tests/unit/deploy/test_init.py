@@ -1,0 +1,169 @@
+"""`solera deploy init`: what the folders of a deployment hold, and what they do not."""
+
+import os
+import pathlib
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from deployments import CODE, DIFFERENT, SITES, config_of
+from solera.cli.main import app
+from solera.config import load_config
+from solera.deploy.gate import check_app
+from solera.deploy.init import init, renew
+from solera.deploy.keys import expiry, fingerprint
+from solera.errors import ConfigError
+from solera.plugins import code_allowed
+
+METHOD = 'name = "feddf"\n[method.fusion]\nsteps = 3'
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "own.py").write_text(CODE)
+    file = tmp_path / "federation.toml"
+    file.write_text(config_of(METHOD, DIFFERENT, rounds=3))
+    return file
+
+
+def table(file):
+    return tomllib.loads(file.read_text())
+
+
+def test_each_party_gets_its_own_and_nothing_else(config, tmp_path):
+    out = tmp_path / "d"
+    assert sorted(init(config, out, "10.0.0.5:8000", ["fl.example"])) == sorted(SITES)
+    server = table(out / "server" / "server.toml")
+    assert server["engine"]["name"] == "flower"
+    assert server["engine"]["address"] == "10.0.0.5:8000"
+    assert server["sites"]["east"] == {"model": "own.py:split_wide", "key": "keys/east.pub"}
+    for site in SITES:
+        folder = out / "sites" / site
+        assert sorted(os.listdir(folder)) == ["ca.crt", "deploy.toml", "node.key", "node.pub", "own.py", "site.toml"]
+        assert list(table(folder / "site.toml")["sites"]) == [site]
+        assert table(folder / "site.toml")["method"] == {"name": "feddf"}
+        assert table(folder / "deploy.toml") == {"role": "site", "name": site, "address": "10.0.0.5:8000"}
+        assert (folder / "node.pub").read_text() == (out / "server" / "keys" / f"{site}.pub").read_text()
+    keys = {fingerprint((out / "sites" / s / "node.pub").read_bytes(), s) for s in SITES}
+    assert len(keys) == len(SITES)
+    held = {p.name for p in (out / "server").rglob("*")}
+    assert "ca.key" not in held
+    assert "node.key" not in held
+
+
+def test_private_folders_and_keys_are_their_owners(config, tmp_path):
+    init(config, tmp_path / "d", "127.0.0.1:8000")
+    for path in (tmp_path / "d").rglob("*"):
+        if (path.name in ("ca", "server", *SITES) and path.is_dir()) or path.suffix == ".key" or path.name == "secret":
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_both_halves_are_configurations_that_load(config, tmp_path):
+    out = tmp_path / "d"
+    init(config, out, "127.0.0.1:8000")
+    with code_allowed(out / "server"):
+        assert set(load_config(out / "server" / "server.toml").sites) == set(SITES)
+    with code_allowed(out / "sites" / "west"):
+        assert set(load_config(out / "sites" / "west" / "site.toml").sites) == {"west"}
+
+
+def test_the_app_holds_no_code(config, tmp_path):
+    from flwr.cli.build import build_fab_from_disk
+
+    init(config, tmp_path / "d", "127.0.0.1:8000")
+    folder = tmp_path / "d" / "server" / "app"
+    assert os.listdir(folder) == ["pyproject.toml"]
+    check_app(build_fab_from_disk(folder))
+
+
+def test_units_and_a_compose_file(config, tmp_path):
+    init(config, tmp_path / "d", "0.0.0.0:8000", ["fl.example"], systemd=True, compose=True)
+    unit = (tmp_path / "d" / "server" / "solera-server.service").read_text()
+    assert f"deploy server {tmp_path / 'd' / 'server'}" in unit
+    assert "NoNewPrivileges=true" in unit
+    assert "deploy client" in (tmp_path / "d" / "sites" / "east" / "solera-site.service").read_text()
+    compose = (tmp_path / "d" / "compose.yaml").read_text()
+    assert '"/deployment", "--address", "0.0.0.0:8000"' in compose
+    assert compose.count('"--server", "server:8000"') == 3
+    assert table(tmp_path / "d" / "sites" / "east" / "deploy.toml")["address"] == "fl.example:8000"
+
+
+def test_keys_are_never_overwritten(config, tmp_path):
+    init(config, tmp_path / "d", "127.0.0.1:8000")
+    with pytest.raises(ConfigError, match="keys are never overwritten"):
+        init(config, tmp_path / "d", "127.0.0.1:8000")
+
+
+def test_a_renewed_certificate_is_for_the_same_names(config, tmp_path):
+    from cryptography import x509
+
+    init(config, tmp_path / "d", "10.0.0.5:8000", ["fl.example"])
+    file = tmp_path / "d" / "server" / "server.crt"
+    old = file.read_bytes()
+    assert renew(tmp_path / "d") == expiry(file).date().isoformat()
+    assert file.read_bytes() != old
+    names = x509.load_pem_x509_certificate(file.read_bytes()).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert set(names.value.get_values_for_type(x509.DNSName)) == {"fl.example", "localhost"}
+    with pytest.raises(ConfigError, match="renew where the deployment was made"):
+        renew(tmp_path / "d" / "server")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("[sites.east]", "[sites.East]"), "only lower-case letters"),
+        (("own.py:split_wide", "other.py:x"), "other.py"),
+        (("rounds = 3", "rounds = 0"), "run.rounds"),
+        (('name = "feddf"', 'name = "fedfd"'), "did you mean"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(config, tmp_path, change, said):
+    config.write_text(config.read_text().replace(*change))
+    with pytest.raises(ConfigError, match=said):
+        init(config, tmp_path / "d", "127.0.0.1:8000")
+    assert not (tmp_path / "d").exists()
+
+
+def test_without_sites_there_is_nothing_to_deploy(tmp_path):
+    (tmp_path / "a.toml").write_text('[method]\nname = "fedavg"')
+    with pytest.raises(ConfigError, match="names no sites"):
+        init(tmp_path / "a.toml", tmp_path / "d", "127.0.0.1:8000")
+
+
+def said_by(*words):
+    result = CliRunner().invoke(app, ["deploy", *map(str, words)])
+    return result.exit_code, " ".join((result.output + (result.stderr or "")).split())
+
+
+def test_commands_refuse_the_wrong_folder_in_one_line(config, tmp_path):
+    out = tmp_path / "d"
+    init(config, out, "127.0.0.1:8000")
+    for words, said in [
+        (("server", out), "there is no deploy.toml in it"),
+        (("server", out / "sites" / "east"), "is the folder of a 'site', not of a server"),
+        (("client", out / "server"), "is the folder of a 'server', not of a site"),
+        (("submit", out / "server", "--name", "../x"), "only lower-case letters"),
+        (("submit", out / "server", "--config", "../x.toml"), "there is no such file"),
+        (("logs", out), "there is no deploy.toml in it"),
+        (("server", out / "server", "--insecure", "--address", "0.0.0.0:8000"), "only on the loopback interface"),
+        (("client", out / "sites" / "east", "--insecure", "--server", "10.0.0.5:8000"), "only on the loopback"),
+    ]:
+        code, text = said_by(*words)
+        assert code == 2, (words, text)
+        assert said in text, (words, text)
+
+
+def test_an_expired_certificate_is_not_served(config, tmp_path):
+    from solera.deploy.keys import make_server_certificate
+
+    out: pathlib.Path = tmp_path / "d"
+    init(config, out, "127.0.0.1:8000")
+    for name in ("server.key", "server.crt"):
+        (out / "server" / name).unlink()
+    make_server_certificate(out / "ca", out / "server", ["127.0.0.1"], until=-1.0)
+    code, text = said_by("server", out / "server")
+    assert code == 2
+    assert "has expired: renew it with `solera deploy renew`" in text

@@ -1,0 +1,91 @@
+"""The losses of a training, read at every step as on the CPU, and every third as on an accelerator."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from solera.devices import TRICKS
+from solera.parts.losses import Losses, Scaler, finite_loss
+from solera.tensors import CPU
+
+
+def fine(loss):
+    return loss <= 10
+
+
+def losses(values, kept=0):
+    """A training that goes on until it is told that it has diverged."""
+    made = Losses(CPU, fine, kept)
+    for i, value in enumerate(values):
+        if not made.add(torch.tensor(float(value))):
+            return made, i
+    return made, None
+
+
+@pytest.fixture
+def rarely(monkeypatch):
+    monkeypatch.setitem(TRICKS, "cpu", dataclasses.replace(TRICKS["cpu"], look_every=3))
+
+
+def test_on_the_cpu_a_training_ends_at_the_very_step():
+    made, ended = losses([1, 2, 11, 4])
+    assert (ended, made.steps, made.worst, made.mean) == (2, 2, 11.0, 1.5)
+    assert made.look()  # what was counted is fine
+
+
+def test_on_an_accelerator_it_ends_at_the_next_look(rarely):
+    made, ended = losses([1, 2, 3, 11, 4, 5, 6])
+    assert (ended, made.steps) == (5, 6)
+    assert math.isnan(made.worst)
+    assert not made.look()
+
+
+def test_a_bad_loss_after_the_last_look_is_seen_at_the_end(rarely):
+    made, ended = losses([1, 2, 3, math.nan])
+    assert ended is None
+    assert not made.look()
+
+
+@pytest.mark.parametrize("how", ["every step", "rarely"])
+def test_means(how, request):
+    if how == "rarely":
+        request.getfixturevalue("rarely")
+    made, _ = losses([1, 2, 3, 6], kept=2)
+    assert (made.mean, made.recent) == (3.0, 4.5)
+    empty, _ = losses([], kept=2)
+    assert math.isnan(empty.mean)
+    assert empty.recent is None
+    assert empty.look()
+
+
+def test_what_is_not_fine_has_no_part_in_the_recent_mean(rarely):
+    made, _ = losses([1, 12], kept=2)
+    assert made.recent == 1.0
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(0.0, True), (-3.0, True), (math.inf, False), (math.nan, False)])
+def test_a_finite_loss(loss, expected):
+    assert bool(finite_loss(loss)) is bool(finite_loss(torch.tensor(loss))) is expected
+
+
+def test_gradients_are_divided_by_the_scale_and_an_overflow_halves_it():
+    """The factors are torch's GradScaler's: half after an overflow, and its first value is 65,536."""
+    scaler, p = Scaler(CPU), torch.nn.Parameter(torch.zeros(2))
+    p.grad = torch.tensor([65536.0, 131072.0])
+    assert scaler.unscale([p]).item() == 0
+    assert p.grad.tolist() == [1.0, 2.0]
+    assert scaler.scale.item() == 65536
+    p.grad = torch.tensor([math.inf, 1.0])
+    assert scaler.unscale([p]).item() == 1
+    assert scaler.scale.item() == 32768
+    p.grad = torch.tensor([32768.0, 0.0])
+    assert scaler.unscale([p]).item() == 0  # the mark of the step before is gone
+    assert p.grad.tolist() == [1.0, 0.0]
+
+
+def test_only_half_precision_on_a_device_needs_a_scale():
+    assert Scaler.of(CPU) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert Scaler.of(CPU) is None
