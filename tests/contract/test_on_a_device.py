@@ -17,9 +17,25 @@ from solera.testing import run_toy, small
 CASES = pathlib.Path(__file__).resolve().parents[1] / "on_a_device"
 
 
-@pytest.mark.parametrize("file", sorted(p.name for p in CASES.glob("cases_*.py")))
+FILES = sorted(p.name for p in CASES.glob("cases_*.py"))
+
+
+@pytest.mark.timeout(900)  # a whole file of tests
+@pytest.mark.parametrize("file", FILES)
 def test_in_a_process_of_its_own(file):
-    done = fresh.run("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", CASES / file)
+    run_cases(file, "not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("file", [f for f in FILES if "mark.slow" in (CASES / f).read_text("utf-8")])
+def test_slow_ones_in_a_process_of_their_own(file):
+    run_cases(file, "slow")
+
+
+def run_cases(file: str, which: str) -> None:
+    """The tests of one file, in a process that has done nothing before."""
+    done = fresh.run("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", which, CASES / file)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
