@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ SIZES = {  # tensors, numbers in each; float32
     "5 MB in 120 tensors": (120, 10_923),
     "200 MB": (50, 1_048_576),
 }
+TIMES = {"1 KB": 21, "5 MB in 120 tensors": 11, "200 MB": 3}  # laps after the warm-up
 LAPS = [(what, size) for size in SIZES for what in ("exchange", "round")] + [("work", "5 MB in 120 tensors")]
 COHORT, WORKING, WORK_S = 4, 8, 0.1
 FLOWER = pathlib.Path(__file__).parent / "results" / "flower-exchanges.json"
@@ -127,9 +129,7 @@ def _family() -> dict[int, str]:
     for pid in family(os.environ[FAMILY]):
         with contextlib.suppress(OSError):
             told = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            of_ray = (
-                not told.startswith("ray::Worker") and "ray" in told.replace("exchanges.py --side", "").split("{")[0]
-            )
+            of_ray = "/site-packages/ray/" in told or (told.startswith("ray::") and not told.startswith("ray::Worker"))
             kinds[pid] = "server" if pid == os.getpid() else "Ray's own" if of_ray else "worker"
     return kinds
 
@@ -160,7 +160,7 @@ class Side:
     def __init__(self, name: str):
         self.name, settings = name, ENGINES[name]
         command: list[Any] = [sys.executable, __file__, "--side", json.dumps(settings)]
-        env = {**os.environ, FAMILY: f"exchanges-{os.getpid()}-{name}"}
+        env = {**os.environ, FAMILY: f"exchanges-{os.getpid()}-{id(self)}-{name}"}
         if settings["name"] == "ray" and not namespaces.why_not():
             command = namespaces.inside(*command)
         self.process = subprocess.Popen(  # noqa: S603 (ourselves)
@@ -189,15 +189,15 @@ class Side:
         self.process.wait()
 
 
-def measure(laps: int) -> dict[str, Any]:
+def measure(sizes: Sequence[str]) -> dict[str, Any]:
     """Every engine in turn with the one in this process: two programs at a time, as both hold messages of 200 MB."""
     found = {}
     for name in ENGINES:
         reference, other = Side("inprocess"), Side(name)
         kept: dict[str, Any] = {"startup_s": other.startup_s, "laps": {}}
-        for lap in LAPS:
+        for lap in [lap for lap in LAPS if lap[1] in sizes]:
             told: dict[str, Any] = {"seconds": [], "reference_s": [], "memory": {}}
-            for turn in range(laps + 1):
+            for turn in range(TIMES[lap[1]] + 1):
                 one, two = reference.lap(*lap), other.lap(*lap)
                 if turn:  # the first is a warm-up
                     told["reference_s"].append(round(one["seconds"], 5))
@@ -263,32 +263,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, help="where the numbers go, as JSON")
     parser.add_argument("--write", type=pathlib.Path, help="put the tables into this page")
-    parser.add_argument("--laps", type=int, default=5, help="laps of each kind after the warm-up")
-    parser.add_argument("--again", action="store_true", help="measure nothing: take the numbers in --out")
+    parser.add_argument("--only", nargs="*", choices=SIZES, help="measure these sizes; --out has the others")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.side:
         return side(json.loads(asked.side))
-    if asked.again:
+    load = [round(os.getloadavg()[0], 1)]
+    sizes = list(SIZES) if asked.only is None else asked.only
+    found = measure(sizes) if sizes else {}
+    load.append(round(os.getloadavg()[0], 1))
+    told = {"machine": describe(), "solera": __version__, "load": {}, "engines": found}
+    if asked.only is not None:
         told = json.loads(asked.out.read_text())
-    else:
-        began = os.getloadavg()[0]
-        told = {
-            "date": datetime.date.today().isoformat(),
-            "solera": __version__,
-            "machine": describe(),
-            "load": [round(began, 1)],
-            "engines": measure(asked.laps),
-        }
-        told["load"].append(round(os.getloadavg()[0], 1))
-    if asked.out and not asked.again:
+        for name, kept in found.items():
+            told["engines"][name]["laps"] |= kept["laps"]
+    told |= {"date": datetime.date.today().isoformat()}
+    told["load"] |= dict.fromkeys(sizes, load)
+    if asked.out:
         asked.out.write_text(json.dumps(told, indent=1) + "\n")
     if asked.write:
         m = told["machine"]
+        loads = [n for pair in told["load"].values() for n in pair]
+        laps = told["engines"]["inprocess"]["laps"]
+        times = ", ".join(f"{len(laps[f'round, {size}']['seconds'])} of {size}" for size in SIZES)
         line = (
-            f"{told['date']}, solera {told['solera']}, torch {m['torch']}, {m['cores']} cores ({m['cpu']}), which were "
-            f"busy with other work (load {told['load'][0]} to {told['load'][1]}); medians and ranges of "
-            f"{len(told['engines']['inprocess']['laps']['round, 1 KB']['seconds'])} laps."
+            f"{told['date']}, solera {told['solera']}, torch {m['torch']}, {m['cores']} cores ({m['cpu']}), busy with "
+            f"other work (load {min(loads)} to {max(loads)}). Medians, and the range of the ratios, over laps: {times}."
         )
         page.put(asked.write, MARK, f"{line}\n\n{page.markdown(table(told['engines']))}")
         page.put(asked.write, f"{MARK}-work", page.markdown(work_table(told["engines"])))
