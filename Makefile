@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help run test lint docs unit faults deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-record reproduce-tiny clean
+.PHONY: help run test lint docs unit faults deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -52,6 +52,9 @@ bench: $(STAMP)  ## every workload, with other frameworks beside us (an hour); t
 
 bench-quick: $(STAMP) ## the regression guard: about two minutes; fails when a ratio fell by more than a fifth
 	PYTHONPATH=benchmarks $(BIN)/python -m bench --quick --against benchmarks/recorded.json
+
+bench-device: $(STAMP) ## on a machine with a GPU: several ways of a round in turn, into docs/howto/gpu.md
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/device.py --peers flower --write docs/howto/gpu.md
 
 bench-record: $(STAMP) ## measure this machine for the guard
 	PYTHONPATH=benchmarks $(BIN)/python -m bench --quick --record benchmarks/recorded.json

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from grid import put
-from solera.devices import keep_freed_memory
+from solera.devices import TRICKS, keep_freed_memory
 from solera.models import build
-from solera.parts.local import ASKED, Local, fit, logits_of
+from solera.parts.local import Local, fit, logits_of
 
 BATCH, LR, TOGETHER = 32, 0.05, 4
 Way = Callable[[nn.Module, Tensor, Tensor], object]
@@ -115,7 +115,7 @@ def ask(batch: int, layout: Callable[[nn.Module], nn.Module] = lambda model: mod
 ASKING: dict[str, Way] = {
     "32 samples at a time": ask(32),
     "512 samples at a time": ask(512),
-    "128, the usual memory layout": ask(ASKED, usual),
+    "128, the usual memory layout": ask(TRICKS["cpu"].asked, usual),
 }
 
 
@@ -151,7 +151,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    for mark, ways, reference, times in (("tried", WAYS, ours, 1), ("asking", ASKING, ask(ASKED), 4)):
+    for mark, ways, reference, times in (("tried", WAYS, ours, 1), ("asking", ASKING, ask(TRICKS["cpu"].asked), 4)):
         columns = {name: measure(name, ways, reference, times, asked.laps) for name in MODELS}
         rows = [f"| {way} | " + " | ".join(c[i] for c in columns.values()) + " |" for i, way in enumerate(ways)]
         head = "| way | " + " | ".join(MODELS) + " |\n|---|" + "---|" * len(MODELS)

@@ -88,7 +88,7 @@ def install(name: str, folder: pathlib.Path, tell: Callable[[str], None] = lambd
     return python
 
 
-def hand_out(fleet: Fleet, folder: pathlib.Path, rounds: int) -> None:
+def hand_out(fleet: Fleet, folder: pathlib.Path, rounds: int, device: str = "cpu") -> None:
     """Write the work into a folder: samples, weights to start from, settings, and `pace.py`."""
     scenario = fleet.scenario()
     data = scenario.dataset
@@ -110,6 +110,7 @@ def hand_out(fleet: Fleet, folder: pathlib.Path, rounds: int) -> None:
         "threads": fleet.threads,
         "mean": data.mean[0],
         "std": data.std[0],
+        "device": device,
     }
     (folder / "settings.json").write_text(json.dumps(settings))
     shutil.copy(pace.__file__, folder / "pace.py")

@@ -135,7 +135,7 @@ class Setting:
     scenario: Scenario
     method: Any
     federation: FederationConfig = dataclasses.field(default_factory=FederationConfig)
-    engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
+    engine: EngineConfig = dataclasses.field(default_factory=partial(EngineConfig, device="cpu"))  # as the others
 
 
 def run_side(make: Callable[[], Setting], steps: int, pace: Pace, laps: int) -> None:
@@ -342,7 +342,7 @@ def _lesson_cases(scale: Scale) -> list[Case]:
 
 def _run_in(engine: Literal["processes", "threads", "inprocess"], fleet: Fleet) -> Setting:
     workers = 1 if engine == "inprocess" else default_workers()
-    return dataclasses.replace(_fedavg(fleet), engine=EngineConfig(name=engine, workers=workers))
+    return dataclasses.replace(_fedavg(fleet), engine=EngineConfig(name=engine, workers=workers, device="cpu"))
 
 
 def _engine_cases(scale: Scale) -> list[Case]:
@@ -389,7 +389,7 @@ def _against_serial(name: str, title: str, make: Callable[[int], Setting], laps:
 
 
 def _engine(workers: int) -> EngineConfig:
-    return EngineConfig(name="inprocess", workers=1) if workers == 1 else EngineConfig(workers=workers)
+    return EngineConfig("inprocess" if workers == 1 else "auto", workers, device="cpu")
 
 
 def _fedet(clients: int, samples: int, public: int, steps: int, workers: int) -> Setting:
@@ -410,7 +410,7 @@ def _fedeed(pipeline: bool, clients: int, samples: int, epochs: int, steps: int)
     data = made_up.image_set(clients * samples + 1000, 500, MNIST)
     split = made_up.equal_parts(clients * samples, clients)
     scenario = Scenario(data, ["lenet5"], split, PublicConfig(source="held-out", size=1000), workers=2)
-    return Setting(scenario, method, engine=EngineConfig(name="processes", workers=2))
+    return Setting(scenario, method, engine=EngineConfig(name="processes", workers=2, device="cpu"))
 
 
 def _round_cases(scale: Scale) -> list[Case]:

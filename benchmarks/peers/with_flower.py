@@ -69,8 +69,8 @@ def main(folder: str) -> None:
         client_app(folder),
         num_supernodes=work.clients,
         backend_config={
-            "init_args": {"num_cpus": work.workers},
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": work.workers, **({} if work.device == "cpu" else {"num_gpus": 1})},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0 if work.device == "cpu" else 1.0},
         },
     )
     pace.end(**found)

@@ -59,6 +59,7 @@ class Work:
         self.cohort, self.batch, self.lr = settings["cohort"], settings["batch"], settings["lr"]
         self.rounds, self.workers, self.threads = settings["rounds"], settings["workers"], settings["threads"]
         self.mean, self.std = settings["mean"], settings["std"]
+        self.device = settings["device"]  # of training; the frameworks that are given another than "cpu" know it
         self._inputs = np.load(self.folder / "inputs.npy", mmap_mode="r")
         self._labels = np.load(self.folder / "labels.npy", mmap_mode="r")
 
@@ -88,14 +89,17 @@ class Work:
 
     def train(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> int:
         """One epoch of local training, for frameworks that leave it to their user; the number of steps."""
+        model.to(self.device)
+        inputs, labels = inputs.to(self.device), labels.to(self.device)
         model.train()
         optimizer = torch.optim.SGD(model.parameters(), self.lr)
-        order, steps = torch.randperm(len(labels)), 0
+        order, steps = torch.randperm(len(labels)).to(self.device), 0
         for x, y in zip(inputs[order].split(self.batch), labels[order].split(self.batch), strict=True):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             steps += 1
+        model.cpu()
         return steps
 
     def _prepared(self, stored: np.ndarray) -> Tensor:

@@ -51,6 +51,7 @@ class Compute:
     precision: Precision = "float32"
     deterministic: bool = True
     resident: float = 0.5
+    vectorize: bool = False
 
     @property
     def kind(self) -> str:
@@ -77,15 +78,18 @@ class Compute:
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
         return Placement(device, self.resident / sharing, self.precision, self.deterministic)
 
-    def facts(self) -> dict[str, Any]:
-        """What the bits of a result depend on. On the CPU that is nothing here."""
+    def memory(self) -> dict[str, int | None]:
+        """The memory of each device, in bytes; None of one that does not tell."""
         if self.on_cpu:
             return {}
-        return {
-            "device": self.kind,
-            "precision": self.precision,
-            "deterministic": self.deterministic,
-        }
+        return {d.name: d.memory for d in found().get(self.kind, []) if d.name in self.devices}
+
+    def facts(self) -> dict[str, Any]:
+        """What the bits of a result depend on. On the CPU that is nothing here, unless clients are batched."""
+        batched = {"vectorize": True} if self.vectorize else {}
+        if self.on_cpu:
+            return batched
+        return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic, **batched}
 
 
 def compute_of(engine: Any) -> Compute:

@@ -10,10 +10,12 @@ on one. Which devices this machine has, and what the settings of an engine say a
 """
 
 import contextlib
+import contextvars
 import copy
 import ctypes
 import dataclasses
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
@@ -258,6 +260,7 @@ class Tricks:
     adam: Callable[..., None]
     set_allocator: Callable[[], bool]
     look_every: int
+    context: int = 0
 
 
 def _leave_alone() -> bool:
@@ -284,7 +287,8 @@ TRICKS: dict[str, Tricks] = {
         set_allocator=keep_freed_memory,  # pages that are cleared again and again take up to a tenth of a step
         look_every=1,  # a loss is there as soon as it is computed: a training that diverges ends at that very step
     ),
-    "cuda": _ACCELERATOR,
+    # Every process that uses the device takes this much of its memory for the driver, which no allocator counts.
+    "cuda": dataclasses.replace(_ACCELERATOR, context=512 << 20),
     "mps": _ACCELERATOR,
     "xpu": _ACCELERATOR,
 }
@@ -323,6 +327,50 @@ def room_for(device: torch.device, size: int) -> torch.device:
     return device if ask is None or 2 * size <= ask(device)[0] else CPU
 
 
+class OutOfMemory(SoleraError):
+    """A device has too little memory, whatever is done about it."""
+
+
+class Indivisible(OutOfMemory):
+    """Memory does not suffice for a minibatch, and its training cannot take it in pieces."""
+
+
+_PIECES: contextvars.ContextVar[int] = contextvars.ContextVar("pieces", default=1)
+MOST_PIECES = 64
+
+
+def pieces(device: torch.device) -> int:
+    """In how many pieces a training on `device` has to compute a minibatch, for want of memory; 1: as a whole."""
+    return 1 if device == CPU else _PIECES.get()
+
+
+def within_memory(place: "Placement", work: Callable[[], T], way_out: str) -> tuple[T, int]:
+    """What `work` returns, and in how many pieces it had to compute minibatches.
+
+    Where the device runs out of memory, `work` is done again from the beginning, with minibatches in twice as many
+    pieces whose gradients add up to that of the whole. If that is impossible, it ends with a line that says so.
+    """
+    if place.device == CPU:
+        return work(), 1
+    n, why = 1, ""
+    while n <= MOST_PIECES:
+        token = _PIECES.set(n)
+        try:
+            return work(), n
+        except Indivisible as e:
+            why += f"; {e}"
+            break
+        except torch.OutOfMemoryError as e:
+            why = " ".join(str(e).split())[:160]
+            if not place.alone:
+                raise
+        finally:
+            _PIECES.reset(token)
+        place.release()  # not in the handler: the error holds on to all that was computed
+        n *= 2
+    raise OutOfMemory(f"{place.device} has too little memory: {why}; {way_out}")
+
+
 class Placement:
     """The device of one process, or of one worker of it, and what is there already.
 
@@ -344,11 +392,32 @@ class Placement:
         self.resident, self.precision, self.deterministic = resident, precision, deterministic
         self._there: dict[int, tuple[Any, Any]] = {}  # by identity: what was put, which stays alive, and its copy
         self._kept = 0  # bytes of it
+        self.alone = True  # whether no other worker computes on the device now, so that to wait for memory is of no use
 
     def open(self) -> None:
         """From now on this process computes there: whoever seeds generators seeds the device's."""
         if self.device.type != "cpu":
             _OPENED.add(self.device.type)
+
+    def release(self) -> None:
+        """Give back what is not in use, to the other processes on this device."""
+        gc.collect()
+        getattr(torch.get_device_module(self.device), "empty_cache", lambda: None)()
+
+    def begin_measuring(self) -> None:
+        """Forget how much memory was in use at once so far."""
+        reset = getattr(torch.get_device_module(self.device), "reset_peak_memory_stats", None)
+        if reset is not None:
+            reset(self.device)
+
+    def measured(self) -> tuple[int, int] | None:
+        """The most bytes that this process used since `begin_measuring`, and what it keeps; None: not known here."""
+        module = torch.get_device_module(self.device)
+        if not hasattr(module, "max_memory_reserved"):
+            return None
+        peak = int(module.max_memory_reserved(self.device))
+        self.release()
+        return peak, int(module.memory_reserved(self.device))
 
     def numerics(self, threads: int | None = None) -> contextlib.AbstractContextManager[Numerics]:
         """Compute with the settings of this place, and with nothing that the program has set."""

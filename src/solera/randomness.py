@@ -8,6 +8,7 @@ was active at the same time.
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import gc
 import hashlib
 import logging
@@ -95,6 +96,25 @@ def _generators_seeded(seed: int) -> Iterator[None]:
         _restore(kept)
         for generators in on_devices:
             generators.restore()
+
+
+class Stream:
+    """The global generators as one of several callers that take turns sees them: seeded, and from then on its own."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._own: tuple[Any, list[_DeviceGenerators]] | None = None
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Its turn: the generators go on where they were at the end of its last one."""
+        with isolated(self._seed):
+            if self._own is not None:
+                _restore(self._own[0])
+                for generators in self._own[1]:
+                    generators.restore()
+            yield
+            self._own = _global_state(), [_DeviceGenerators(kind) for kind in opened()]
 
 
 class _DeviceGenerators:
@@ -345,8 +365,9 @@ class Parallel:
     the same bits.
     """
 
-    def __init__(self, workers: int):
-        self.workers = workers
+    def __init__(self, workers: int, attempt: Callable[[Callable[[], Any]], Any] = lambda job: job()):
+        """`attempt` runs a job of a serial run; it may run it several times (`devices.within_memory`)."""
+        self.workers, self.attempt = workers, attempt
         self.alone = workers < 2
         self._lock = threading.Lock()
 
@@ -377,7 +398,8 @@ class Parallel:
                     _restore(kept)
                     self.alone = True
                     log.info("something used torch's global generator (dropout?): server work now runs serially")
-        return [repeatable(seed, f) for f, seed in zip(functions, seeds, strict=True)]
+        jobs = [functools.partial(repeatable, seed, f) for f, seed in zip(functions, seeds, strict=True)]
+        return [self.attempt(job) for job in jobs]
 
 
 _HERE = threading.local()

@@ -47,7 +47,7 @@ from .server import Builder, Server
 from .settings import BelowOne, Hint, Positive, PositiveInt, Problem, Share, settings
 from .sites import Remote, SiteHost, prepared
 from .task import Client, Data
-from .tensors import Weights
+from .tensors import Weights, sent
 from .wire import safe_name
 
 log = logging.getLogger("solera")
@@ -302,7 +302,9 @@ class Scenario:
     ) -> Data:
         """Some samples, ready for a model. The whole set is put in place once, and then cut there."""
         if self.dataset.task == "causal-lm":
-            blocks = of.inputs[indices].to(place.device)
+            kept = place.put(of.inputs) if place.fits(of.inputs) else of.inputs
+            rows = indices if isinstance(indices, slice) else sent(indices, kept.device)
+            blocks = sent(kept[rows], place.device)
             return Data(blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous())
         return prepared(of, indices, place, self.dataset.prepare, augment)
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from .availability import Clock
-from .devices import Placement, numerics
+from .devices import Placement, numerics, within_memory
 from .errors import ConfigError
 from .parts.chain import resized
 from .parts.local import Score
@@ -16,6 +16,9 @@ from .task import Data
 from .tensors import Weights
 
 T = TypeVar("T")
+WAY_OUT = (
+    "lower the batch of the server's training (method.fusion.batch) or engine.resident, or set engine.device = 'cpu'"
+)
 M = TypeVar("M", bound=Tensor | nn.Module)
 Builder = Callable[[], nn.Module]
 # How models answer together: (models, their weights) -> a function of inputs; its first output is probabilities.
@@ -86,7 +89,7 @@ class Server:
         self.validation: Data | None = None if self._validation is None else self._validation.at(place)
         if place.device.type != "cpu":
             place.open()
-            self.parallel = Parallel(1)
+            self.parallel = Parallel(1, lambda job: within_memory(place, job, WAY_OUT)[0])
 
     def begin(self) -> None:
         """Forget the notes of the last round."""

@@ -52,7 +52,11 @@ def expected(tables, tmp_path_factory):
     return digest
 
 
-@pytest.mark.parametrize("engine", [name for name in ("threads", "processes", "ray") if name in ENGINES])
+SLOW = {"ray": pytest.mark.slow}  # it starts a cluster
+KINDS = [pytest.param(n, marks=SLOW.get(n, ())) for n in ("threads", "processes", "ray") if n in ENGINES]
+
+
+@pytest.mark.parametrize("engine", KINDS)
 def test_every_engine_gives_the_same_bits(tables, expected, tmp_path, engine):
     if engine == "ray":
         pytest.importorskip("ray", reason="needs the extra ray")

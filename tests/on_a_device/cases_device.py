@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from solera.cli.doctor import devices
 from solera.compute import Compute, compute_of
 from solera.devices import TRICKS, Placement
 from solera.engines import EngineConfig
@@ -134,9 +135,11 @@ def trained(table, cfg, **options):
 def test_no_step_reads_from_an_accelerator():
     short, long = (Local(epochs=e, batch=8, lr=0.01) for e in (1, 4))
     on_cpu = [trained("cpu", cfg)[2]["reads"] for cfg in (short, long)]
-    on_accelerator = [trained("accelerator", cfg)[2]["reads"] for cfg in (short, long)]
+    counts = [trained("accelerator", cfg)[2] for cfg in (short, long)]
     assert on_cpu == [11, 41]  # one a step, and the weights at the end
-    assert on_accelerator == [3, 3]  # the flag, the weights, the mean loss
+    # At the end one copy of three numbers (whether all losses were fine, whether the weights are, the mean loss) and
+    # the four tensors of weights.
+    assert [(c["reads"], c["back"], c["back_bytes"] - 12, c["waits"]) for c in counts] == [(0, 5, 4432, 5)] * 2
     a, b = trained("cpu", long), trained("accelerator", long)
     for name, t in a[0].items():
         torch.testing.assert_close(b[0][name], t)
@@ -205,6 +208,13 @@ def test_wrong_settings_are_refused_in_one_line(settings, wrong):
     with simulated_device(count=2), pytest.raises(ConfigError, match=wrong) as e:
         compute_of(EngineConfig(**settings))
     assert "\n" not in str(e.value)
+
+
+def test_the_doctor_names_every_device_with_its_memory():
+    with simulated_device(count=2, memory=3 << 30, auto=True):
+        found = dict(devices())
+    assert found["sim:1"] == "simulated device, 3.0 GiB; engine.precision: float32, bf16, fp16"
+    assert found["device 'auto'"] == "sim:0, sim:1"
 
 
 def test_settings_are_resolved_and_workers_take_turns():

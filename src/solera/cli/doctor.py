@@ -38,7 +38,7 @@ SELF_TEST: dict[str, Any] = {
 
 @reported
 def doctor(json: Json = False, debug: Debug = False) -> None:
-    """Check the installation: versions, cores, the default engine, optional extras, and a two-second self test.
+    """Check the installation: versions, cores, devices, the default engine, extras, and a two-second self test.
 
     Example: [bold]solera doctor[/bold]; exit code 1: a check failed.
     """
@@ -81,6 +81,8 @@ def examine() -> list[dict[str, Any]]:
         "threads": "processes cannot be forked safely on this system",
     }
     note("default engine", f"{engine}: {why[engine]}")
+    for what, found in devices():
+        note(what, found)
     for module, (purpose, extra) in EXTRAS.items():
         there = importlib.util.find_spec(module) is not None
         hint = "" if there else f"; to install it: pip install 'solera[{extra}]'"
@@ -88,6 +90,31 @@ def examine() -> list[dict[str, Any]]:
     ok, text = self_test()
     note("self test", text, ok)
     return checks
+
+
+def devices() -> list[tuple[str, str]]:
+    """The accelerators of this machine, what they need of torch, and what `engine.device = "auto"` would take."""
+    import torch
+
+    from ..compute import CPU, FINDERS, compute_of, found
+    from ..engines import EngineConfig
+
+    built = [kind for kind, finder in FINDERS.items() if finder.built()]
+    cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
+    told = [("torch's devices", f"built for {', '.join([CPU, *built])}{cuda}")]
+    there = [d for kind in found().values() for d in kind]
+    for d in there:
+        memory = "memory not told" if d.memory is None else f"{d.memory / 2**30:.1f} GiB"
+        told.append((d.name, f"{d.title}, {memory}; engine.precision: {', '.join(d.precisions)}"))
+    if not there:
+        told.append(("accelerators", "none that torch finds here"))
+    told.append(("device 'auto'", ", ".join(compute_of(EngineConfig()).devices)))
+    return told
+
+
+def _on_cpu(engine: str) -> dict[str, Any]:
+    """With two workers. On the CPU: engines have the same bits everywhere, but a device has its own."""
+    return {"name": engine, "workers": 2, "device": "cpu"}
 
 
 def self_test() -> tuple[bool, str]:
@@ -100,8 +127,7 @@ def self_test() -> tuple[bool, str]:
     with tempfile.TemporaryDirectory(prefix="solera-doctor-") as folder:
         try:
             digests = {
-                e: execute(load_config(SELF_TEST | {"engine": {"name": e, "workers": 2}}), Path(folder) / e)["digest"]
-                for e in engines
+                e: execute(load_config(SELF_TEST | {"engine": _on_cpu(e)}), Path(folder) / e)["digest"] for e in engines
             }
         except Exception as e:  # any error is a result of this check
             return False, f"a tiny run fails with {type(e).__name__}: {e}"

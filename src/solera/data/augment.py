@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from ..tensors import CPU, Views
+from ..tensors import CPU, Views, sent
 from . import transforms
 from .sampling import torch_rng
 
@@ -23,7 +23,7 @@ PADDING = 4  # black pixels added on each side before a crop
 
 def crop(images: Tensor, rng: torch.Generator) -> Tensor:
     """Pad the image with 4 black pixels and crop it at a random position to its size."""
-    corner = torch.randint(0, 2 * PADDING + 1, (2, len(images)), generator=rng).to(images.device)
+    corner = sent(torch.randint(0, 2 * PADDING + 1, (2, len(images)), generator=rng), images.device)
     return transforms.crop(images, corner[0], corner[1], PADDING)
 
 
@@ -44,7 +44,7 @@ def gray(images: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _chosen(p: float, images: Tensor, rng: torch.Generator) -> Tensor:
-    return (torch.rand(len(images), generator=rng) < p)[:, None, None, None].to(images.device)
+    return sent((torch.rand(len(images), generator=rng) < p)[:, None, None, None], images.device)
 
 
 STEPS: dict[Name, Step] = {"crop": crop, "flip": flip, "jitter": jitter, "gray": gray}
@@ -69,7 +69,7 @@ def drawn_anew(
     """Stored samples with these steps applied at each draw on `device`; `prepare` makes them ready for a model."""
 
     def stored(rows: Tensor) -> Tensor:
-        return raw.index_select(0, rows.to(raw.device)).to(device)
+        return sent(raw.index_select(0, sent(rows, raw.device)), device)
 
     def drawn(rows: Tensor, seed: int) -> Tensor:
         return prepare(augmented(stored(rows), steps, torch_rng(seed, "augment")))

@@ -23,6 +23,7 @@ from ..devices import Placement
 from ..encodings import Text, digest_of
 from ..errors import ConfigError, DataError
 from ..settings import PositiveInt, Problem, Was, settings
+from ..tensors import sent
 from .augment import STEPS, Name, augmented, check_steps
 from .blocks import blocks_of
 from .dataset import Dataset
@@ -120,8 +121,8 @@ class Public:
         """Rows in stored form: of the whole set in its place, or, where that does not fit, brought there."""
         rows, place = torch.as_tensor(rows), self._place
         if place.fits(self.raw):
-            return place.put(self.raw).index_select(0, rows.to(place.device))
-        return self.raw.index_select(0, rows.to(self.raw.device)).to(place.device)
+            return place.put(self.raw).index_select(0, sent(rows, place.device))
+        return sent(self.raw.index_select(0, rows.to(self.raw.device)), place.device)
 
     def draw(self, rows: Tensor, seed: int) -> Tensor:
         """The samples drawn with this seed: augmented or newly generated if they are `fresh`, else as with [].
@@ -131,7 +132,7 @@ class Public:
         if not self.fresh:
             return self[rows]
         rng = torch_rng(seed, "public view")
-        raw = self._stored(rows) if self._make is None else self._make(len(rows), rng).to(self._place.device)
+        raw = self._stored(rows) if self._make is None else sent(self._make(len(rows), rng), self._place.device)
         return normalise(augmented(raw, self.augment, rng), self._mean, self._std)
 
     def at(self, place: Placement) -> "Public":

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import DataError
+from ..tensors import sent
 
 GRAY = (0.299, 0.587, 0.114)  # weights of red, green, blue in the brightness (ITU-R 601-2)
 DEPTH = {torch.uint8: 255, torch.uint16: 65535}  # the brightest pixel of images of whole numbers
@@ -150,8 +151,8 @@ def color_jitter(
         for which, (adjust, amount) in enumerate(steps):
             rows = torch.nonzero(order[:, place] == which).flatten()
             if len(rows):
-                here = rows.to(device)
-                images[here] = adjust(images[here], amount[rows].to(device))
+                here = sent(rows, device)
+                images[here] = adjust(images[here], sent(amount[rows], device))
     return images
 
 

@@ -22,6 +22,7 @@ from .processes import Processes
 from .ray import RayConfig
 from .states import ClientStates
 from .threads import Threads
+from .together import check_batched
 
 
 class EngineSettings(Protocol):
@@ -71,7 +72,7 @@ INFO = {
 class EngineConfig:
     """Where the clients run, on one machine.
 
-    `name`, `workers`, `per_device` and `resident` never change the bits of a result; the others may.
+    `name`, `workers`, `resident` and, without `vectorize`, `per_device` never change the bits of a result; others may.
     """
 
     name: str = AUTO  # which of them
@@ -82,6 +83,7 @@ class EngineConfig:
     precision: Precision = "float32"  # of products on an accelerator; bf16 and fp16: mixed precision
     deterministic: bool = True  # on an accelerator: only algorithms that repeat their bits
     resident: Share = 0.5  # share of an accelerator's memory for data that stays there
+    vectorize: bool = False  # train per_device clients of one architecture in one batched pass; in one process
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with the name, and between the settings."""
@@ -94,12 +96,18 @@ class EngineConfig:
                 f"threads = {self.threads}: more than 1 only with engine.name = 'inprocess'; "
                 "the other engines use the cores for more clients at once"
             )
+        if self.vectorize and self.name not in (AUTO, "inprocess"):
+            yield f"vectorize = true: only with engine.name = 'inprocess', not {self.name!r}: a batch is in one process"
+        if self.vectorize and self.per_device < 2:
+            yield "vectorize = true: engine.per_device clients are batched: set it, say to 10"
+        if self.vectorize and self.precision == "fp16":
+            yield "vectorize = true: not with engine.precision = 'fp16', whose gradients are scaled model by model"
 
     def open(self, host: Host, states: ClientStates) -> Engine:
         """Start the engine of that name."""
         compute = compute_of(self)
         workers = self.workers or compute.at_once or default_workers()
-        name = default_engine(workers) if self.name == AUTO else self.name
+        name = self.name if self.name != AUTO else "inprocess" if self.vectorize else default_engine(workers)
         if name == "threads" and not compute.on_cpu:
             raise ConfigError(
                 f"engine.name = 'threads' with engine.device = {show(self.device)}: threads share the random "
@@ -107,6 +115,8 @@ class EngineConfig:
             )
         if name == "processes":
             check_fork(compute)
+        if self.vectorize:
+            check_batched(host)
         return OPENED[name](host, states, workers, compute)
 
 

@@ -1,14 +1,16 @@
 """The client's side of every engine: one call in, one reply out; and the client state that survives rounds."""
 
 import contextlib
+import functools
 import pathlib
 import time
 import traceback
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..devices import Placement
+from ..devices import OutOfMemory, Placement, within_memory
 from ..errors import SoleraError
 from ..randomness import SharedGenerator, repeatable
 from ..task import TASKS, Task
@@ -16,6 +18,10 @@ from ..tensors import Weights
 from ..wire import Packed, WireError, decode
 from .base import Call, Host, Reply
 from .states import ClientStates, StateError
+
+WAY_OUT = (
+    "lower the batch of the clients' training (method.local.batch) or engine.resident, or set engine.device = 'cpu'"
+)
 
 
 class InputModified(SoleraError):
@@ -42,7 +48,8 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
             with place.numerics(), place.autocast():  # what a task sets is not left to the next one
                 return task.fn(client, **arguments), client.state, before
 
-        outbox, state, before = repeatable(call.seed, work) if seed_global else work()
+        once = functools.partial(repeatable, call.seed, work) if seed_global else work
+        (outbox, state, before), pieces = within_memory(place, once, WAY_OUT)
         if call.message.versions != versions:
             raise InputModified(f"task {call.task} writes into its arguments; clone them first (t.clone())")
         reply = Packed(outbox, steady=True)
@@ -53,7 +60,12 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
         if _changed(state, before):
             decode(reply, task.returns, arguments)  # the server will look as closely
             version = states.save(call.client, call.step, state, call.keep, call.keep_from)
-        return Reply(call.client, reply, version, seconds=seconds)
+        return Reply(call.client, reply, version, seconds=seconds, pieces=pieces)
+    except OutOfMemory as e:  # it would be so in every round: a run without this client would be another one
+        A = host.roster[call.client].architecture
+        return Reply(call.client, error=f"{call.client} ({A}), {call.task}: {e}", fatal="run")
+    except torch.OutOfMemoryError as e:
+        return Reply(call.client, error=_reason(e), short=place.device.type != "cpu")
     except (InputModified, SharedGenerator) as e:
         return Reply(call.client, error=str(e), fatal="task")
     except StateError as e:

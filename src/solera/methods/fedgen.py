@@ -30,7 +30,7 @@ from ..randomness import repeatable
 from ..server import Server
 from ..settings import NonNegative, NonNegativeInt, Share
 from ..task import Client, task
-from ..tensors import Weights, device_of, is_finite, weights_of
+from ..tensors import Weights, device_of, is_finite, sent, weights_of
 from .common.averaging import average_of, models_of
 from .common.counts import CountedUpdate, label_counts, usable_counts
 from .common.heads import head_of
@@ -73,7 +73,7 @@ def with_latents(
             noise, y = draw(prior, batch, G.noise, rng, labels.device)
             total = total + generated_weight * F.cross_entropy(head(G(noise, y)), y)
         if agreement_weight:
-            noise = torch.randn(len(labels), G.noise, generator=rng).to(labels.device)
+            noise = sent(torch.randn(len(labels), G.noise, generator=rng), labels.device)
             targets = soft_targets(head(G(noise, labels)).detach())
             total = total + agreement_weight * divergence(logits, *targets)
         return total

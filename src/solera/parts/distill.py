@@ -2,18 +2,21 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..devices import Indivisible, pieces
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
-from ..tensors import Inputs, device_of, draw, is_finite, is_fresh, take, weights_of
+from ..tensors import Inputs, device_of, draw, is_finite, is_fresh, sent, take, weights_of
 from .aggregate import RunningMean
 from .effort import steps_to_take
 from .local import cosine, make_optimizer, momentum_problems
 from .losses import Losses, Scaler, finite_loss
-from .norms import evaluating, reestimate, train_mode
+from .norms import evaluating, has_batchnorm, reestimate, train_mode
+from .objectives import in_pieces
 from .teachers import Cache, Rows, Run, Targets, Teacher, read_rows, soft_targets
 
 Loss = Callable[..., Tensor]  # (student's logits, *targets) -> scalar
@@ -159,6 +162,7 @@ def distill(
         raise ValueError("keep_init_if_better compares accuracies: it needs a validation set")
     if is_fresh(public) and isinstance(teacher, Cache):
         raise ValueError("samples are drawn anew at each step: stored targets do not match them")
+    builtin = loss is None
     loss = loss or (lambda z, p, h: divergence(z, p, h, cfg.temperature, cfg.t_squared))
     chosen = torch.arange(len(public)) if indices is None else indices
     walk = chosen[visits(len(chosen), cfg.steps, cfg.batch, seed)]
@@ -174,10 +178,12 @@ def distill(
 
     step, diverged = 0, False
     losses, scaler = Losses(device, finite_loss, kept=cfg.every), Scaler.of(device)
+    divisible = builtin and scaler is None and (frozen or not has_batchnorm(student))
+    said = _divided(student, loss, pieces(device), divisible, walk.shape[1])
     for step, i in enumerate(walk, 1):
-        x = draw(public, i, seed + step).to(device)
-        targets = [t.to(device) for t in _targets(teacher, step, i, x)]
-        value = loss(student(x), *targets)
+        x = sent(draw(public, i, seed + step), device)
+        targets = [sent(t, device) for t in _targets(teacher, step, i, x)]
+        value = loss(student(x), *targets) if said is None else said(x, *targets)
         if diverged := not losses.add(value):
             break
         optimizer.zero_grad()
@@ -213,6 +219,16 @@ def distill(
     student.load_state_dict(best.weights)
     student.eval()
     return Distilled(step, best.step, diverged, losses.recent, best.accuracy)
+
+
+def _divided(student: nn.Module, loss: Loss, parts: int, divisible: bool, batch: int) -> Loss | None:
+    """The loss of inputs and targets with a minibatch in several pieces, for want of memory; None: as a whole."""
+    if parts == 1:
+        return None
+    if not divisible or parts > batch:
+        why = "BatchNorm in training, fp16 or a loss of its own" if not divisible else f"it has {batch} samples"
+        raise Indivisible(f"a minibatch of the distillation cannot be taken in {parts} pieces: {why}")
+    return partial(in_pieces(lambda model, x, *targets: loss(model(x), *targets), parts), student)
 
 
 class _Best:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..tensors import CPU, Weights
+from ..tensors import CPU, Weights, sent
 
 # ---- networks ---------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ def draw(prior: Tensor, n: int, noise: int, rng: torch.Generator, device: torch.
     They are drawn on the CPU, and so are the same on every `device`.
     """
     labels = torch.multinomial(prior, n, replacement=True, generator=rng)
-    return torch.randn(n, noise, generator=rng).to(device), labels.to(device)
+    return sent(torch.randn(n, noise, generator=rng), device), sent(labels, device)
 
 
 # ---- losses -----------------------------------------------------------------------------------------

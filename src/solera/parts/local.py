@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -9,18 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..devices import HALF, tricks_of
+from ..devices import HALF, Indivisible, pieces, tricks_of
 from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
-from ..tensors import CPU, Inputs, Weights, batches, device_of, draw, is_finite, is_fresh, take
+from ..tensors import CPU, Inputs, Weights, batches, device_of, draw, is_fresh, sent, take
 from .effort import steps_to_take
 from .losses import Losses, Scaler
 from .norms import evaluating, has_batchnorm, train_mode
-from .objectives import Objective, cross_entropy
+from .objectives import Objective, cross_entropy, in_pieces
 from .optimizers import Adam, Optimizer, Sgd
 
 Correct = Callable[[str, Tensor], Tensor]
+
+# Who trains instead of `fit`, with its arguments, where clients are trained together (`engines.together`).
+TOGETHER: ContextVar[Callable[..., "Fitted"] | None] = ContextVar("together", default=None)
 
 TOO_LARGE = 1e3  # a loss above this is a training that has diverged
 TOKENS_ASKED = 64  # samples whose answers are in memory at once, where each has one for every token
@@ -100,6 +104,8 @@ def fit(
     Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: what is
     then in `model` is of no use to anybody.
     """
+    if (together := TOGETHER.get()) is not None:
+        return together(model, inputs, labels, cfg, seed, objective, correct)
     inputs, labels = with_model(model, inputs, labels)
     batch = min(cfg.batch, len(labels))
     normalised = has_batchnorm(model)
@@ -111,6 +117,8 @@ def fit(
     device = device_of(model)
     losses, scaler = Losses(device, lambda loss: loss <= TOO_LARGE), Scaler.of(device)
     planned = planned_steps(cfg, len(labels), normalised)
+    if (parts := pieces(device)) > 1:
+        objective = _divided(objective, parts, normalised, batch, scaler)
 
     for x, y in minibatches(inputs, labels, cfg, seed):
         if len(y) < smallest:
@@ -135,11 +143,12 @@ def fit(
     optimizer.zero_grad()
     model.eval()
     steps = losses.steps
-    if not losses.look():
+    fine, finite, mean = losses.end(model.state_dict())
+    if not fine:
         raise _diverged(losses, cfg)
-    if steps and not is_finite(model.state_dict()):
+    if not finite:
         raise Diverged(f"weights that are not finite after {steps} steps; lower lr ({cfg.lr:g}) or set clip", steps)
-    return Fitted(steps, sum_of_rates(cfg, steps, planned), losses.mean)
+    return Fitted(steps, sum_of_rates(cfg, steps, planned), mean)
 
 
 def _diverged(losses: Losses, cfg: Local) -> Diverged:
@@ -150,10 +159,24 @@ def _diverged(losses: Losses, cfg: Local) -> Diverged:
     return Diverged(f"a loss above {TOO_LARGE:g} within the first {losses.steps} steps; {way_out}", losses.steps)
 
 
+def _divided(objective: Objective, parts: int, normalised: bool, batch: int, scaler: Scaler | None) -> Objective:
+    """The same loss with a minibatch in several pieces, for want of memory; refused where it would be another loss."""
+    why = f"a batch of {batch} cannot be divided into {parts}" if parts > batch else ""
+    if normalised:
+        why = "a model with BatchNorm in training cannot take a minibatch in pieces"
+    if scaler is not None:
+        why = "gradients of fp16 cannot be summed in pieces; set engine.precision to bf16 or float32"
+    if not getattr(objective, "of_samples", False):
+        why = "this method's loss is not a mean over samples, so a minibatch cannot be taken in pieces"
+    if why:
+        raise Indivisible(why)
+    return in_pieces(objective, parts)
+
+
 def with_model(model: nn.Module, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
     """Samples and their labels, or positions, on the device of `model`: brought there once for all steps."""
     device = device_of(model, labels.device)
-    return inputs.to(device) if isinstance(inputs, Tensor) else inputs, labels.to(device)
+    return sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
 
 
 def rate_at(cfg: Local, step: int, steps: int) -> float:
@@ -243,7 +266,15 @@ def logits_of(model: nn.Module, inputs: Inputs, batch: int | None = None) -> Ten
     device = device_of(model, inputs.device if isinstance(inputs, Tensor) else CPU)
     tricks = tricks_of(device)
     with evaluating(model):
-        asked = [_answer(model, x.to(device), tricks.least_rows) for x in batches(inputs, batch or tricks.asked)]
+        size = batch or tricks.asked
+        while True:
+            try:
+                asked = [_answer(model, sent(x, device), tricks.least_rows) for x in batches(inputs, size)]
+                break
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                size //= 2  # rows do not depend on each other
         answers = torch.cat(asked)
         return answers.float() if answers.dtype in HALF.values() else answers
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..devices import tricks_of
+from ..tensors import Weights, finite_there, is_finite
 
 
 def finite_loss(loss: Any) -> Any:
@@ -56,6 +57,17 @@ class Losses:
     def mean(self) -> float:
         """Of all losses; nan without any."""
         return float(self._total) / self.steps if self.steps else math.nan
+
+    def end(self, weights: Weights) -> tuple[bool, bool, float]:
+        """Whether all losses were fine, whether the weights after the last step are finite, and the mean loss.
+
+        From a device it is one read.
+        """
+        if not self.steps or self._flag is None:
+            return True, not self.steps or is_finite(weights), self.mean
+        told = torch.stack([self._flag.float(), finite_there(weights).float(), self._total.float()])
+        fine, finite, total = told.tolist()
+        return fine > 0, finite > 0, total / self.steps
 
     @property
     def recent(self) -> float | None:

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from ..devices import room_for
-from ..tensors import Inputs, Weights, device_of, is_fresh, take
+from ..tensors import CPU, Inputs, Weights, beside, device_of, is_fresh, sent, take
 from .consensus import confidence
 from .local import logits_of
 from .robust import clip_logits, median_probs, standardise_logits
@@ -85,7 +85,7 @@ class Frozen(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         model = self._shared.loaded(self.architecture, self.weights)
-        return model(inputs.to(device_of(model)))
+        return model(sent(inputs, device_of(model)))
 
     def state_dict(self, *_: Any, **__: Any) -> Weights:  # type: ignore[override]
         """The weights themselves, not a copy."""
@@ -108,6 +108,7 @@ class _SharedModules(threading.local):
         self.build = build
         self.modules: dict[Any, nn.Module] = {}
         self.holds: dict[Any, Weights] = {}  # the weights loaded into each of them
+        self.near: dict[int, tuple[Weights, Weights]] = {}  # by identity: weights, and their copy on the device
 
     def loaded(self, architecture: str, weights: Weights) -> nn.Module:
         """The module with these weights, until the next ones are loaded."""
@@ -117,9 +118,20 @@ class _SharedModules(threading.local):
             model.eval()
             model.requires_grad_(False)
         elif self.holds[kind] is not weights:
-            self.modules[kind].load_state_dict(weights)
+            self.modules[kind].load_state_dict(self._beside(self.modules[kind], weights))
         self.holds[kind] = weights
         return self.modules[kind]
+
+    def _beside(self, model: nn.Module, weights: Weights) -> Weights:
+        """The weights on the device of `model`, where they stay if there is room: models are asked again and again."""
+        device = device_of(model)
+        if device == CPU:
+            return weights
+        if id(weights) not in self.near:
+            if room_for(device, sum(t.nbytes for t in weights.values())) != device:
+                return weights
+            self.near[id(weights)] = weights, beside(model, weights)
+        return self.near[id(weights)][1]
 
 
 class Ensemble:
@@ -212,7 +224,7 @@ class Rows:
         with self._lock:  # the first prediction defines the shape of a row
             self.targets = self.targets or tuple(map(self._allocate, targets))
         for kept, t in zip(self.targets, targets, strict=True):
-            kept[start : start + len(t)] = t.to(kept.device)
+            kept[start : start + len(t)] = sent(t, kept.device)
 
     def _allocate(self, like: Tensor) -> Tensor:
         shape = (self.count, *like.shape[1:])
@@ -224,7 +236,7 @@ class Rows:
 
 def read_rows(targets: Targets, rows: Tensor) -> Targets:
     """A copy of some rows of stored targets; float16 as float32."""
-    return tuple(_row(t, rows.to(t.device)) for t in targets)
+    return tuple(_row(t, sent(rows, t.device)) for t in targets)
 
 
 def _row(stored: Tensor, rows: Tensor) -> Tensor:

@@ -228,6 +228,7 @@ def run(
             watcher.warn(text)
         here.rewind(start)
         with contextlib.closing(engine(states)) as moving:  # before the server opens a device: this may fork
+            place = getattr(moving, "place", place)  # clients in this process have put their data there
             server.move(place)
             if profile_host is not None:
                 watcher = Profile(watcher, moving, profile_host, states, here, server.parallel)
@@ -377,6 +378,9 @@ class _Loop:
             "total": measured - began + self.commit_s,
         }
         cpu = time.process_time()
+        notes = getattr(fed.engine, "notes", ())  # of the engine: who began where, and what ran out of memory
+        while notes:
+            server.events.append(notes.popleft())
         if fed.clock is not None:
             server.event("timetable", spans=fed.clock.timetable())
         record = RoundRecord(

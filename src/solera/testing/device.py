@@ -26,6 +26,7 @@ import mmap
 import os
 import threading
 import types
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -45,9 +46,9 @@ MIB = 1 << 20
 aten = torch.ops.aten
 
 # What a process counts. The numbers of all processes are in memory that they share.
-COUNTS = ("to", "to_bytes", "back", "back_bytes", "reads", "operators", "failed")
+COUNTS = ("to", "to_bytes", "back", "back_bytes", "waits", "reads", "operators", "failed")
 _USED = len(COUNTS)  # the columns from here on: bytes in use on each device
-_COLUMNS = _USED + DEVICES
+_COLUMNS = _USED + DEVICES + 1  # and whose row it is
 
 
 class _Shared:
@@ -59,7 +60,6 @@ class _Shared:
         whole = np.frombuffer(mmap.mmap(self._file, 0), dtype=np.int64)
         self.next, self.most = whole[:1], whole[1 : 1 + DEVICES]  # the next free row; the most in use at once
         self.rows = whole[1 + DEVICES :].reshape(PROCESSES, _COLUMNS)
-        self.pids: dict[int, int] = {}
         self._mine: tuple[int, Any] = (-1, None)
 
     @property
@@ -71,6 +71,7 @@ class _Shared:
                 row = int(self.next[0])
                 self.next[0] += 1
             self._mine = pid, self.rows[row]
+            self.rows[row, -1] = pid
         return self._mine[1]
 
     @contextlib.contextmanager
@@ -84,19 +85,32 @@ class _Shared:
 
     def used(self, device: int) -> int:
         """Bytes in use by all processes."""
-        return int(self.rows[:, _USED + device].sum())
+        return int(self.rows[: int(self.next[0]), _USED + device].sum())
+
+    def reap(self) -> None:
+        """What a process had that is no more is free, as with any device."""
+        for row in self.rows[: int(self.next[0])]:
+            if not os.path.exists(f"/proc/{int(row[-1])}"):
+                row[_USED:-1] = 0
 
     def take(self, device: int, size: int) -> None:
         """Note bytes as used; raises if there are no more."""
         self.mine[_USED + device] += size
         used = self.used(device)
         if SIM.memory is not None and used > SIM.memory:
-            self.mine[_USED + device] -= size
+            self.reap()
+            used = self.used(device)
+        if SIM.memory is not None and used > SIM.memory:
             self.mine[COUNTS.index("failed")] += 1
-            raise torch.OutOfMemoryError(
+            why = (
                 f"{NAME}:{device} is out of memory: {size / MIB:.1f} MiB wanted, {(used - size) / MIB:.1f} MiB of "
                 f"{SIM.memory / MIB:.1f} MiB are in use"
             )
+            if _in_a_backward_pass():  # torch aborts if a device written in Python raises there: the next operator does
+                SIM.failed = why
+                return
+            self.mine[_USED + device] -= size
+            raise torch.OutOfMemoryError(why)
         self.most[device] = max(int(self.most[device]), used)
         SIM.peak = max(SIM.peak, int(self.mine[_USED + device]))
 
@@ -145,6 +159,16 @@ class SimTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"sim({self.raw!r})"
 
+    @property
+    def data(self) -> Tensor:
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        assert isinstance(other, SimTensor)
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.raw, self.block = other.raw, other.block
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
@@ -177,6 +201,9 @@ _READS = {
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if SIM.failed and not _in_a_backward_pass():
+        why, SIM.failed = SIM.failed, ""
+        raise torch.OutOfMemoryError(why)
     counted = SIM.shared.mine
     counted[COUNTS.index("operators")] += 1
     _same_threads()
@@ -221,7 +248,7 @@ def _copied(func: Any, source: Tensor, target: torch.device | None, kwargs: dict
     out = func(_raw(source), **kwargs)
     there = isinstance(source, SimTensor) if target is None else target.type == NAME
     if there != isinstance(source, SimTensor):
-        _moved("to" if there else "back", out.nbytes)
+        _moved("to" if there else "back", source, kwargs.get("non_blocking", False))
     if not there:
         return out
     index = target.index if target is not None and target.index is not None else None
@@ -231,16 +258,22 @@ def _copied(func: Any, source: Tensor, target: torch.device | None, kwargs: dict
 def _written(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """`Tensor.copy_`, also between the two devices."""
     if isinstance(into, SimTensor) != isinstance(source, SimTensor):
-        _moved("to" if isinstance(into, SimTensor) else "back", source.nbytes)
+        _moved("to" if isinstance(into, SimTensor) else "back", source, non_blocking)
     _raw(into).copy_(_raw(source))
     return into
 
 
-def _moved(way: str, size: int) -> None:
+def _moved(way: str, source: Tensor, non_blocking: bool) -> None:
     SIM.used = True
     counted = SIM.shared.mine
+    if way == "to":
+        SIM.copied[source.untyped_storage().data_ptr()] += 1
+    if not non_blocking:
+        counted[COUNTS.index("waits")] += 1
+    elif way == "back":
+        raise RuntimeError("non_blocking=True from the device: the program would read numbers that are not there yet")
     counted[COUNTS.index(way)] += 1
-    counted[COUNTS.index(f"{way}_bytes")] += size
+    counted[COUNTS.index(f"{way}_bytes")] += source.nbytes
 
 
 def _refuse_mixed(func: Any, given: Sequence[Any], index: int) -> None:
@@ -274,9 +307,14 @@ def _drawing(func: Any, kwargs: dict[str, Any]) -> Iterator[None]:
 _HERE = threading.local()
 
 
+def _in_a_backward_pass() -> bool:
+    """Whether this is a thread of torch's own."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
+
+
 def _same_threads() -> None:
     """Backward passes run in a thread of torch's, which would compute with another number of threads: other bits."""
-    if isinstance(threading.current_thread(), threading._DummyThread):
+    if _in_a_backward_pass():
         if getattr(_HERE, "threads", None) != SIM.threads:
             torch.set_num_threads(SIM.threads)
             _HERE.threads = SIM.threads
@@ -353,6 +391,8 @@ class _Sim:
         self.table: Table = "cpu"
         self.count, self.used, self.peak, self.threads = 0, False, 0, 1
         self.memory: int | None = None
+        self.copied: Counter[int] = Counter()  # to the device by this process, by where they were
+        self.failed = ""  # why memory ran out, if nobody has been told
         self.generator = torch.Generator()
         self.library: Any = None
 
@@ -373,7 +413,8 @@ class Simulated:
     """What happened on the device so far, in all processes."""
 
     def counts(self) -> dict[str, int]:
-        """Copies to the device and back, their bytes, reads that a program waits for, operators, failed requests."""
+        """Copies to the device and back, their bytes, how many of them a program waits for, reads that it waits for,
+        operators, failed requests."""
         return dict(zip(COUNTS, SIM.shared.rows[:, :_USED].sum(0).tolist(), strict=True))
 
     def most_used(self, device: int = 0) -> int:
@@ -384,9 +425,15 @@ class Simulated:
         """Bytes in use now."""
         return SIM.shared.used(device)
 
+    def copies_of(self, tensor: Tensor) -> int:
+        """How often this tensor of the CPU, or a part of it, was copied to the device as it is, by this process."""
+        return SIM.copied[tensor.untyped_storage().data_ptr()]
+
     def reset(self) -> None:
         """Count from zero."""
+        SIM.copied.clear()
         SIM.shared.rows[:, :_USED] = 0
+        SIM.shared.reap()
         SIM.shared.most[:] = [SIM.shared.used(d) for d in range(DEVICES)]
 
 
@@ -408,9 +455,9 @@ def simulated_device(
         raise ValueError(f"count = {count}: 1 to {DEVICES}")
     SIM.register()
     gc.collect()  # of what was there before, nothing may be left in cycles
-    SIM.table, SIM.count, SIM.memory = table, count, memory
+    SIM.table, SIM.count, SIM.memory, SIM.failed = table, count, memory, ""
     SIM.generator.manual_seed(0)
-    TRICKS[NAME] = TRICKS["cpu"] if table == "cpu" else TRICKS["cuda"]
+    TRICKS[NAME] = TRICKS["cpu"] if table == "cpu" else dataclasses.replace(TRICKS["cuda"], context=0)
     FINDERS[NAME] = Finder(lambda: True, _look, auto, elsewhere=False)
     _found.cache_clear()
     seen = Simulated()

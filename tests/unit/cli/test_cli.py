@@ -355,6 +355,31 @@ def test_the_doctor_finds_nothing_wrong_here():
     assert "default engine" in checks
 
 
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        (["device=cuda"], 'engine.device = "cuda": this torch ('),
+        (["device=tpu"], "no such kind of device; there is auto, cpu, cuda, mps, xpu"),
+        (["device=cpu", "precision=bf16"], 'on the CPU everything is "float32"'),
+        (["vectorize=true"], "engine.per_device clients are batched: set it"),
+    ],
+)
+def test_a_device_that_is_not_here_is_one_line_before_any_work(settings, wrong, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.toml").write_text(tomli_w.dumps(SELF_TEST))
+    args = [arg for s in settings for arg in ("--set", f"engine.{s}")]
+    result = solera("run", "tiny.toml", *args, "--out", "out")
+    assert result.exit_code == 2
+    assert wrong in " ".join(result.stderr.split())
+    assert not Path("out").exists()
+
+
+def test_the_doctor_names_devices_and_what_auto_takes():
+    found = dict(doctor_module.devices())
+    assert found["torch's devices"].startswith("built for cpu")
+    assert found["device 'auto'"]
+
+
 def test_the_doctor_says_what_is_wrong(monkeypatch):
     monkeypatch.setattr("solera.runner.loop.execute", _raising(RuntimeError("broken")))
     monkeypatch.setattr(doctor_module, "EXTRAS", {"no_such_module": ("nothing", "none")})

@@ -256,3 +256,13 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"needs the package transformers; .*solera\[text\]"):
         build(f"hf:{folder}", 2, (16,), vocabulary=60)
+
+
+@pytest.mark.parametrize(
+    "name", ["text-bag", "lstm", "transformer", "minilm-l1", "minilm-l6", "bert-tiny", "bert-mini", "distilbert"]
+)
+def test_fed_ets_head_fits_every_text_model(name):
+    brought = encoding_of(name)
+    with torch.device("meta"):
+        model = build(name, 3, (16,), vocabulary=20_000 if brought is None else brought.vocabulary, head="shared")
+    assert [tuple(p.shape) for p in model.head.parameters()] == [(128, 128), (128,), (3, 128), (3,)]

@@ -376,3 +376,22 @@ def test_the_order_of_few():
     assert similar_order([]) == []
     assert similar_order([[1.0]]) == [0]
     assert similar_order([[1.0, 0.0], [0.0, 1.0]]) == [0, 1]
+
+
+def test_what_lora_keeps_off_the_wire(run):
+    facts = {
+        "lenet5": {"base": "ab", "sent": 100, "whole": 1000, "clients": 6},
+        "mlp": {"sent": 50, "whole": 400, "clients": 2},
+    }
+    summary = json.loads((run / "summary.json").read_text())
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["content"] = {"down": {"parameters": 700}, "up": {"parameters": 700}}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "summary.json").write_text(json.dumps(summary | {"lora": facts}))
+    (group,) = report_data(read_all([run]))["groups"]
+    assert group["adapters"]["rows"] == [["lenet5", 100, 1000, 6], ["mlp", 50, 400, 2]]
+    assert group["adapters"]["saved"] == len(lines) * 1400 * (6 * 1000 + 2 * 400 - 700) / 700  # 700: 6 * 100 + 2 * 50
+    for damaged in ({}, [], {"mlp": 3}, {"mlp": {"sent": "x"}}):
+        (run / "summary.json").write_text(json.dumps(summary | {"lora": damaged}))
+        assert report_data(read_all([run]))["groups"][0]["adapters"] is None
