@@ -235,9 +235,8 @@ def test_every_command_can_be_understood(page, line, monkeypatch):
     if config is None or config.data.name != "fashion-mnist" or config.public.source == "dataset":
         return
     monkeypatch.setattr("solera.scenario.load", load_once)
-    small = dataclasses.replace(
-        config.data, train_size=2500, test_size=100
-    )  # 100 clients with two samples of each class
+    # Enough for 100 clients with two samples of each class.
+    small = dataclasses.replace(config.data, train_size=2500, test_size=100)
     public = dataclasses.replace(config.public, size=100)
     check_fit(config.method, build_scenario(small, config.partition, public, config.models, 0, 1))
 
