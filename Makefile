@@ -34,13 +34,13 @@ unit: $(STAMP)   ## all fast tests, on all cores
 faults: $(STAMP) ## the slow ones: many kills, long fuzzing
 	$(BIN)/pytest -m slow --ignore tests/deploy
 
-deploy-demo: $(STAMP) ## a real deployment on this machine, from images to a report: a server and three sites, TLS (two minutes)
+deploy-demo: $(STAMP) ## a real deployment on this machine, from images to a report: a server and three sites, TLS (some minutes)
 	$(BIN)/python examples/deploy/demo.py --out build/deploy-demo --simulate
 
-deploy-matrix: $(STAMP) ## six methods over a real network with TLS and node keys: the digests of the simulation (ten minutes)
+deploy-matrix: $(STAMP) ## six methods over a real network with TLS and node keys: the digests of the simulation (some ten minutes)
 	SOLERA_MATRIX=benchmarks/results/flower-matrix.json $(BIN)/pytest -m slow tests/deploy/test_matrix.py
 
-deploy-faults: $(STAMP) ## a real network whose parts raise, die, hang, leave, return; who is refused (half an hour)
+deploy-faults: $(STAMP) ## a real network whose parts raise, die, hang, leave, return; who is refused (half an hour or more)
 	SOLERA_FAULTS=benchmarks/results/flower-faults.json $(BIN)/pytest -m slow tests/deploy/test_faults.py tests/deploy/test_refusals.py
 
 mutants: $(STAMP) ## change the source at random and see whether the tests notice (two hours); fails on an open survivor

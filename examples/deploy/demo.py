@@ -3,7 +3,7 @@
     python examples/deploy/demo.py --out build/deploy-demo
 
 Everything listens on 127.0.0.1 only. The script does what `docs/howto/deploy.md` tells people to do, with the same
-commands, and ends what it started. It takes about two minutes on two cores, a good part of it waiting: Flower looks for
+commands, and ends what it started. It takes some minutes on two cores, a good part of it waiting: Flower looks for
 new messages every three seconds.
 """
 
