@@ -286,6 +286,7 @@ def test_models_are_asked_about_fewer_samples_at_a_time():
         model, x = deep().to("sim"), samples(1000)[0].to("sim")
         sim.reset()
         whole, most = logits_of(model, x).cpu(), sim.most_used()
+        del model, x
     with simulated_device("accelerator", memory=int(0.6 * most)) as sim:
         asked = logits_of(deep().to("sim"), samples(1000)[0].to("sim")).cpu()
         assert sim.counts()["failed"] > 0
