@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 from solera.encodings import Encoding, Text
 from solera.errors import ConfigError
 from solera.models.buckets import in_buckets, real
+from solera.models.hub import Repository, imported, no_weights
 from solera.models.registry import ModelInfo
 from solera.models.zoo.layers import Body
 
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
 
 PREFIX = "hf:"
 Weights = Literal["pretrained", "random"]
-NEEDED = ["*.json", "*.safetensors", "*.txt", "*.model", "1_Pooling/*"]  # of a repository: no pickles, no code
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-INSTALL = "pip install 'solera[text]'"
 
 
 class Encoder(nn.Module):
@@ -95,31 +92,32 @@ def encoder(
     where: str, name: str, shape: tuple[int, ...], weights: Weights = "pretrained", layers: int | None = None
 ) -> Body:
     """The body of the model in a folder or repository; `layers`: only its first ones."""
-    folder = _folder(where, name, weights)
+    folder = _folder(where, name)
     config = _config(folder, name)
     if layers is not None:
         config.num_hidden_layers = layers
+    tokenizer = _tokenizer(folder, name)
+    _check_fits(config, tokenizer, name, shape)
+    origin = {"model": name, "weights": weights}
+    if not is_folder(where):
+        origin["commit"] = folder.name
+        if weights == "pretrained" and not _sizes_only():
+            Repository(where, name).fetch_weights(folder)
     model = _model(folder, config, name, weights)
-    return _body(model, _tokenizer(folder, name), name, shape, weights, _takes_mean(folder))
+    return _body(model, tokenizer, origin, _takes_mean(folder))
 
 
 def untrained(kind: str, fields: dict[str, Any], tokenizer: str, name: str, shape: tuple[int, ...]) -> Body:
     """The body of a model by its configuration, with random weights and the tokenizer of another folder."""
-    transformers = _import("transformers", name)
-    model = _random(transformers.CONFIG_MAPPING[kind](**fields), name)
-    return _body(model, _tokenizer(Path(tokenizer), name), name, shape, "random", False)
+    transformers = imported("transformers", name)
+    config, known = transformers.CONFIG_MAPPING[kind](**fields), _tokenizer(Path(tokenizer), name)
+    _check_fits(config, known, name, shape)
+    return _body(_random(config, name), known, {"model": name, "weights": "random"}, False)
 
 
-def _body(
-    model: PreTrainedModel, tokenizer: Any, name: str, shape: tuple[int, ...], weights: Weights, mean: bool
-) -> Body:
+def _body(model: PreTrainedModel, tokenizer: Any, origin: dict[str, str], mean: bool) -> Body:
     config = model.config
-    longest = longest_of(config)
-    if len(shape) != 1 or (longest is not None and shape[0] > longest):
-        raise ConfigError(f"model {name!r} reads up to {longest} tokens of a text, not {shape}: set data.length")
-    _check_vocabulary(tokenizer, config, name)
-    origin = {"model": name, "weights": weights}
-    if weights == "pretrained" and not _sizes_only():
+    if origin["weights"] == "pretrained" and not _sizes_only():
         origin["digest"] = digest_of(model)
     return Encoder(model, tokenizer.pad_token_id, _pairs(tokenizer, config), mean, origin), int(config.hidden_size)
 
@@ -151,7 +149,7 @@ def origins_of(model: nn.Module) -> list[dict[str, str]]:
 @functools.lru_cache(16)
 def encoding(where: str, name: str) -> Encoding:
     """The tokenizer in a folder or repository. Models with the same tokenizer share its ids."""
-    tokenizer = _tokenizer(_folder(where, name, "random"), name)
+    tokenizer = _tokenizer(_folder(where, name), name)
     backend = tokenizer.backend_tokenizer
     known = hashlib.sha256(backend.to_str().encode()).hexdigest()[:8]
     kind = type(backend.model).__name__.lower()
@@ -194,7 +192,11 @@ def vocabulary_of(tokenizer: Any) -> int:
     return 1 + max(tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True).values())
 
 
-def _check_vocabulary(tokenizer: Any, config: PretrainedConfig, name: str) -> None:
+def _check_fits(config: PretrainedConfig, tokenizer: Any, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse texts that are too long for a model, and a tokenizer that is not its own."""
+    longest = longest_of(config)
+    if len(shape) != 1 or (longest is not None and shape[0] > longest):
+        raise ConfigError(f"model {name!r} reads up to {longest} tokens of a text, not {shape}: set data.length")
     if vocabulary_of(tokenizer) > config.vocab_size:
         raise ConfigError(
             f"model {name!r}: its tokenizer has {vocabulary_of(tokenizer)} token ids, but the model only knows "
@@ -211,39 +213,13 @@ def _pairs(tokenizer: Any, config: PretrainedConfig) -> int | None:
 # ---- files -------------------------------------------------------------------------------------------------
 
 
-def _folder(where: str, name: str, weights: Weights) -> Path:
-    """The folder of a model: on the disk, in the cache of the hub, or downloaded to it."""
-    if is_folder(where):
-        return Path(where).expanduser()
-    hub = _import("huggingface_hub", name)
-    repository, _, revision = where.partition("@")
-    get = functools.partial(hub.snapshot_download, repository, revision=revision or None)
-    wanted = [p for p in NEEDED if weights == "pretrained" or p != "*.safetensors"]
-    try:
-        found = Path(get(allow_patterns=wanted, local_files_only=True))
-        if weights == "random" or any(found.glob("*.safetensors")):
-            return found
-    except Exception as e:  # not in the cache; anything else will show below
-        logging.getLogger("solera").debug("%s is not in the cache: %s", where, e)
-    try:
-        return Path(get(allow_patterns=wanted))
-    except Exception as e:  # the library raises errors of its own, of its transport and of the system
-        why = " ".join(str(e).split())[:160]
-        raise ConfigError(
-            f"model {name!r} is not in the cache of the hub and cannot be fetched ({type(e).__name__}: {why}); "
-            "copy it to a folder and name that (hf:./folder), or use the packaged encoders (minilm-l6, minilm-l3 ...)"
-        ) from None
-
-
-def _import(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ConfigError(f"model {name!r} needs the package {module}; install it with: {INSTALL}") from None
+def _folder(where: str, name: str) -> Path:
+    """The folder of a model's configuration and tokenizer: on the disk, in the cache of the hub, or fetched to it."""
+    return Path(where).expanduser() if is_folder(where) else Repository(where, name).folder()
 
 
 def _config(folder: Path, name: str) -> PretrainedConfig:
-    transformers = _import("transformers", name)
+    transformers = imported("transformers", name)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model {name!r}: {folder} has no config.json, which says what kind of model it is")
     try:
@@ -266,17 +242,12 @@ def _config(folder: Path, name: str) -> PretrainedConfig:
 def _model(folder: Path, config: PretrainedConfig, name: str, weights: Weights) -> PreTrainedModel:
     """The encoder itself, without a head. Attention is written out: faster kernels drop the mask of a minibatch without
     padding, so that an answer would depend on company."""
-    transformers = _import("transformers", name)
+    transformers = imported("transformers", name)
     more = {"add_pooling_layer": False} if _takes_mean(folder) and config.model_type == "bert" else {}
     if weights == "random" or _sizes_only():
         return _random(config, name, **more)
     if not any(folder.glob("*.safetensors")):
-        pickles = [f.name for f in sorted(folder.glob("*.bin"))] + [f.name for f in sorted(folder.glob("*.pt"))]
-        there = f"only {pickles[0]}, a pickle, which can run code and is never opened" if pickles else "no weights"
-        raise ConfigError(
-            f"model {name!r}: {folder} has {there}; save it as model.safetensors (save_pretrained does), or set "
-            'models.weights = "random" to begin with random weights'
-        )
+        raise no_weights(name, str(folder), [file.name for file in folder.iterdir()])
     try:
         with quiet():
             return transformers.AutoModel.from_pretrained(
@@ -297,12 +268,12 @@ def _sizes_only() -> bool:
 
 def _random(config: PretrainedConfig, name: str, **more: Any) -> PreTrainedModel:
     with quiet():
-        return _import("transformers", name).AutoModel.from_config(config, attn_implementation="eager", **more).float()
+        return imported("transformers", name).AutoModel.from_config(config, attn_implementation="eager", **more).float()
 
 
 @functools.lru_cache(16)
 def _tokenizer(folder: Path, name: str) -> Any:
-    transformers = _import("transformers", name)
+    transformers = imported("transformers", name)
     try:
         if not any((folder / file).is_file() for file in TOKENIZERS):  # the library would make an empty one up
             raise FileNotFoundError(f"none of {', '.join(TOKENIZERS)}")
