@@ -95,10 +95,15 @@ class Repository:
             return Path(self._snapshot(revision, patterns))
 
     def _snapshot(self, revision: str, patterns: list[str], **more: Any) -> str:
-        bars = type("Bars", (self.hub.utils.tqdm,), {"__init__": _on_terminals})
-        return self.hub.snapshot_download(  # type: ignore[no-any-return]
-            self.id, revision=revision or None, allow_patterns=patterns, ignore_patterns=FOLDERS, tqdm_class=bars, **more
-        )
+        base: Any = self.hub.utils.tqdm
+
+        class Bars(base):
+            def __init__(self, *args: Any, **kwargs: Any):
+                super().__init__(*args, **{"disable": None, **kwargs})  # on terminals only
+
+        chosen = {"allow_patterns": patterns, "ignore_patterns": FOLDERS}
+        path: str = self.hub.snapshot_download(self.id, revision=revision or None, tqdm_class=Bars, **chosen, **more)
+        return path
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -164,8 +169,3 @@ def _chosen(files: dict[str, int], patterns: list[str]) -> list[str]:
         for f in files
         if any(fnmatch.fnmatch(f, p) for p in patterns) and not any(fnmatch.fnmatch(f, p) for p in FOLDERS)
     ]
-
-
-def _on_terminals(bar: Any, *args: Any, **kwargs: Any) -> None:
-    """Progress bars are for terminals: a file or pipe has the line before."""
-    super(type(bar), bar).__init__(*args, **{"disable": None, **kwargs})

@@ -112,6 +112,9 @@ def cautions(groups: Sequence[Group]) -> list[str]:
     for key in (k for k in _keys(runs) if k.startswith("partition.") or k == "data.train_size"):
         if len(seen := _counted(runs, key)) > 1:
             found.append(f"different {key}: {_listed(seen)}; compare rows that agree in it")
+    for model in dict.fromkeys(m for r in every for m in r.weights):
+        if len(seen := Counter(r.weights[model] for r in every if model in r.weights)) > 1:
+            found.append(f"different weights of {model}: {_listed(seen)}; their accuracies are not comparable")
     if len(seen := _counted(runs, "run.rounds")) > 1:
         found.append(f"different run.rounds: {_listed(seen)}; bytes, seconds and last accuracies depend on it")
     if unfinished := [r for r in every if not r.finished]:

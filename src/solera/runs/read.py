@@ -37,6 +37,7 @@ class Run:
     finished: bool
     missing: list[str]  # what is missing or damaged, each in a few words
     samples: int | None = None  # the training samples of all clients, if partition.json has them
+    weights: Mapping[str, str] = dataclasses.field(default_factory=dict)  # pretrained models, with their digests
 
     @property
     def seed(self) -> int | None:
@@ -134,7 +135,14 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     name = dig(config, "run", "name") or (summary or {}).get("name") or home.resolve().name
     samples = dig(read_json(home / "partition.json", []), "samples")  # the report says if the file is missing
     known = samples if isinstance(samples, int) and not isinstance(samples, bool) and samples > 0 else None
-    return Run(home, str(name), label(str(method)), config, rounds, summary, finished, missing, known)
+    return Run(home, str(name), label(str(method)), config, rounds, summary, finished, missing, known, _weights(facts))
+
+
+def _weights(facts: dict[str, Any]) -> dict[str, str]:
+    """The digests of pretrained weights, by the names of their models."""
+    origins = dig(facts, "experiment", "weights")
+    told = [o for o in origins.values() if isinstance(o, dict)] if isinstance(origins, dict) else []
+    return {str(o["model"]): str(o["digest"]) for o in told if "model" in o and "digest" in o}
 
 
 def read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:

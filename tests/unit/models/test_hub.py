@@ -26,7 +26,8 @@ repository = Repository(sys.argv[1], "hf:" + sys.argv[1])
 folder = repository.folder()
 if len(sys.argv) > 2:
     repository.fetch_weights(folder)
-found = {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.rglob("*") if f.is_file()}
+files = [f for f in folder.rglob("*") if f.is_file()]
+found = {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 print(json.dumps([folder.name, found]))
 """
 RUNS = """
@@ -78,16 +79,19 @@ def hub():
 
 @pytest.fixture
 def cut_off(monkeypatch, tmp_path):
-    """This process has the cache in `tmp_path`, and may connect to nobody."""
+    """This process has the cache in `tmp_path`, and connects to nobody. Whom it tries to."""
     from huggingface_hub import constants
 
+    tried = []
+
     def connect(_, address):
-        raise AssertionError(f"connects to {address}")
+        tried.append(address)
+        raise OSError("no network")
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(socket.socket, "connect", connect)
     encoding.cache_clear()
-    yield
+    yield tried
     encoding.cache_clear()
 
 
@@ -125,6 +129,7 @@ def test_the_first_use_fetches_what_is_needed_and_the_second_asks_nobody(hub, en
         assert (result(second), second.stderr, hub.asked) == (result(first), "", [])
     told = {"model": "hf:me/tiny", "weights": "pretrained", "commit": commit}
     assert origin("hf:me/tiny") == {**told, "digest": origin(f"hf:{folder}")["digest"]}
+    assert cut_off == []
 
 
 def test_random_weights_need_no_weights(hub, encoder, tmp_path, cut_off):
@@ -133,6 +138,7 @@ def test_random_weights_need_no_weights(hub, encoder, tmp_path, cut_off):
     assert origin("hf:me/tiny", weights="random") == {"model": "hf:me/tiny", "weights": "random", "commit": commit}
     with torch.device("meta"):  # nor does who only counts parameters
         build("hf:me/tiny", 2, (16,), vocabulary=60)
+    assert cut_off == []
     with pytest.raises(ConfigError, match="cannot be fetched"):
         origin("hf:me/tiny")
 

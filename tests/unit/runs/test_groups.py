@@ -1,5 +1,7 @@
 """Runs grouped over seeds, and what tells the groups apart."""
 
+import json
+
 from made_runs import make_run
 from solera.runs.groups import between_methods, cautions, distinguishing, group_runs
 from solera.runs.read import read_run
@@ -55,3 +57,20 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     assert "different run.rounds: 3 (2 runs), 9 (1 run)" in said
     assert "not finished" in said
     assert "(3 of 9)" in said
+
+
+def test_other_pretrained_weights_under_the_same_name(tmp_path):
+    """A name of the hub may mean another commit tomorrow; what is damaged in run.json says nothing."""
+
+    def run(name, origins):
+        home = make_run(tmp_path / name, run__seed=len(name))
+        told = {"format": 1, "solera": "0.1.0", "experiment": {"weights": origins}}
+        (home / "run.json").write_text(json.dumps(told))
+        return read_run(home)
+
+    same = {"tiny": {"model": "hf:me/tiny", "weights": "pretrained", "digest": "aa"}, "lstm": 3}
+    other = {"tiny": {**same["tiny"], "digest": "bb"}}
+    random = {"tiny": {"model": "hf:me/tiny", "weights": "random"}}
+    assert cautions(group_runs([run("a", same), run("bb", same), run("ccc", random), run("dddd", 7)])) == []
+    (told,) = cautions(group_runs([run("eeeee", same), run("ffffff", other)]))
+    assert told == "different weights of hf:me/tiny: aa (1 run), bb (1 run); their accuracies are not comparable"
