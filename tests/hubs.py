@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 LARGE = (".safetensors", ".parquet")  # the hub keeps them elsewhere and redirects
 
@@ -113,8 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
         if verb == ["resolve"]:
             return self.resolve(kind, name, commit, files, unquote("/".join(rest[1:])))
         if verb == ["tree"]:
-            under = unquote("/".join(rest[1:]))
-            return self.send(200, [entry(f, b) for f, b in files.items() if f.startswith(under)])
+            deep = parse_qs(urlsplit(self.path).query).get("recursive", [""])[0].lower() in ("1", "true")
+            found = listing(files, unquote("/".join(rest[1:])), deep)
+            return self.send(200 if found else 404, found, {} if found else {"X-Error-Code": "EntryNotFound"})
         if verb == ["paths-info"]:
             return self.send(200, [entry(f, b) for f, b in files.items() if f in body])
         told = [{"rfilename": f, "size": len(b)} for f, b in files.items()]
@@ -155,6 +156,26 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[:stop])
         if stop is not None:
             self.close_connection = True
+
+
+def listing(files: dict[str, bytes], folder: str, deep: bool) -> list[dict[str, object]]:
+    """What is in a folder: files and folders, or all files below it, too."""
+    under = f"{folder}/" if folder else ""
+    found: dict[str, dict[str, object]] = {}
+    for file, content in files.items():
+        if file.startswith(under):
+            first, *rest = file.removeprefix(under).split("/")
+            if rest:
+                path = under + first
+                found[path] = {
+                    "type": "directory",
+                    "path": path,
+                    "oid": hashlib.sha1(path.encode()).hexdigest(),
+                    "size": 0,
+                }
+            if deep or not rest:
+                found[file] = entry(file, content)
+    return list(found.values())
 
 
 def entry(file: str, content: bytes) -> dict[str, object]:

@@ -1,5 +1,7 @@
 """The errors that the library explains in one line. `exit_code` is the exit code of the command line."""
 
+import re
+
 
 class SoleraError(Exception):
     """An error that the user can understand and act on."""
@@ -23,3 +25,8 @@ class RunError(SoleraError):
     """A run directory that is in use, damaged, or written by another version."""
 
     exit_code = 4
+
+
+def without_addresses(text: str) -> str:
+    """The text of another library's error without the addresses in it, which may hold passwords."""
+    return re.sub(r"\S+://\S+", "...", text)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..devices import numerics
 from ..encodings import Text
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, without_addresses
 from ..plugins import is_path, label
 from ..task import Data
 from .catalogue import SOURCES, Loader, SourceInfo, unnamed
@@ -376,8 +376,8 @@ def _read_hub(name: str, info: SourceInfo, places: list[Path], given: Given) -> 
         loaded = datasets.load_dataset(info.hub, info.config)
     except Exception as error:  # the library has many back ends, which may raise anything
         raise DataError(
-            f"{name}: not found; {looked}, and fetching {info.hub} from the Hugging Face hub failed: {error}. "
-            f"{_wanted(info)}"
+            f"{name}: not found; {looked}, and fetching {info.hub} from the Hugging Face hub failed: "
+            f"{without_addresses(str(error))}. {_wanted(info)}"
         ) from error
     channels = info.shape[0] if len(info.shape) == 3 else None
     found = {}

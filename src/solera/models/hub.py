@@ -10,12 +10,11 @@ import contextlib
 import fnmatch
 import importlib
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from solera.errors import ConfigError
+from solera.errors import ConfigError, without_addresses
 
 SMALL = ["*.json", "*.txt", "*.model"]  # configuration and tokenizer
 WEIGHTS = ["model.safetensors", "model-*.safetensors"]  # whole or in parts
@@ -99,7 +98,7 @@ class Repository:
 
         class Bars(base):
             def __init__(self, *args: Any, **kwargs: Any):
-                super().__init__(*args, **{"disable": None, **kwargs})  # on terminals only
+                super().__init__(*args, **{"disable": None, **kwargs, "leave": False})  # on terminals only
 
         chosen = {"allow_patterns": patterns, "ignore_patterns": FOLDERS}
         path: str = self.hub.snapshot_download(self.id, revision=revision or None, tqdm_class=Bars, **chosen, **more)
@@ -147,8 +146,7 @@ class Repository:
             return f"the hub answers with status {status}; try again later, or {login}"
         if type(error).__module__.startswith("httpx"):
             return f"the connection to the hub failed ({type(error).__name__}); try again"
-        said = re.sub(r"\S+://\S+", "...", " ".join(str(error).split()))
-        return f"{type(error).__name__}: {said[:160]}"
+        return f"{type(error).__name__}: {without_addresses(' '.join(str(error).split()))[:160]}"
 
 
 def no_weights(name: str, place: str, files: Sequence[str], instead: str | None = None) -> ConfigError:
