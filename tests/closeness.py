@@ -41,23 +41,23 @@ def apart(one: Result, other: Result) -> float:
     kept = [_kept(result.out) for result in (one, other)]
     assert kept[0].keys() == kept[1].keys()
     pairs += [(kept[0][k], kept[1][k]) for k in kept[0]]
-    pairs.append((dict(_tensors(one.state)), dict(_tensors(other.state))))
+    pairs.append((dict(tensors_of(one.state)), dict(tensors_of(other.state))))
     assert all(a.keys() == b.keys() for a, b in pairs)
     return max(float((a[n].double() - b[n].double()).abs().max()) for a, b in pairs for n in a if a[n].numel())
 
 
-def _tensors(what: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def tensors_of(what: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """All tensors of floats in a state, each with where it is."""
     if isinstance(what, Tensor):
         if what.is_floating_point():
             yield path, what
     elif isinstance(what, dict):
         for k, v in what.items():
-            yield from _tensors(v, f"{path}/{k}")
+            yield from tensors_of(v, f"{path}/{k}")
     elif isinstance(what, list | tuple):
-        yield from _tensors(dict(enumerate(what)), path)
+        yield from tensors_of(dict(enumerate(what)), path)
     elif dataclasses.is_dataclass(what):
-        yield from _tensors({f.name: getattr(what, f.name) for f in dataclasses.fields(what)}, path)
+        yield from tensors_of({f.name: getattr(what, f.name) for f in dataclasses.fields(what)}, path)
 
 
 def _kept(out: pathlib.Path) -> dict[str, dict[str, Tensor]]:

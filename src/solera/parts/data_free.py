@@ -21,7 +21,7 @@ from .generators import (
     ensemble_loss,
     weighted_cross_entropy,
 )
-from .local import logits_of, make_optimizer
+from .local import logits_of, make_optimizer, skipped_by
 from .losses import Losses, Scaler, backward
 from .norms import train_mode
 from .optimizers import Optimizer
@@ -56,7 +56,8 @@ def teach_latents(
 ) -> float | None:
     """Train `G` in place so that the heads, weighted by `alpha`, predict a latent's label; the mean loss, if any.
 
-    The heads are frozen. Labels are sampled with the probabilities `prior`.
+    The heads are frozen. Labels are sampled with the probabilities `prior`. Raises `Diverged` where fp16 is too narrow
+    for the gradients.
     """
     G.train()
     G.requires_grad_(True)
@@ -75,6 +76,7 @@ def teach_latents(
         optimizer.step()
         losses.add(loss)
     G.eval()
+    skipped_by(scaler)
     return losses.mean if losses.steps else None
 
 
@@ -127,6 +129,7 @@ def fine_tune(
 
     The teachers, the clients' models, are frozen and in evaluation mode: their BatchNorm statistics never change.
     `alpha` [teachers, classes] are their shares of the labels. Labels are sampled with the probabilities `prior`.
+    Raises `Diverged` where fp16 is too narrow for the gradients.
     """
     G.requires_grad_(True)
     for model in (*teachers, *students):
@@ -154,6 +157,8 @@ def fine_tune(
         targets = class_ensemble(torch.stack([logits_of(teacher, x) for teacher in teachers]), y, alpha)
         for i, student in enumerate(students):
             last[i] = _towards(targets, student, x, optimizers[i], scalers[i], cfg)
+    for scaler in scalers:
+        skipped_by(scaler)
     return [None if loss is None else loss.item() for loss in last]
 
 

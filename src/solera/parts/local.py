@@ -144,14 +144,20 @@ def fit(
         raise _diverged(losses, cfg)
     if not finite:
         raise Diverged(f"weights that are not finite after {steps} steps; lower lr ({cfg.lr:g}) or set clip", steps)
-    skipped = Skipped() if scaler is None else scaler.skipped()
-    if skipped.all_lost:
-        raise Diverged(f"gradients too large for fp16 in {skipped.steps} of {steps} steps; {_WIDER}", steps)
+    skipped = skipped_by(scaler)
     lr_sum = skipped.rates if skipped.steps else sum_of_rates(cfg, steps, planned)
     return Fitted(steps, lr_sum, mean, skipped.steps)
 
 
 _WIDER = "set engine.precision to bf16 or float32"
+
+
+def skipped_by(scaler: Scaler | None) -> Skipped:
+    """What a scale, if there is one, did to a training; raises `Diverged` if it came to nothing: a read."""
+    skipped = Skipped() if scaler is None else scaler.skipped()
+    if skipped.all_lost:
+        raise Diverged(f"gradients too large for fp16, {skipped.steps} steps skipped; {_WIDER}", skipped.steps)
+    return skipped
 
 
 def _diverged(losses: Losses, cfg: Local) -> Diverged:

@@ -186,6 +186,9 @@ class SimTensor(torch.Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def new_tensor(self, data: Any, *, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[override]
+        return torch.tensor(data, dtype=dtype or self.dtype).to(self.device)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "SimTensor":
         if id(self) not in memo:
             copied = self.detach().clone().requires_grad_(self.requires_grad)
