@@ -1,6 +1,8 @@
 """Runs that differ in the order of sums only: toy federations without dropout, and how far two results are apart."""
 
+import dataclasses
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from safetensors.torch import load_file
@@ -32,17 +34,30 @@ def _split(make: Any, last: str) -> Any:
 
 
 def apart(one: Result, other: Result) -> float:
-    """The largest difference between two numbers at the same place: of models, and of what clients keep."""
+    """The largest difference between two numbers at the same place: of models, of what clients keep and the server."""
     pairs: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
     assert one.models.keys() == other.models.keys()
     pairs += [(one.models[name].weights, other.models[name].weights) for name in one.models]
     kept = [_kept(result.out) for result in (one, other)]
     assert kept[0].keys() == kept[1].keys()
     pairs += [(kept[0][k], kept[1][k]) for k in kept[0]]
+    pairs.append((dict(tensors_of(one.state)), dict(tensors_of(other.state))))
     assert all(a.keys() == b.keys() for a, b in pairs)
-    return max(
-        (float((a[n].double() - b[n].double()).abs().max()) for a, b in pairs for n in a if a[n].numel()), default=0.0
-    )
+    return max(float((a[n].double() - b[n].double()).abs().max()) for a, b in pairs for n in a if a[n].numel())
+
+
+def tensors_of(what: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors of floats in a state, each with where it is."""
+    if isinstance(what, Tensor):
+        if what.is_floating_point():
+            yield path, what
+    elif isinstance(what, dict):
+        for k, v in what.items():
+            yield from tensors_of(v, f"{path}/{k}")
+    elif isinstance(what, list | tuple):
+        yield from tensors_of(dict(enumerate(what)), path)
+    elif dataclasses.is_dataclass(what):
+        yield from tensors_of({f.name: getattr(what, f.name) for f in dataclasses.fields(what)}, path)
 
 
 def _kept(out: pathlib.Path) -> dict[str, dict[str, Tensor]]:

@@ -102,7 +102,6 @@ _KNOBS = (
         "attention fast path", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, True
     ),
 )
-_AUTOCAST = ("cpu", "cuda")
 Precision = Literal["float32", "tf32", "bf16", "fp16"]
 HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -178,10 +177,10 @@ def numerics(
         if torch.is_inference_mode_enabled():
             found["inference mode"] = "on"
             aside.enter_context(torch.inference_mode(False))
-        for kind in _AUTOCAST:
-            if torch.is_autocast_enabled(kind):
-                found[f"autocast on {kind}"] = str(torch.get_autocast_dtype(kind))
-                aside.enter_context(torch.autocast(kind, enabled=False))
+        for on in TRICKS:
+            if torch.is_autocast_enabled(on):
+                found[f"autocast on {on}"] = str(torch.get_autocast_dtype(on))
+                aside.enter_context(torch.autocast(on, enabled=False))
         if (device := torch.get_default_device()) != torch.device("cpu"):
             found["default device"] = str(device)
             aside.enter_context(torch.device("cpu"))
@@ -192,7 +191,8 @@ def numerics(
         }
         try:
             _set(knobs, [knob.needed for knob in knobs])
-            yield Numerics({**needed, "autocast": "off", "default device": "cpu"}, found, knobs)
+            half = f"{HALF[precision]} on {kind}" if precision in HALF else "off"  # `Placement.autocast` turns it on
+            yield Numerics({**needed, "autocast": half, "default device": "cpu"}, found, knobs)
         finally:
             _set(knobs, before)
 
@@ -300,6 +300,15 @@ def tricks_of(device: torch.device) -> Tricks:
         return TRICKS[device.type]
     except KeyError:
         raise ConfigError(f"nothing can be computed on {str(device)!r}; there is {', '.join(TRICKS)}") from None
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Compute on `device` as if `engine.precision` were not half: gradients that are no step's direction, but results.
+
+    Backward passes, too: their operators get the types of those of the forward pass without being told.
+    """
+    half = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
 
 
 _OPENED: set[str] = set()  # kinds of devices, besides the CPU, that this process computes on
@@ -427,7 +436,8 @@ class Placement:
         """Have the device compute products in half precision, if that is what is set."""
         if self.precision not in HALF:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, HALF[self.precision])
+        # With its cache torch would use the weights of the first step until the end of this context, in every step.
+        return torch.autocast(self.device.type, HALF[self.precision], cache_enabled=False)
 
     def put(self, tensor: Tensor) -> Tensor:
         """The tensor on this device: itself, or one copy, made when it is first asked for."""

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..devices import full_precision
 from ..errors import ConfigError, DataError
 from ..tensors import CPU, Views, sent
 from . import transforms
@@ -72,7 +73,8 @@ def drawn_anew(
         return sent(raw.index_select(0, sent(rows, raw.device)), device)
 
     def drawn(rows: Tensor, seed: int) -> Tensor:
-        return prepare(augmented(stored(rows), steps, torch_rng(seed, "augment")))
+        with full_precision(device):  # samples are no weights
+            return prepare(augmented(stored(rows), steps, torch_rng(seed, "augment")))
 
     return Views(len(raw), lambda rows: prepare(stored(rows)), drawn)
 

@@ -87,7 +87,7 @@ def crop(images: Tensor, top: Tensor, left: Tensor, padding: int) -> Tensor:
     """Windows of the original size out of images padded with zeros; top, left in 0..2*padding per sample."""
     n, _, height, width = images.shape
     windows = F.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # [n, C, top, left, H, W], a view
-    return windows[torch.arange(n), :, top, left].contiguous()
+    return windows[torch.arange(n, device=images.device), :, top, left].contiguous()
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:

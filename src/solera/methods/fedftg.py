@@ -21,7 +21,7 @@ from ..federation import Federation, Replies, per_client
 from ..method import About, Method, Model, Traits, register
 from ..parts.data_free import FineTune, fine_tune
 from ..parts.generators import Conditional, draw, input_generator, label_prior, label_weights, restored
-from ..parts.local import Local
+from ..parts.local import Diverged, Local
 from ..randomness import repeatable
 from ..server import Server
 from ..tensors import Weights, device_of, is_finite, weights_of
@@ -98,7 +98,10 @@ class FedFTG(Method):
         students = {A: server.model(A, w) for A, w in w_0.items()}
         lr = self.tune.student_lr * self.tune.decay**fed.round
         alpha, prior = label_weights(counts).float(), label_prior(counts).float()
-        losses = fine_tune(G, list(students.values()), teachers, alpha, prior, self.tune, lr, rng)
+        try:
+            losses = fine_tune(G, list(students.values()), teachers, alpha, prior, self.tune, lr, rng)
+        except Diverged:
+            return w_0, generator, None
         tuned, weights = {A: weights_of(m) for A, m in students.items()}, weights_of(G)
         if not all(map(is_finite, [weights, *tuned.values()])):
             return w_0, generator, None

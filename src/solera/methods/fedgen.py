@@ -22,7 +22,7 @@ from ..method import About, Method, Model, Traits, register
 from ..parts.data_free import LatentGenerator, teach_latents
 from ..parts.distill import divergence
 from ..parts.generators import Conditional, draw, label_prior, label_weights, latent_generator, latent_generator_of
-from ..parts.local import Local, fit, logits_of
+from ..parts.local import Diverged, Local, fit, logits_of
 from ..parts.norms import evaluating
 from ..parts.objectives import Objective
 from ..parts.teachers import soft_targets
@@ -176,10 +176,14 @@ class FedGen(Method):
         rng = torch.Generator().manual_seed(fed.seed("latents"))
         G = server.bring(latent_generator_of(state.generator, server.num_classes))
         prior = label_prior(counts, self.labels).float()
-        loss = teach_latents(G, heads, label_weights(counts).float(), prior, self.generator, rng)
+        diverged, loss = False, None
+        try:
+            loss = teach_latents(G, heads, label_weights(counts).float(), prior, self.generator, rng)
+        except Diverged:
+            diverged = True
         server.worked(self.generator.steps * self.generator.batch)
         weights = weights_of(G)
-        if not is_finite(weights):
+        if diverged or not is_finite(weights):
             server.event("generator_diverged", steps=self.generator.steps)
             return state.generator, state.prior
         server.event("generator", steps=self.generator.steps, loss=loss)

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..devices import full_precision
 from ..settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
-from ..tensors import Inputs, Weights
+from ..tensors import Inputs, Weights, device_of
 from .local import Fitted, Local, fit, minibatches
 from .norms import BATCHNORM, has_batchnorm
 from .objectives import Objective, cross_entropy, proximal
@@ -45,19 +46,29 @@ def after_a_step(alpha: float, inner: Batches, curvature: Batches | None = None,
 
     def objective(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         w: Weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        g = _gradient(_loss_at(model, w, next(inner)), w)
+        device = device_of(model)
+        with full_precision(device):  # nobody scales this gradient
+            g = _gradient(_loss_at(model, w, next(inner)), w)
         adapted = {n: p - alpha * g[n] for n, p in w.items()}
-        loss = F.cross_entropy(functional_call(model, adapted, (inputs,)), labels)
         if curvature is None:
-            return loss
-        h, batch = _gradient(loss, w, keep_graph=True), next(curvature)
-        with _without_dropout(model):  # the effect of two masks would exceed that of delta
-            ahead = _loss_at(model, {n: p + delta * h[n] for n, p in w.items()}, batch)
-            behind = _loss_at(model, {n: p - delta * h[n] for n, p in w.items()}, batch)
-        term = alpha / (2 * delta) * (ahead - behind)
-        return loss - (term - term.detach())  # adds the gradient only: the value stays the loss, which `fit` checks
+            return F.cross_entropy(functional_call(model, adapted, (inputs,)), labels)
+        with full_precision(device):  # of half precision, delta would change few of the weights
+            loss = F.cross_entropy(functional_call(model, adapted, (inputs,)), labels)
+            return loss - _second_order(model, w, loss, next(curvature), alpha, delta)
 
     return objective
+
+
+def _second_order(
+    model: nn.Module, w: Weights, loss: Tensor, batch: tuple[Tensor, Tensor], alpha: float, delta: float
+) -> Tensor:
+    """A zero whose gradient is HF-MAML's term: the value stays the loss, which `fit` checks."""
+    h = _gradient(loss, w, keep_graph=True)
+    with _without_dropout(model):  # the effect of two masks would exceed that of delta
+        ahead = _loss_at(model, {n: p + delta * h[n] for n, p in w.items()}, batch)
+        behind = _loss_at(model, {n: p - delta * h[n] for n, p in w.items()}, batch)
+    term = alpha / (2 * delta) * (ahead - behind)
+    return term - term.detach()
 
 
 def _loss_at(model: nn.Module, weights: Weights, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from ..tensors import Inputs, device_of, draw, is_finite, is_fresh, sent, take, 
 from .aggregate import RunningMean
 from .effort import steps_to_take
 from .local import cosine, make_optimizer, momentum_problems
-from .losses import Losses, Scaler, finite_loss
+from .losses import Losses, Scaler, backward, finite_loss
 from .norms import evaluating, has_batchnorm, reestimate, train_mode
 from .objectives import in_pieces
 from .teachers import Cache, Rows, Run, Targets, Teacher, read_rows, soft_targets
@@ -152,7 +152,7 @@ def distill(
     targets of `loss(logits, *targets)`: (probabilities, entropy) for the built-in KL loss. `validate(student)` is the
     accuracy for early stopping: the student then ends with the best weights (strictly better, evaluated every `every`
     steps and at the last one), otherwise with the last. If a loss or weights are not finite, distillation stops and the
-    student gets its best finite weights, or its initial ones.
+    student gets its best finite weights, or its initial ones. So it does where fp16 is too narrow for all gradients.
     With weight averaging (`cfg.swa_every`) there is no early stopping: the student ends with the averaged weights, and
     its BatchNorm statistics are estimated anew from public samples.
     Samples that are drawn anew at each step (`public.fresh`) need a teacher that predicts at each step: a function, or
@@ -186,12 +186,7 @@ def distill(
         value = loss(student(x), *targets) if said is None else said(x, *targets)
         if diverged := not losses.add(value):
             break
-        optimizer.zero_grad()
-        if scaler is None:
-            value.backward()
-        else:
-            (value * scaler.scale[0]).backward()
-            optimizer.skip = scaler.unscale(parameters)
+        backward(value, optimizer, scaler)
         if cfg.clip is not None:
             nn.utils.clip_grad_norm_(parameters, cfg.clip)
         if cfg.schedule == "cosine":
@@ -209,7 +204,7 @@ def distill(
             if cfg.patience is not None and step - best.step >= cfg.patience:
                 break
     optimizer.zero_grad()
-    diverged = diverged or not losses.look()
+    diverged = diverged or not losses.look() or (scaler is not None and scaler.skipped().all_lost)
     if mean.total:
         student.load_state_dict(mean.result())
         if not frozen:

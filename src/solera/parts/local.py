@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..devices import HALF, Indivisible, pieces, tricks_of
+from ..devices import HALF, Indivisible, full_precision, pieces, tricks_of
 from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
 from ..tensors import CPU, Inputs, Weights, batches, device_of, draw, is_fresh, sent, take
 from .effort import steps_to_take
-from .losses import Losses, Scaler
+from .losses import Losses, Scaler, Skipped, backward
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy, in_pieces
 from .optimizers import Adam, Optimizer, Sgd
@@ -71,6 +71,7 @@ class Fitted:
     steps: int
     lr_sum: float
     loss: float  # nan if no step was taken
+    skipped: int = 0  # of the steps: those whose gradients overflowed in fp16, so that nothing moved
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def fit(
     `objective(model, x, y)` is the loss to minimise. `correct(name, gradient)` may amend a parameter's gradient
     after clipping, just before the step (SCAFFOLD). The order of minibatches depends on `seed` alone, and so does what
     each step draws of samples that are fresh.
-    Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: what is
-    then in `model` is of no use to anybody.
+    Raises `Diverged` at a loss that is not a number or above 1,000, where the weights end up not finite, and where fp16
+    is too narrow for the gradients: what is then in `model` is of no use to anybody.
     """
     if (together := TOGETHER.get()) is not None:
         return together(model, inputs, labels, cfg, seed, objective, correct)
@@ -126,19 +127,14 @@ def fit(
         loss = objective(model, x, y)
         if not losses.add(loss):
             raise _diverged(losses, cfg)
-        optimizer.zero_grad()
-        if scaler is None:
-            loss.backward()
-        else:
-            (loss * scaler.scale[0]).backward()
-            optimizer.skip = scaler.unscale(parameters)
+        optimizer.lr = rate_at(cfg, losses.steps - 1, planned)
+        backward(loss, optimizer, scaler)
         if cfg.clip is not None:
             nn.utils.clip_grad_norm_(parameters, cfg.clip)
         if correct is not None:
             for name, p in model.named_parameters():
                 if p.grad is not None:
                     p.grad = correct(name, p.grad)
-        optimizer.lr = rate_at(cfg, losses.steps - 1, planned)
         optimizer.step()
     optimizer.zero_grad()
     model.eval()
@@ -148,7 +144,20 @@ def fit(
         raise _diverged(losses, cfg)
     if not finite:
         raise Diverged(f"weights that are not finite after {steps} steps; lower lr ({cfg.lr:g}) or set clip", steps)
-    return Fitted(steps, sum_of_rates(cfg, steps, planned), mean)
+    skipped = skipped_by(scaler)
+    lr_sum = skipped.rates if skipped.steps else sum_of_rates(cfg, steps, planned)
+    return Fitted(steps, lr_sum, mean, skipped.steps)
+
+
+_WIDER = "set engine.precision to bf16 or float32"
+
+
+def skipped_by(scaler: Scaler | None) -> Skipped:
+    """What a scale, if there is one, did to a training; raises `Diverged` if it came to nothing: a read."""
+    skipped = Skipped() if scaler is None else scaler.skipped()
+    if skipped.all_lost:
+        raise Diverged(f"gradients too large for fp16, {skipped.steps} steps skipped; {_WIDER}", skipped.steps)
+    return skipped
 
 
 def _diverged(losses: Losses, cfg: Local) -> Diverged:
@@ -165,7 +174,7 @@ def _divided(objective: Objective, parts: int, normalised: bool, batch: int, sca
     if normalised:
         why = "a model with BatchNorm in training cannot take a minibatch in pieces"
     if scaler is not None:
-        why = "gradients of fp16 cannot be summed in pieces; set engine.precision to bf16 or float32"
+        why = f"gradients of fp16 cannot be summed in pieces; {_WIDER}"
     if not getattr(objective, "of_samples", False):
         why = "this method's loss is not a mean over samples, so a minibatch cannot be taken in pieces"
     if why:
@@ -208,7 +217,7 @@ def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, se
     """The gradient of the mean cross-entropy over all samples, for every parameter; `model` is used up.
 
     In training mode, as `fit` sees the model, so batch by batch where BatchNorm makes the batch matter. `seed` decides
-    what is drawn of samples that are fresh.
+    what is drawn of samples that are fresh. Always in full precision: nothing here skips a gradient that overflows.
     """
     inputs, labels = with_model(model, inputs, labels)
     smallest = 2 if has_batchnorm(model) and min(batch, len(labels)) > 1 else 1
@@ -217,7 +226,8 @@ def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, se
     for i, rows in enumerate(torch.arange(len(labels)).split(batch)):
         x, y = draw(inputs, rows, _draw_seed(seed, i)), take(labels, rows)
         if len(y) >= smallest:
-            (cross_entropy(model, x, y) * (len(y) / len(labels))).backward()
+            with full_precision(device_of(model)):
+                (cross_entropy(model, x, y) * (len(y) / len(labels))).backward()
     return {
         name: torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in model.named_parameters(remove_duplicate=False)

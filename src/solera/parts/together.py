@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from ..devices import pieces, tricks_of
+from ..devices import full_precision, pieces, tricks_of
 from ..tensors import Inputs, device_of, sent
 from .local import (
     TOO_LARGE,
@@ -122,7 +122,8 @@ def fit_together(trainings: Sequence[Training]) -> list[Fitted | Diverged]:
             losses = _losses(models[0], (_some(stacked[0], at), _some(stacked[1], at)), x, y)
             if received:
                 losses = losses + _pull(trainings[0], _some(trained, at), _some(received, at))
-            losses.sum().backward()
+            with full_precision(device):
+                losses.sum().backward()
             watched.add(rows, at, losses.detach())
         moving = watched.going(drawn)
         for i in moving:

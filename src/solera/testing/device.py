@@ -9,6 +9,8 @@ the same row of `devices.TRICKS`. What is different is what a program may do:
   all processes of a run;
 - the memory has a limit, if one is set: what would exceed it raises `torch.OutOfMemoryError`.
 
+Under `torch.autocast` operators get the types that CUDA's would get (`autocast.py`).
+
 It shows where tensors are and when they move, not how fast anything is. In table "cpu" dropout draws from the CPU's
 generator, for equal bits; in table "accelerator" from one of the device's own, which nobody else can see.
 
@@ -39,6 +41,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from ..compute import FINDERS, Device, Finder, _found
 from ..devices import _OPENED, TRICKS
+from . import autocast
 
 NAME = "sim"
 Table = Literal["cpu", "accelerator"]
@@ -182,6 +185,9 @@ class SimTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
+
+    def new_tensor(self, data: Any, *, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[override]
+        return torch.tensor(data, dtype=dtype or self.dtype).to(self.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SimTensor":
         if id(self) not in memo:
@@ -405,15 +411,18 @@ class _Sim:
         self.copied: Counter[int] = Counter()  # to the device by this process, by where they were
         self.failed = ""  # why memory ran out, if nobody has been told
         self.generator = torch.Generator()
-        self.library: Any = None
+        self.libraries: list[torch.library.Library] = []  # they hold what is registered
 
     def register(self) -> None:
         """Make torch know the device. Once in a process, for good."""
-        if self.library is not None:
+        if self.libraries:
             return
         _setup_privateuseone_for_python_backend(NAME, _Module(f"torch.{NAME}"))
-        self.library = torch.library.Library("_", "IMPL")
-        self.library.fallback(lambda op, *args, **kwargs: _run(op, args, kwargs), "PrivateUse1")
+        others, aten_library = (torch.library.Library(name, "IMPL") for name in ("_", "aten"))
+        others.fallback(lambda op, *args, **kwargs: _run(op, args, kwargs), "PrivateUse1")
+        others.fallback(torch.library.fallthrough_kernel, autocast.KEY)
+        autocast.register(aten_library, lambda a: isinstance(a, SimTensor))
+        self.libraries = [others, aten_library]
 
 
 SIM = _Sim()
