@@ -260,6 +260,7 @@ class Tricks:
     adam: Callable[..., None]
     set_allocator: Callable[[], bool]
     look_every: int
+    reads_in_steps: bool
     context: int = 0
 
 
@@ -275,6 +276,7 @@ _ACCELERATOR = Tricks(
     adam=torch._fused_adam_,
     set_allocator=_leave_alone,  # torch keeps what is freed on a device anyway
     look_every=50,  # steps: reading a loss makes the program wait for all that was queued before it
+    reads_in_steps=False,  # so what a step does may not depend on numbers that it would have to read, either
 )
 
 TRICKS: dict[str, Tricks] = {
@@ -286,6 +288,7 @@ TRICKS: dict[str, Tricks] = {
         adam=torch._fused_adam_,
         set_allocator=keep_freed_memory,  # pages that are cleared again and again take up to a tenth of a step
         look_every=1,  # a loss is there as soon as it is computed: a training that diverges ends at that very step
+        reads_in_steps=True,  # texts by their lengths: a fifth less time than with all padding
     ),
     # Every process that uses the device takes this much of its memory for the driver, which no allocator counts.
     "cuda": dataclasses.replace(_ACCELERATOR, context=512 << 20),

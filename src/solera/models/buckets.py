@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from solera.devices import tricks_of
+from solera.tensors import sent
 
 BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens; longer texts are read in full
 
@@ -25,10 +26,10 @@ def real(ids: Tensor, padding: int) -> Tensor:
 
 
 def bucket_of(ids: Tensor, padding: int) -> Tensor:
-    """The length in which each text is read. int64 [n]"""
+    """The length in which each text is read. int64 [n], on the CPU: a device is asked once."""
     places = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    needed = (places * real(ids, padding)).amax(1)
-    sizes = torch.tensor([*(b for b in BUCKETS if b < ids.shape[1]), ids.shape[1]], device=ids.device)
+    needed = (places * real(ids, padding)).amax(1).cpu()
+    sizes = torch.tensor([*(b for b in BUCKETS if b < ids.shape[1]), ids.shape[1]])
     return sizes[torch.searchsorted(sizes, needed)]
 
 
@@ -37,15 +38,21 @@ def in_buckets(read: Callable[[Tensor], Tensor], ids: Tensor, padding: int, trai
 
     Where answers have to have the same bits in any company (not in training) a bucket is filled up with copies of its
     last text to as many rows as the device needs for that.
+
+    An accelerator reads the texts of a training in full length, padding and all: what they need would have to be read
+    back from it at every step.
     """
+    tricks = tricks_of(ids.device)
     if torch.jit.is_tracing() or torch.compiler.is_compiling():  # an exported model has one path for all texts
+        return read(ids)
+    if training and not tricks.reads_in_steps:
         return read(ids)
     buckets = bucket_of(ids, padding)
     sizes = buckets.unique().tolist()
-    least = 1 if training else tricks_of(ids.device).least_rows
+    least = 1 if training else tricks.least_rows
     places, parts = [], []
     for size in sizes:
-        rows = (buckets == size).nonzero().flatten()
+        rows = sent((buckets == size).nonzero().flatten(), ids.device)
         some = ids[rows, :size]
         if len(rows) < least:
             some = torch.cat([some, some[-1:].expand(least - len(rows), size)])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from solera.devices import tricks_of
 from solera.encodings import Encoding, Text
 from solera.errors import ConfigError
 from solera.models.buckets import in_buckets, real
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 PREFIX = "hf:"
 Weights = Literal["pretrained", "random"]
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+ADDED = ("albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")  # take a ready-made mask
 
 
 class Encoder(nn.Module):
@@ -55,13 +57,21 @@ class Encoder(nn.Module):
         if self.pairs is not None:
             ends = (ids == self.pairs).long()
             more["token_type_ids"] = (ends.cumsum(1) - ends).clamp(max=1) * mask
-        said = self.model(input_ids=ids, attention_mask=mask.long(), **more)
+        said = self.model(input_ids=ids, attention_mask=self._seen(mask), **more)
         tokens: Tensor = said.last_hidden_state
         if self.mean:
             weight = mask.unsqueeze(-1).to(tokens.dtype)
             return (tokens * weight).sum(1) / weight.sum(1)
         pooled = getattr(said, "pooler_output", None)
         return tokens[:, 0] if pooled is None else pooled
+
+    def _seen(self, mask: Tensor) -> Tensor:
+        """Which tokens attention sees: as the library wants it or, where it would read from the device whether there is
+        any padding at all, as what it makes of that, to be added to the scores."""
+        if tricks_of(mask.device).reads_in_steps or self.model.config.model_type not in ADDED:
+            return mask.long()
+        lowest = torch.finfo(torch.float32).min
+        return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, lowest)[:, None, None]
 
 
 # ---- by name -----------------------------------------------------------------------------------------------

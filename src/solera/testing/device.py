@@ -36,7 +36,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ..compute import FINDERS, Device, Finder, _found
@@ -254,6 +254,49 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_map(wrap, out)
 
 
+# torch makes these of other operators on a device than on the CPU. Here they run as one, on the CPU's kernels.
+_WHOLE = {"lstm.input": aten.lstm.input, "scaled_dot_product_attention": aten.scaled_dot_product_attention.default}
+
+
+class _Whole(torch.autograd.Function):
+    """One of them, and its gradient: the CPU's bits. What it keeps for the backward pass counts as no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Any, form: Any, index: int, *leaves: Any) -> tuple[Tensor, ...]:
+        wanted = ctx.needs_input_grad[3:]
+        raw = [leaf.raw.detach().requires_grad_(w) if isinstance(leaf, SimTensor) else leaf
+               for leaf, w in zip(leaves, wanted, strict=True)]  # fmt: skip
+        args, kwargs = tree_unflatten(raw, form)
+        with torch.set_grad_enabled(any(wanted)), _drawing(op, {}):
+            out = op(*args, **kwargs)
+        ctx.out = (out,) if isinstance(out, Tensor) else tuple(out)
+        ctx.given, ctx.wanted, ctx.index = raw, wanted, index
+        ctx.set_materialize_grads(False)
+        return tuple(SimTensor(o.detach(), None, index) for o in ctx.out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        _same_threads()
+        pairs = [(o, g.raw) for o, g in zip(ctx.out, grads, strict=True) if g is not None]
+        given = [t for t, w in zip(ctx.given, ctx.wanted, strict=True) if w]
+        found = iter(torch.autograd.grad([o for o, _ in pairs], given, [g for _, g in pairs], allow_unused=True))
+        back = [next(found) if w else None for w in ctx.wanted]
+        return None, None, None, *(None if g is None else SimTensor(g, None, ctx.index) for g in back)
+
+
+def _as_one(op: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        leaves, form = tree_flatten((args, kwargs))
+        sims = [a for a in leaves if isinstance(a, SimTensor)]
+        _refuse_mixed(op, [a for a in leaves if isinstance(a, Tensor)], sims[0].device.index)
+        SIM.shared.mine[COUNTS.index("operators")] += 1
+        _same_threads()
+        out = _Whole.apply(op, form, sims[0].device.index, *leaves)
+        return out if len(out) > 1 else out[0]
+
+    return kernel
+
+
 def _raw(a: Any) -> Any:
     return a.raw if isinstance(a, SimTensor) else a
 
@@ -422,6 +465,8 @@ class _Sim:
         others.fallback(lambda op, *args, **kwargs: _run(op, args, kwargs), "PrivateUse1")
         others.fallback(torch.library.fallthrough_kernel, autocast.KEY)
         autocast.register(aten_library, lambda a: isinstance(a, SimTensor))
+        for name, op in _WHOLE.items():
+            aten_library.impl(name, _as_one(op), "AutogradPrivateUse1")
         self.libraries = [others, aten_library]
 
 

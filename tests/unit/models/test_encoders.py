@@ -1,5 +1,6 @@
 """Encoders: in folders of Hugging Face's format, out of the MiniLM package, and by published configurations."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 
 from encoders import write_encoder, write_tokenizer
+from solera.devices import TRICKS
 from solera.errors import ConfigError
 from solera.models import buckets, build, encoding_of, model_info
-from solera.models.hf import digest_of, origins_of
+from solera.models.hf import ADDED, Encoder, _random, digest_of, origins_of
 from solera.models.zoo import encoders
 from solera.parts.local import logits_of
 from solera.plugins import absolute, architectures
@@ -101,6 +103,30 @@ def test_a_text_is_read_in_a_length_that_depends_on_it_alone():
     found = buckets.in_buckets(lambda x: seen.append(tuple(x.shape)) or x.sum(1, keepdim=True), ids, 0, True)
     assert seen == [(2, 8), (1, 16), (1, 64)]
     assert found.flatten().tolist() == [15, 40, 45, 320]
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_a_ready_made_mask_means_what_the_librarys_own_does(kind, monkeypatch):
+    """On an accelerator attention is told what to add to its scores, so that nothing has to be read from there."""
+    import transformers
+
+    torch.manual_seed(0)
+    small = {"vocab_size": 40, "max_position_embeddings": 24, "intermediate_size": 16, "hidden_dim": 16, "dim": 16}
+    sizes = {"hidden_size": 16, "embedding_size": 16, "num_hidden_layers": 2, "n_layers": 2, "n_heads": 2}
+    config = transformers.CONFIG_MAPPING[kind](**small, **sizes, num_attention_heads=2, pad_token_id=0)
+    model = Encoder(_random(config, kind), 0, None, False, {}).eval()
+    ids = torch.randint(5, 40, (5, 12))
+    for row, length in enumerate((1, 4, 7, 11, 12)):
+        ids[row, length:] = 0
+    usual = model._read(ids), model._read(ids[-1:])
+    monkeypatch.setitem(TRICKS, "cpu", dataclasses.replace(TRICKS["cpu"], reads_in_steps=False))
+    given = []
+    model.model.register_forward_pre_hook(
+        lambda m, args, kw: given.append(kw["attention_mask"].shape), with_kwargs=True
+    )
+    assert torch.equal(model._read(ids), usual[0])
+    assert torch.equal(model._read(ids[-1:]), usual[1])
+    assert given == [(5, 1, 1, 12), (1, 1, 1, 12)]
 
 
 def test_gradients_reach_every_text(folder):
