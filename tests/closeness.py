@@ -34,7 +34,7 @@ def _split(make: Any, last: str) -> Any:
 
 
 def apart(one: Result, other: Result) -> float:
-    """The largest difference between two numbers at the same place: of models, of what clients keep, or of the state."""
+    """The largest difference between two numbers at one place: of models and of what clients keep, or of the state."""
     pairs: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
     assert one.models.keys() == other.models.keys()
     pairs += [(one.models[name].weights, other.models[name].weights) for name in one.models]
@@ -43,7 +43,7 @@ def apart(one: Result, other: Result) -> float:
     pairs += [(kept[0][k], kept[1][k]) for k in kept[0]]
     if not any(
         a for a, _ in pairs
-    ):  # of other methods a generator is there, whose biases before BatchNorm do not matter
+    ):  # others may have a generator there, whose biases before BatchNorm are noise
         pairs.append((dict(tensors_of(one.state)), dict(tensors_of(other.state))))
     assert all(a.keys() == b.keys() for a, b in pairs)
     return max(float((a[n].double() - b[n].double()).abs().max()) for a, b in pairs for n in a if a[n].numel())
