@@ -41,9 +41,7 @@ def apart(one: Result, other: Result) -> float:
     kept = [_kept(result.out) for result in (one, other)]
     assert kept[0].keys() == kept[1].keys()
     pairs += [(kept[0][k], kept[1][k]) for k in kept[0]]
-    if not any(
-        a for a, _ in pairs
-    ):  # others may have a generator there, whose biases before BatchNorm are noise
+    if not any(a for a, _ in pairs):  # others may have a generator there, whose biases before BatchNorm are noise
         pairs.append((dict(tensors_of(one.state)), dict(tensors_of(other.state))))
     assert all(a.keys() == b.keys() for a, b in pairs)
     return max(float((a[n].double() - b[n].double()).abs().max()) for a, b in pairs for n in a if a[n].numel())
