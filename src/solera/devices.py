@@ -261,6 +261,7 @@ class Tricks:
     set_allocator: Callable[[], bool]
     look_every: int
     context: int = 0
+    float64: bool = True
 
 
 def _leave_alone() -> bool:
@@ -289,7 +290,7 @@ TRICKS: dict[str, Tricks] = {
     ),
     # Every process that uses the device takes this much of its memory for the driver, which no allocator counts.
     "cuda": dataclasses.replace(_ACCELERATOR, context=512 << 20),
-    "mps": _ACCELERATOR,
+    "mps": dataclasses.replace(_ACCELERATOR, float64=False),  # Metal has no such type: torch raises
     "xpu": _ACCELERATOR,
 }
 
@@ -300,6 +301,20 @@ def tricks_of(device: torch.device) -> Tricks:
         return TRICKS[device.type]
     except KeyError:
         raise ConfigError(f"nothing can be computed on {str(device)!r}; there is {', '.join(TRICKS)}") from None
+
+
+def finest_type(device: torch.device) -> torch.dtype:
+    """The type for sums on a device: float64, or float32 where it has no other."""
+    return torch.float64 if tricks_of(device).float64 else torch.float32
+
+
+def finest(tensor: Tensor) -> Tensor:
+    """`tensor` in the type for sums on its device.
+
+    It stays there: on the CPU a sum would be finer, but a training that asks its teachers at every step would wait for
+    the device as often.
+    """
+    return tensor.to(finest_type(tensor.device))
 
 
 _OPENED: set[str] = set()  # kinds of devices, besides the CPU, that this process computes on

@@ -15,7 +15,7 @@ from torch import nn
 
 from solera.cli.doctor import devices
 from solera.compute import Compute, compute_of
-from solera.devices import TRICKS, Placement
+from solera.devices import TRICKS, Placement, finest
 from solera.engines import EngineConfig
 from solera.errors import ConfigError
 from solera.parts.distill import Distill, distill
@@ -75,6 +75,25 @@ def test_devices_do_not_mix(sim):
 def test_two_of_them_do_not_mix_either():
     with simulated_device(count=2), pytest.raises(RuntimeError, match="sim:0 and sim:1"):
         _ = torch.ones(2, device="sim:0") + torch.ones(2, device="sim:1")
+
+
+def test_a_device_may_have_no_float64():
+    with simulated_device(float64=False):
+        x = there(torch.ones(3, dtype=torch.float32))
+        for wrong in (
+            lambda: x.double(),
+            lambda: there(torch.ones(1, dtype=torch.float64)),
+            lambda: x.sum(dtype=torch.float64),
+        ):
+            with pytest.raises(TypeError, match="doesn't support float64"):
+                wrong()
+        assert (x * 0.5 + torch.tensor(1.0, dtype=torch.float64)).tolist() == [
+            1.5
+        ] * 3  # a number may come from anywhere
+        assert finest(x).dtype == torch.float32
+    with simulated_device():
+        assert finest(there(torch.ones(3))).dtype == torch.float64
+    assert finest(torch.ones(3)).dtype == torch.float64
 
 
 def test_copies_and_reads_are_counted(sim):

@@ -43,6 +43,9 @@ NAME = "sim"
 Table = Literal["cpu", "accelerator"]
 DEVICES, PROCESSES = 4, 512  # at most
 MIB = 1 << 20
+NO_FLOAT64 = (
+    f"Cannot convert a {NAME} Tensor to float64 dtype as the framework doesn't support float64"  # as mps says it
+)
 aten = torch.ops.aten
 
 # What a process counts. The numbers of all processes are in memory that they share.
@@ -173,6 +176,8 @@ class SimTensor(torch.Tensor):
             device=torch.device(NAME, index),
             requires_grad=False,
         )
+        if raw.dtype == torch.float64 and not SIM.float64:
+            raise TypeError(NO_FLOAT64)
         made.raw = raw
         made.block = block or _Block(index, raw.untyped_storage().nbytes())
         return made
@@ -413,6 +418,7 @@ class _Sim:
     def __init__(self) -> None:
         self.shared = _Shared()
         self.table: Table = "cpu"
+        self.float64 = True
         self.count, self.used, self.peak, self.threads = 0, False, 0, 1
         self.memory: int | None = None
         self.copied: Counter[int] = Counter()  # to the device by this process, by where they were
@@ -479,26 +485,28 @@ def _look() -> list[Device]:
 
 @contextlib.contextmanager
 def simulated_device(
-    table: Table = "cpu", count: int = 1, memory: int | None = None, auto: bool = False
+    table: Table = "cpu", count: int = 1, memory: int | None = None, auto: bool = False, float64: bool = True
 ) -> Iterator[Simulated]:
     """`count` devices "sim" with so many bytes of `memory` each (None: no limit), for as long as the context lasts.
 
     `table` says which row of `devices.TRICKS` they get: the CPU's, or that of an accelerator. `auto`: whether
-    `engine.device = "auto"` takes one.
+    `engine.device = "auto"` takes one. Without `float64` a tensor of that type is refused there, as Apple's "mps" does.
     """
     if not 1 <= count <= DEVICES:
         raise ValueError(f"count = {count}: 1 to {DEVICES}")
     SIM.register()
     SIM.shared, SIM.table, SIM.count, SIM.memory, SIM.failed = _Shared(), table, count, memory, ""
+    SIM.float64 = float64
     SIM.generator.manual_seed(0)
-    TRICKS[NAME] = TRICKS["cpu"] if table == "cpu" else dataclasses.replace(TRICKS["cuda"], context=0)
+    row = TRICKS["cpu" if table == "cpu" else "cuda"]
+    TRICKS[NAME] = dataclasses.replace(row, context=0, float64=float64)
     FINDERS[NAME] = Finder(lambda: True, _look, auto, elsewhere=False)
     _found.cache_clear()
     SIM.copied.clear()
     try:
         yield Simulated(SIM.shared)
     finally:
-        SIM.count, SIM.memory = 0, None
+        SIM.count, SIM.memory, SIM.float64 = 0, None, True
         del TRICKS[NAME], FINDERS[NAME]
         _OPENED.discard(NAME)
         _found.cache_clear()
