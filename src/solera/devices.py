@@ -262,6 +262,7 @@ class Tricks:
     look_every: int
     reads_in_steps: bool
     context: int = 0
+    float64: bool = True
 
 
 def _leave_alone() -> bool:
@@ -292,7 +293,7 @@ TRICKS: dict[str, Tricks] = {
     ),
     # Every process that uses the device takes this much of its memory for the driver, which no allocator counts.
     "cuda": dataclasses.replace(_ACCELERATOR, context=512 << 20),
-    "mps": _ACCELERATOR,
+    "mps": dataclasses.replace(_ACCELERATOR, float64=False),  # Metal has no such type: torch raises
     "xpu": _ACCELERATOR,
 }
 
@@ -312,6 +313,20 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[An
     """
     half = torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
+
+
+def finest_type(device: torch.device) -> torch.dtype:
+    """The type for sums on a device: float64, or float32 where it has no other."""
+    return torch.float64 if tricks_of(device).float64 else torch.float32
+
+
+def finest(tensor: Tensor) -> Tensor:
+    """`tensor` in the type for sums on its device.
+
+    It stays there: on the CPU a sum would be finer, but a training that asks its teachers at every step would wait for
+    the device as often.
+    """
+    return tensor.to(finest_type(tensor.device))
 
 
 _OPENED: set[str] = set()  # kinds of devices, besides the CPU, that this process computes on

@@ -4,6 +4,9 @@
 """
 
 import copy
+import os
+import pathlib
+import time
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from torch import nn
 
 from solera.cli.doctor import devices
 from solera.compute import Compute, compute_of
-from solera.devices import TRICKS, Placement
+from solera.devices import TRICKS, Placement, finest
 from solera.engines import EngineConfig
 from solera.errors import ConfigError
 from solera.parts.distill import Distill, distill
@@ -74,6 +77,25 @@ def test_two_of_them_do_not_mix_either():
         _ = torch.ones(2, device="sim:0") + torch.ones(2, device="sim:1")
 
 
+def test_a_device_may_have_no_float64():
+    with simulated_device(float64=False):
+        x = there(torch.ones(3, dtype=torch.float32))
+        for wrong in (
+            lambda: x.double(),
+            lambda: there(torch.ones(1, dtype=torch.float64)),
+            lambda: x.sum(dtype=torch.float64),
+        ):
+            with pytest.raises(TypeError, match="doesn't support float64"):
+                wrong()
+        assert (x * 0.5 + torch.tensor(1.0, dtype=torch.float64)).tolist() == [
+            1.5
+        ] * 3  # a number may come from anywhere
+        assert finest(x).dtype == torch.float32
+    with simulated_device():
+        assert finest(there(torch.ones(3))).dtype == torch.float64
+    assert finest(torch.ones(3)).dtype == torch.float64
+
+
 def test_copies_and_reads_are_counted(sim):
     x = there(torch.ones(8))
     x.copy_(torch.zeros(8))
@@ -98,6 +120,75 @@ def test_memory_has_a_limit():
         del held
         assert sim.in_use() == 0
         assert sim.counts()["failed"] == 1
+
+
+def test_what_is_left_of_an_earlier_context_takes_no_memory():
+    with simulated_device(memory=MIB) as before:
+        held = torch.zeros(MIB // 8, device="sim")
+    with simulated_device(memory=MIB) as sim:
+        assert (sim.in_use(), sim.most_used()) == (0, 0)
+        torch.zeros(MIB // 4, device="sim")  # all of it
+        assert (sim.most_used(), sim.counts()["failed"]) == (MIB, 0)
+        assert before.in_use() == MIB // 2
+        del held
+        assert (before.in_use(), sim.in_use()) == (0, 0)
+
+
+def in_a_child(work):
+    """Begin `work` in a process of its own, which ends with all that `work` returned still in use; its number."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            held = work()
+            os._exit(0 if held is not None else 1)
+        finally:
+            os._exit(2)
+    return pid
+
+
+def state_of(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_memory_of_a_process_that_has_ended_is_free_before_its_parent_knows():
+    with simulated_device(memory=MIB) as sim:
+        pid = in_a_child(lambda: torch.zeros(MIB // 8, device="sim"))
+        try:
+            while state_of(pid) != "Z":  # ended, and nobody has asked how
+                time.sleep(0.001)
+            assert sim.in_use() == MIB // 2
+            torch.zeros(MIB // 4, device="sim")  # all of it
+            assert (sim.most_used(), sim.counts()["failed"]) == (MIB, 0)
+        finally:
+            os.waitpid(pid, 0)
+
+
+def test_two_processes_that_ask_at_once_get_what_there_is():
+    """Each asks for half of the memory, again and again: there is always enough."""
+
+    def ask():
+        for _ in range(300):
+            torch.zeros(MIB // 8, device="sim")
+        return True
+
+    with simulated_device(memory=MIB) as sim:
+        pids = [in_a_child(ask) for _ in range(2)]
+        assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
+        assert sim.counts()["failed"] == 0
+        assert sim.in_use() == 0
+
+
+def test_threads_of_torch_count_what_they_free():
+    """Backward passes take and free in a thread of torch's, beside this one: nothing is lost, nothing is late."""
+    with simulated_device() as sim:
+        model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))).to("sim")
+        x, seen = there(torch.ones(64, 16)), set()
+        for _ in range(30):
+            model(x).sum().backward()
+            seen.add(sim.in_use())
+        assert seen == {4 * (64 * 16 + 2 * 6 * (16 * 16 + 16))}  # the samples, the model and its gradients
+        del model, x
+        assert sim.in_use() == 0
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

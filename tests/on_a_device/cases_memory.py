@@ -180,7 +180,6 @@ def test_three_architectures_fill_a_device_and_never_take_more_than_there_is(tmp
     assert max(e["beside"] for e in second) >= 1  # side by side
 
 
-@pytest.mark.slow
 def test_who_runs_out_of_memory_beside_others_runs_again_alone(tmp_path):
     _, (digest, *_) = in_a_fork(run, tmp_path / "free", None, "inprocess")
     done, (again, _, _, lost) = in_a_fork(run, tmp_path / "full", 18 * MIB, "processes", True)
@@ -228,7 +227,6 @@ def trained(limit, objective=cross_entropy, norm=None, batch=256):
         return weights, pieces, sim.most_used()
 
 
-@pytest.mark.slow  # what is in use varies with the moment at which torch's threads let go of a backward pass
 @pytest.mark.parametrize("mu", [0.0, 0.1])
 def test_a_minibatch_that_does_not_fit_is_computed_in_pieces(mu):
     def objective():
@@ -245,7 +243,6 @@ def test_a_minibatch_that_does_not_fit_is_computed_in_pieces(mu):
         torch.testing.assert_close(divided[name], t, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.slow  # what is in use varies with the moment at which torch's threads let go of a backward pass
 def test_what_cannot_be_divided_is_told():
     most = trained(None)[2]
     limit = int(0.7 * most)
@@ -257,7 +254,6 @@ def test_what_cannot_be_divided_is_told():
         trained(most // 8, batch=2)
 
 
-@pytest.mark.slow  # what is in use varies with the moment at which torch's threads let go of a backward pass
 def test_a_student_is_distilled_in_pieces():
     def student(limit):
         with simulated_device("accelerator", memory=limit) as sim:
@@ -281,7 +277,6 @@ def test_a_student_is_distilled_in_pieces():
         torch.testing.assert_close(divided[name], t, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.slow  # what is in use varies with the moment at which torch's threads let go of a backward pass
 def test_models_are_asked_about_fewer_samples_at_a_time():
     with simulated_device("accelerator") as sim:
         model, x = deep().to("sim"), samples(1000)[0].to("sim")

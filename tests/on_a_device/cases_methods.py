@@ -3,9 +3,14 @@
 `contract/test_on_a_device.py` runs this file in a process of its own: each method one round in that process.
 """
 
+import functools
+import pathlib
+import tempfile
+
 import pytest
 
 import solera.methods  # noqa: F401  (registers them)
+from closeness import apart
 from solera.config import RunConfig
 from solera.engines import EngineConfig
 from solera.federation import FederationConfig
@@ -19,6 +24,8 @@ from solera.testing.device import SIM, simulated_device
 
 SIM.register()  # before the first backward pass
 
+STATED = 1e-4  # one round with sums of float32: how far numbers may be from those with sums of float64
+
 
 def result(name, out, method=None, **engine):
     method = small(find_method(name)()) if method is None else method
@@ -29,15 +36,28 @@ def result(name, out, method=None, **engine):
     return found
 
 
+@functools.cache
+def on_the_cpu(name):
+    return result(name, pathlib.Path(tempfile.mkdtemp()) / "cpu", device="cpu")
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_has_the_bits_of_the_cpu(name, tmp_path):
-    wanted = result(name, tmp_path / "cpu", device="cpu")
+    wanted = on_the_cpu(name)
     with simulated_device() as sim:
         found = result(name, tmp_path / "sim", device="sim")
     assert sim.counts()["operators"] > 100
     assert found.digest == wanted.digest
     assert found.models.keys() == wanted.models.keys()
     assert {m.weights[n].device.type for m in found.models.values() for n in m.weights} <= {"cpu"}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_needs_no_float64_there(name, tmp_path):
+    """As on Apple's "mps": a tensor of float64 raises there. Sums over teachers are float32, those over clients not."""
+    with simulated_device(float64=False):
+        found = result(name, tmp_path / "sim", device="sim")
+    assert apart(on_the_cpu(name), found) <= STATED
 
 
 def test_labels_of_public_samples_are_where_models_are(tmp_path):

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..devices import finest
 from ..errors import ConfigError
 from .local import logits_of
 
@@ -27,6 +28,11 @@ class Consensus(NamedTuple):
     probs: Tensor  # s(x), [samples, classes]
     labels: Tensor  # y_s(x), [samples]
     dissent: Tensor  # s_div(x), [samples, classes]: sums to the weight A(x) of the dissenting teachers, not to 1
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """The softmax of the teachers' outputs, in the type for sums."""
+    return finest(logits).softmax(-1)
 
 
 def confidence(probs: Tensor) -> Tensor:
@@ -72,7 +78,7 @@ def check_weights(alpha: Tensor, probs: Tensor) -> None:
     if not isinstance(alpha, Tensor) or tuple(alpha.shape) != wanted:
         got = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha).__name__
         raise ConfigError(f"weights(probs, copies) returned {got}: a tensor [teachers, samples] = {wanted} is wanted")
-    sums = alpha.double().sum(0)
+    sums = finest(alpha).sum(0)
     if bool(probs.isfinite().all()) and not bool(((sums - 1).abs() < SUMS_TO_ONE).all()):
         raise ConfigError(
             f"weights(probs, copies): the weights of all teachers must sum to 1 for each sample, and they sum to "
@@ -96,9 +102,9 @@ def agreement(probs: Tensor, copies: Tensor | None = None, weights: Weighting = 
     dissenting = (n[:, None] * ~same).sum(0) / n.sum()
     return Agreement(
         weights(probs, copies).mean(1),
-        same.double().mean(1),
+        finest(same).mean(1),
         dissenting.mean().item(),
-        same.all(0).double().mean().item(),
+        finest(same.all(0)).mean().item(),
     )
 
 
@@ -110,7 +116,7 @@ class WeightedEnsemble:
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         logits = torch.stack([logits_of(model, inputs) for model in self.models])
-        found = consensus(logits.double().softmax(-1), None, self.weights)
+        found = consensus(probabilities(logits), None, self.weights)
         return found.probs.to(logits.dtype), found.labels
 
 
@@ -140,7 +146,7 @@ class ConsensusTeacher:
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         logits = torch.stack([logits_of(model, inputs) for model in self.models])
-        found = consensus(logits.double().softmax(-1), self.copies, self.weights)
+        found = consensus(probabilities(logits), self.copies, self.weights)
         return found.labels, found.dissent.to(logits.dtype)
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..devices import finest
+
 
 class Diversity(NamedTuple):
     """The means over pairs."""
@@ -26,11 +28,11 @@ def diversity(logits: Tensor, sets: Sequence[Sequence[int]]) -> Diversity | None
     pairs = sorted({(i, j) for own in sets for i in own for j in own if i < j})
     if not pairs or logits.shape[1] == 0:
         return None
-    log_p = logits.double().log_softmax(-1)
+    log_p = finest(logits).log_softmax(-1)
     choice, N = log_p.argmax(-1), logits.shape[1]
     crossed = torch.einsum("inc,jnc->ij", log_p.exp(), log_p) / N  # mean over x of sum_c p_i log p_j
     one, two = torch.tensor(pairs).T
-    differ = (choice[one] != choice[two]).double().mean().item()
+    differ = finest(choice[one] != choice[two]).mean().item()
     own = crossed.diagonal()
     kl = (own[one] - crossed[one, two] + own[two] - crossed[two, one]).mean().item() / 2
     return Diversity(differ, kl, len(pairs))

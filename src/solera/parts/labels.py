@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..devices import finest, finest_type
+
 
 class LabelSums:
     """Sums of class probabilities by the label of the sample, in float64 and in the order they are added."""
@@ -18,10 +20,11 @@ class LabelSums:
 
     def add(self, probs: Tensor, labels: Tensor) -> None:
         """Add the rows of `probs`, each with its label."""
-        self.sums = self.sums.to(probs.device)  # stays where the first predictions were
-        self.counts = self.counts.to(probs.device)
-        self.sums.index_add_(0, labels, probs.double())
-        self.counts.index_add_(0, labels, probs.new_ones(len(labels), dtype=torch.float64))
+        fine = finest_type(probs.device)
+        self.sums = self.sums.to(probs.device, fine)  # stays where the first predictions were
+        self.counts = self.counts.to(probs.device, fine)
+        self.sums.index_add_(0, labels, probs.to(fine))
+        self.counts.index_add_(0, labels, probs.new_ones(len(labels), dtype=fine))
 
     def means(self) -> Tensor:
         """The table: the mean for each label, zeros for labels without samples."""
@@ -34,7 +37,7 @@ def others(total: Tensor, own: Tensor) -> Tensor:
     The number of other clients with a label is not needed: each of their rows sums to 1, so dividing the difference by
     its sum gives the mean. If no other client holds the label, only rounding errors remain, and the row is 0.
     """
-    left = (total.double() - own.double()).clamp_min(0)
+    left = (finest(total) - finest(own)).clamp_min(0)
     holders = left.sum(-1, keepdim=True)
     return torch.where(holders > 0.5, left / holders, 0.0).float()
 
@@ -57,4 +60,4 @@ def reduce_entropy(mean: Tensor, temperature: float) -> Tensor:
     The most likely class stays the same. For probabilities and T = 0.1, a flat mean gets sharper, and a certain one
     gets slightly softer: its ratio becomes e^(1/T) : 1.
     """
-    return (mean.double() / temperature).softmax(-1).to(mean.dtype)
+    return (finest(mean) / temperature).softmax(-1).to(mean.dtype)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..devices import HALF, Indivisible, full_precision, pieces, tricks_of
+from ..devices import HALF, Indivisible, finest, full_precision, pieces, tricks_of
 from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
@@ -320,7 +320,7 @@ def score_tokens(said: Callable[[Tensor], Tensor], inputs: Inputs, labels: Tenso
         logs = said(take(inputs, rows))
         y = labels[rows].to(logs.device)
         right += int((logs.argmax(-1) == y).sum())
-        total -= logs.gather(-1, y[..., None]).double().sum().item()
+        total -= finest(logs.gather(-1, y[..., None])).sum().item()
     return Score(right, labels.numel(), total / labels.numel())
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..devices import finest, finest_type
 from ..settings import Problem, settings
 from ..tensors import Inputs, Shapes, Weights
 from .local import Fitted, Local, fit
@@ -69,11 +70,11 @@ def to_levels(w: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     size = w.detach().abs().flatten(1)
     if bits == 1:
         # In float64, so that the mean of equal numbers is that number and Q(Q(w)) = Q(w) to the bit.
-        scales = size.mean(1, dtype=torch.float64).to(w.dtype)
+        scales = size.mean(1, dtype=finest_type(w.device)).to(w.dtype)
         return torch.where(w.detach() >= 0, 1, -1).to(torch.int8), scales
     scales = size.amax(1)
-    by = _per_filter(scales, w).double()
-    levels = w.detach().double() / torch.where(by == 0, 1, by) * steps_of(bits)
+    by = finest(_per_filter(scales, w))
+    levels = finest(w.detach()) / torch.where(by == 0, 1, by) * steps_of(bits)
     return levels.round().to(torch.int8), scales
 
 

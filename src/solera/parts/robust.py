@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..tensors import Weights
+from ..devices import finest_type
+from ..tensors import CPU, Weights, sent
 
 FILTERED = 1024  # samples filtered at a time
 
@@ -30,7 +31,7 @@ def weighted_median(values: Tensor, weights: Sequence[float] | None = None) -> T
         ordered = values.sort(0).values
         return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
     ordered, order = values.sort(0)
-    share = torch.tensor(weights, dtype=torch.float64, device=order.device)[order].cumsum(0)
+    share = torch.tensor(weights, dtype=finest_type(order.device), device=order.device)[order].cumsum(0)
     half = share[-1:] / 2
     low = (share < half).sum(0, keepdim=True)  # the first entry whose cumulative share reaches half ...
     high = (share <= half).sum(0, keepdim=True)  # ... and the first that exceeds it
@@ -142,8 +143,11 @@ def filtered_mean(answers: Tensor, epsilon: float, passes: int = 2) -> Tensor:
     if not 0 <= epsilon < 0.5:
         raise ValueError(f"epsilon (the share of malicious teachers) must be in [0, 0.5), not {epsilon}")
     dropped = math.floor(epsilon * len(answers) / passes + 0.5)
+    there = answers.device
+    if finest_type(there) != torch.float64:  # a tie has to be told from rounding errors: nothing less will do
+        answers = sent(answers, CPU)
     parts = [_filtered(part.double().transpose(0, 1), dropped, passes) for part in answers.split(FILTERED, 1)]
-    return torch.cat(parts).to(answers.dtype)
+    return sent(torch.cat(parts).to(answers.dtype), there)
 
 
 def _filtered(kept: Tensor, dropped: int, passes: int) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..devices import finest
 from .teachers import entropy
 
 SUREST = 1e-6  # smallest entropy: the weight of a certain client stays finite
@@ -15,7 +16,7 @@ def reliable_weights(probs: Tensor, labels: Tensor) -> Tensor:
     softmax(1 / entropy) over the clients whose most likely class is the label; 0 for all others. A sample that no
     client gets right has only zeros.
     """
-    probs = probs.double()
+    probs = finest(probs)
     right = probs.argmax(-1) == labels
     score = (1 / entropy(probs).clamp_min(SUREST)).masked_fill(~right, -torch.inf)
     return score.softmax(0).masked_fill(~right, 0.0)  # a softmax over no client is NaN, and masked
@@ -27,8 +28,8 @@ def fused_logits(probs: Tensor, weights: Tensor) -> Tensor:
     These are logits minus one constant per client and sample, which does not change the softmax of the sum if the
     weights of the sample sum to 1. Probabilities of 0 count as the smallest positive float.
     """
-    logs = probs.clamp_min(torch.finfo(probs.dtype).tiny).double().log()
-    return (weights.double()[..., None] * logs).sum(0).to(probs.dtype)
+    logs = finest(probs.clamp_min(torch.finfo(probs.dtype).tiny)).log()
+    return (finest(weights)[..., None] * logs).sum(0).to(probs.dtype)
 
 
 def selective_loss(logits: Tensor, labels: Tensor, targets: Tensor, surprise: Tensor, share: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..devices import room_for
+from ..devices import finest, room_for
 from ..tensors import CPU, Inputs, Weights, beside, device_of, is_fresh, sent, take
 from .consensus import confidence
 from .local import logits_of
@@ -168,7 +168,7 @@ class Ensemble:
         total: list[Tensor] = []
         for model, a in zip(self.models, self.weights, strict=True):
             said = self._said(logits_of(model, inputs))
-            terms = [t.double().mul_(a) for t in said]
+            terms = [finest(t) * a for t in said]
             total = [s.add_(t) for s, t in zip(total, terms, strict=True)] if total else terms
         if self.rule == "confidence":  # if no model has any confidence, the weights are equal
             probs, sure, weighted = total
@@ -184,7 +184,7 @@ class Ensemble:
             return [logits]
         probs, h = soft_targets(logits, self.temperature)
         if self.rule == "confidence":
-            sure = confidence(probs.double())[..., None]
+            sure = confidence(finest(probs))[..., None]
             return [probs, sure, sure * probs]
         return [probs, h]
 
@@ -198,9 +198,9 @@ class Ensemble:
     def _of_all(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if self.rule == "median_probs":
             probs = torch.stack([soft_targets(z, self.temperature)[0] for z in logits])
-            middle = median_probs(probs.double(), self.weights).to(logits.dtype)
+            middle = median_probs(finest(probs), self.weights).to(logits.dtype)
             return middle, entropy(middle)
-        level = COMPARING[self.rule](logits.double(), self.weights)
+        level = COMPARING[self.rule](finest(logits), self.weights)
         share = level.new_tensor(self.weights).reshape(-1, 1, 1) / sum(self.weights)
         return soft_targets((level * share).sum(0).to(logits.dtype), self.temperature)
 

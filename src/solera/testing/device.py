@@ -23,12 +23,11 @@ for every device there is. A process that has such a thread cannot fork workers 
 import contextlib
 import dataclasses
 import fcntl
-import gc
 import mmap
 import os
 import threading
-import time
 import types
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -46,8 +45,10 @@ from . import autocast
 NAME = "sim"
 Table = Literal["cpu", "accelerator"]
 DEVICES, PROCESSES = 4, 512  # at most
-SETTLE_STEPS = 20  # of a millisecond each: how long memory that is in use may still be let go of
 MIB = 1 << 20
+NO_FLOAT64 = (
+    f"Cannot convert a {NAME} Tensor to float64 dtype as the framework doesn't support float64"  # as mps says it
+)
 aten = torch.ops.aten
 
 # What a process counts. The numbers of all processes are in memory that they share.
@@ -57,15 +58,23 @@ _COLUMNS = _USED + DEVICES + 1  # and whose row it is
 
 
 class _Shared:
-    """Numbers that the processes of a run write side by side, each in a row of its own."""
+    """Numbers that the processes of one context write side by side, each in a row of its own.
+
+    Every context has its own. A tensor that outlives its context, or a worker of it that is still ending, goes on
+    counting where nobody looks any more.
+    """
 
     def __init__(self) -> None:
         self._file = os.memfd_create("solera-sim")
+        weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, 8 * (PROCESSES * _COLUMNS + DEVICES + 1))
         whole = np.frombuffer(mmap.mmap(self._file, 0), dtype=np.int64)
         self.next, self.most = whole[:1], whole[1 : 1 + DEVICES]  # the next free row; the most in use at once
         self.rows = whole[1 + DEVICES :].reshape(PROCESSES, _COLUMNS)
         self._mine: tuple[int, Any] = (-1, None)
+        # Torch's threads free memory, too. The lock is taken again by its holder where a collection of garbage frees
+        # tensors in the middle of a request.
+        self.threads = threading.RLock()
 
     @property
     def mine(self) -> Any:
@@ -81,12 +90,13 @@ class _Shared:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
+        """One thread of one process at a time. The system takes the lock from a process that is killed."""
+        with self.threads:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def used(self, device: int) -> int:
         """Bytes in use by all processes."""
@@ -95,54 +105,60 @@ class _Shared:
     def reap(self) -> None:
         """What a process had that is no more is free, as with any device."""
         for row in self.rows[: int(self.next[0])]:
-            if not os.path.exists(f"/proc/{int(row[-1])}"):
+            if not _runs(int(row[-1])):
                 row[_USED:-1] = 0
-
-    def _settled(self, device: int) -> int:
-        """Bytes in use once torch's threads have let go of a backward pass: they do so after its caller goes on."""
-        if not _in_a_backward_pass():
-            for _ in range(SETTLE_STEPS):
-                if self.used(device) <= (SIM.memory or 0):
-                    break
-                time.sleep(0.001)  # the other threads need the interpreter to free what they hold
-        return self.used(device)
 
     def take(self, device: int, size: int) -> None:
         """Note bytes as used; raises if there are no more."""
-        self.mine[_USED + device] += size
-        used = self.used(device)
-        if SIM.memory is not None and used > SIM.memory:
-            self.reap()
-            used = self._settled(device)
-        if SIM.memory is not None and used > SIM.memory:
-            self.mine[COUNTS.index("failed")] += 1
-            why = (
-                f"{NAME}:{device} is out of memory: {size / MIB:.1f} MiB wanted, {(used - size) / MIB:.1f} MiB of "
-                f"{SIM.memory / MIB:.1f} MiB are in use"
-            )
-            if _in_a_backward_pass():  # torch aborts if a device written in Python raises there: the next operator does
-                SIM.failed = why
-                return
-            self.mine[_USED + device] -= size
+        mine = self.mine
+        with self.locked():  # or two processes that ask at once would both be refused what one of them could have
+            used = self.used(device) + size
+            if SIM.memory is not None and used > SIM.memory:
+                self.reap()
+                used = self.used(device) + size
+            if SIM.memory is not None and used > SIM.memory:
+                self._refuse(device, size, used - size)
+            else:
+                self.most[device] = max(int(self.most[device]), used)
+            mine[_USED + device] += size
+            SIM.peak = max(SIM.peak, int(mine[_USED + device]))
+
+    def _refuse(self, device: int, size: int, used: int) -> None:
+        self.mine[COUNTS.index("failed")] += 1
+        why = (
+            f"{NAME}:{device} is out of memory: {size / MIB:.1f} MiB wanted, {used / MIB:.1f} MiB of "
+            f"{(SIM.memory or 0) / MIB:.1f} MiB are in use"
+        )
+        if not _in_a_backward_pass():
             raise torch.OutOfMemoryError(why)
-        self.most[device] = max(int(self.most[device]), used)
-        SIM.peak = max(SIM.peak, int(self.mine[_USED + device]))
+        SIM.failed = why  # torch aborts if a device written in Python raises there: the next operator does
 
     def give_back(self, device: int, size: int) -> None:
-        self.mine[_USED + device] -= size
+        mine = self.mine
+        with self.threads:  # no other process writes to this row
+            mine[_USED + device] -= size
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process. One that has ended stays in the list until its parent has asked how."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 class _Block:
     """Memory of the device: of one storage, whatever the number of tensors that look at it."""
 
     def __init__(self, device: int, size: int):
-        self.device, self.size, self.pid = device, 0, os.getpid()
-        SIM.shared.take(device, size)
+        self.device, self.size, self.pid, self.shared = device, 0, os.getpid(), SIM.shared
+        self.shared.take(device, size)
         self.size = size
 
     def __del__(self) -> None:
         if self.size and self.pid == os.getpid():
-            SIM.shared.give_back(self.device, self.size)
+            self.shared.give_back(self.device, self.size)
 
 
 class SimTensor(torch.Tensor):
@@ -163,6 +179,8 @@ class SimTensor(torch.Tensor):
             device=torch.device(NAME, index),
             requires_grad=False,
         )
+        if raw.dtype == torch.float64 and not SIM.float64:
+            raise TypeError(NO_FLOAT64)
         made.raw = raw
         made.block = block or _Block(index, raw.untyped_storage().nbytes())
         return made
@@ -449,6 +467,7 @@ class _Sim:
     def __init__(self) -> None:
         self.shared = _Shared()
         self.table: Table = "cpu"
+        self.float64 = True
         self.count, self.used, self.peak, self.threads = 0, False, 0, 1
         self.memory: int | None = None
         self.copied: Counter[int] = Counter()  # to the device by this process, by where they were
@@ -473,22 +492,32 @@ class _Sim:
 SIM = _Sim()
 
 
+def _after_a_fork() -> None:
+    """A thread that the child has not may have had the lock."""
+    SIM.shared.threads = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_a_fork)
+
+
 @dataclasses.dataclass(frozen=True)
 class Simulated:
     """What happened on the device so far, in all processes."""
 
+    shared: _Shared
+
     def counts(self) -> dict[str, int]:
         """Copies to the device and back, their bytes, how many of them a program waits for, reads that it waits for,
         operators, failed requests."""
-        return dict(zip(COUNTS, SIM.shared.rows[:, :_USED].sum(0).tolist(), strict=True))
+        return dict(zip(COUNTS, self.shared.rows[:, :_USED].sum(0).tolist(), strict=True))
 
     def most_used(self, device: int = 0) -> int:
         """The most bytes that were in use at once."""
-        return int(SIM.shared.most[device])
+        return int(self.shared.most[device])
 
     def in_use(self, device: int = 0) -> int:
         """Bytes in use now."""
-        return SIM.shared.used(device)
+        return self.shared.used(device)
 
     def copies_of(self, tensor: Tensor) -> int:
         """How often this tensor of the CPU, or a part of it, was copied to the device as it is, by this process."""
@@ -497,9 +526,10 @@ class Simulated:
     def reset(self) -> None:
         """Count from zero."""
         SIM.copied.clear()
-        SIM.shared.rows[:, :_USED] = 0
-        SIM.shared.reap()
-        SIM.shared.most[:] = [SIM.shared.used(d) for d in range(DEVICES)]
+        with self.shared.locked():
+            self.shared.rows[:, :_USED] = 0
+            self.shared.reap()
+            self.shared.most[:] = [self.shared.used(d) for d in range(DEVICES)]
 
 
 def _look() -> list[Device]:
@@ -509,28 +539,28 @@ def _look() -> list[Device]:
 
 @contextlib.contextmanager
 def simulated_device(
-    table: Table = "cpu", count: int = 1, memory: int | None = None, auto: bool = False
+    table: Table = "cpu", count: int = 1, memory: int | None = None, auto: bool = False, float64: bool = True
 ) -> Iterator[Simulated]:
     """`count` devices "sim" with so many bytes of `memory` each (None: no limit), for as long as the context lasts.
 
     `table` says which row of `devices.TRICKS` they get: the CPU's, or that of an accelerator. `auto`: whether
-    `engine.device = "auto"` takes one.
+    `engine.device = "auto"` takes one. Without `float64` a tensor of that type is refused there, as Apple's "mps" does.
     """
     if not 1 <= count <= DEVICES:
         raise ValueError(f"count = {count}: 1 to {DEVICES}")
     SIM.register()
-    gc.collect()  # of what was there before, nothing may be left in cycles
-    SIM.table, SIM.count, SIM.memory, SIM.failed = table, count, memory, ""
+    SIM.shared, SIM.table, SIM.count, SIM.memory, SIM.failed = _Shared(), table, count, memory, ""
+    SIM.float64 = float64
     SIM.generator.manual_seed(0)
-    TRICKS[NAME] = TRICKS["cpu"] if table == "cpu" else dataclasses.replace(TRICKS["cuda"], context=0)
+    row = TRICKS["cpu" if table == "cpu" else "cuda"]
+    TRICKS[NAME] = dataclasses.replace(row, context=0, float64=float64)
     FINDERS[NAME] = Finder(lambda: True, _look, auto, elsewhere=False)
     _found.cache_clear()
-    seen = Simulated()
-    seen.reset()
+    SIM.copied.clear()
     try:
-        yield seen
+        yield Simulated(SIM.shared)
     finally:
-        SIM.count, SIM.memory = 0, None
+        SIM.count, SIM.memory, SIM.float64 = 0, None, True
         del TRICKS[NAME], FINDERS[NAME]
         _OPENED.discard(NAME)
         _found.cache_clear()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...federation import Federation, Replies
-from ...parts.consensus import Weighting, agreement, confidence_weights
+from ...parts.consensus import Weighting, agreement, confidence_weights, probabilities
 from ...parts.local import logits_of
 from ...parts.teachers import Build, Rule
 from ...server import Joint, Server
@@ -51,7 +51,7 @@ def note_teachers(
         inputs = server.public[some]
         logits = side_by_side(fed.seed, server, [partial(logits_of, model, inputs) for model in models.values()])
         copies = torch.tensor([fed.copies.get(k, 1) for k in models])
-        found = agreement(torch.stack(logits).flatten(1, -2).double().softmax(-1), copies, weights)
+        found = agreement(probabilities(torch.stack(logits).flatten(1, -2)), copies, weights)
         server.event(
             "teachers",
             clients=list(models)[:NOTED_TEACHERS],
