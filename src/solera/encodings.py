@@ -86,12 +86,17 @@ def digest_of(texts: Sequence[Text]) -> str:
 
 
 class _Take:
-    """A forward pre-hook that cuts a model's own columns out of its input."""
+    """A forward pre-hook that cuts a model's own columns out of its input.
+
+    A row that is no longer than these columns is the model's own already: a site holds no other tokenizer's.
+    """
 
     def __init__(self, start: int, stop: int):
         self.start, self.stop = start, stop
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if inputs[0].shape[1] == self.stop - self.start:
+            return inputs
         return (inputs[0][:, self.start : self.stop], *inputs[1:])
 
 

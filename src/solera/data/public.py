@@ -20,7 +20,7 @@ from annotated_types import Gt, Le, Lt
 from torch import Tensor, nn
 
 from ..devices import Placement
-from ..encodings import Text, digest_of
+from ..encodings import Columns, Text, digest_of
 from ..errors import ConfigError, DataError
 from ..settings import PositiveInt, Problem, Was, settings
 from ..tensors import sent
@@ -32,7 +32,7 @@ from .overlap import named_classes
 from .sampling import hold_out, torch_rng
 from .sites import Form
 from .sources import STL10, load, read_stl10_unlabelled
-from .text import LENGTH
+from .text import LENGTH, WORDS
 from .transforms import DEPTH, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
 
@@ -161,6 +161,16 @@ class Public:
             )
         return torch.randperm(len(self), generator=torch_rng(seed, "public round"))[:per_round].sort().values
 
+    def read_by(self, own: Columns) -> "Public":
+        """The same texts with the tokens of one tokenizer alone, as a party makes them that has no other."""
+        texts = None if own.encoding == WORDS else self.texts  # the digest of a site that reads words is of its tokens
+        raw = self.raw[:, own.start : own.stop].contiguous()
+        return Public(raw, self._mean, self._std, self.labels, self.augment, self._make, texts, self._place)
+
+    def as_stored(self) -> "Public":
+        """The same samples without their texts, as they are sent: the digest is that of the tokens."""
+        return Public(self.raw, self._mean, self._std, self.labels, self.augment, self._make, None, self._place)
+
     def subset(self, indices: Tensor) -> "Public":
         """Only these samples, in this order."""
         labels = None if self.labels is None else self.labels[indices]
@@ -250,8 +260,8 @@ def public_from_dataset(task: Dataset | Form, other: Dataset, cfg: PublicConfig,
         )
     if task.task == "causal-lm":
         return _public_blocks(task, other, cfg, seed)
-    if task.columns and not other.columns:
-        other = other.encoded([c.encoding for c in task.columns])
+    if task.vocabulary and not other.columns:
+        other = other.encoded([c.encoding for c in task.columns] or [WORDS], task.length)
     if task.vocabulary != other.vocabulary:
         raise ConfigError(
             f"public.name: {other.name} has {other.vocabulary} token ids, the task {task.name} {task.vocabulary}; "

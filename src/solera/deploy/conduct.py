@@ -212,18 +212,20 @@ def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapp
     public = scenario.public
     if public is None or config.public.where != "server" or config.method.traits().public != "everywhere":
         return
-    if public.texts is not None or config.public.source in ("noise", "generator"):
+    if config.public.source in ("noise", "generator"):
         raise ConfigError(
             f"public.where = 'server': samples of source {config.public.source!r} are made, not sent; set "
             "public.where = 'everywhere', and [public] in each site's file"
         )
-    engine.public = public.digest
+    samples = {A: scenario.public_for(A).as_stored() for A in scenario.server.architectures}
+    engine.public = {k: samples[info.architecture].digest for k, info in scenario.roster.items()}
     asked = engine.greet(list(said), scenario.seed)
     lacking = sorted(set(scenario.roster) - {k for k, facts in asked.items() if facts.get("has_public") is True})
-    if lacking:
-        blob = encode(Samples(public.raw, public.labels))
-        log.info("the public samples, %s, go to %s", human_bytes(len(blob) * len(lacking)), ", ".join(lacking))
-        engine.deliver(lacking, blob)
+    for sha256 in dict.fromkeys(engine.public[k] for k in lacking):  # sites with the same tokenizer get the same
+        theirs = [k for k in lacking if engine.public[k] == sha256]
+        blob = encode(Samples(samples[scenario.roster[theirs[0]].architecture].raw, public.labels))
+        log.info("the public samples, %s, go to %s", human_bytes(len(blob) * len(theirs)), ", ".join(theirs))
+        engine.deliver(theirs, blob)
 
 
 class _Log(Watcher):
