@@ -255,7 +255,7 @@ class Scenario:
             {called.get(n, n): variant_of(n, self.options).precision for n in self.options}, positions,
         )  # fmt: skip
         if asked.where == "server" and self.public is not None:
-            self.server.sample_bytes = self.public_for(present[0]).sample_bytes  # all tokenizers read as many tokens
+            self.server.sample_bytes = self.public.sample_bytes
         for A in builders:  # built now: before any worker is forked, and wrong models are refused before any work
             model, text = self.server.template(A), bool(dataset.vocabulary)
             check_output(model, dataset.shape, dataset.outputs, A, text, positions)

@@ -20,7 +20,7 @@ from annotated_types import Gt, Le, Lt
 from torch import Tensor, nn
 
 from ..devices import Placement
-from ..encodings import Columns, Text, digest_of
+from ..encodings import Columns, Text, as_bytes, digest_of
 from ..errors import ConfigError, DataError
 from ..settings import PositiveInt, Problem, Was, settings
 from ..tensors import sent
@@ -99,7 +99,7 @@ class Public:
         place: Placement | None = None,
     ):
         self.raw = raw  # in stored form: images as bytes
-        self.texts = None if texts is None else tuple(texts)  # where models read them with different tokenizers
+        self.texts = None if texts is None else tuple(texts)  # text only, if known
         self.labels = labels
         self._place = place or Placement()
         self.augment = list(augment)
@@ -110,7 +110,10 @@ class Public:
 
     @property
     def sample_bytes(self) -> int:
-        """The bytes of a sample as it is stored."""
+        """The bytes of a sample as it is sent: of texts the mean, rounded up."""
+        if self.texts is not None:
+            raw, lengths = as_bytes(self.texts)
+            return -(-(raw.nbytes + lengths.nbytes) // len(self))
         return self.raw[:1].numel() * self.raw.element_size()
 
     def __getitem__(self, rows: Tensor) -> Tensor:
@@ -163,13 +166,12 @@ class Public:
 
     def read_by(self, own: Columns) -> "Public":
         """The same texts with the tokens of one tokenizer alone, as a party makes them that has no other."""
-        texts = None if own.encoding == WORDS else self.texts  # the digest of a site that reads words is of its tokens
+        if self.texts is None:
+            raise ConfigError(
+                "public samples are token ids of several tokenizers; give texts: every site reads them with its own"
+            )
         raw = self.raw[:, own.start : own.stop].contiguous()
-        return Public(raw, self._mean, self._std, self.labels, self.augment, self._make, texts, self._place)
-
-    def as_stored(self) -> "Public":
-        """The same samples without their texts, as they are sent: the digest is that of the tokens."""
-        return Public(self.raw, self._mean, self._std, self.labels, self.augment, self._make, None, self._place)
+        return Public(raw, self._mean, self._std, self.labels, self.augment, self._make, self.texts, self._place)
 
     def subset(self, indices: Tensor) -> "Public":
         """Only these samples, in this order."""
@@ -181,7 +183,7 @@ class Public:
     def digest(self) -> str:
         """sha256 of content, order, normalisation, augmentation and, if kept, labels.
 
-        Of texts that are read with different tokenizers it is the texts that count: parties need not have them all.
+        Of texts it is the texts that count, not their tokens: every party reads them with its own tokenizer.
         """
         about = {
             "samples": list(self.raw.shape),
@@ -236,11 +238,17 @@ def chosen_classes(cfg: PublicConfig) -> list[int]:
 
 
 def _from_folder(task: Dataset | Form, cfg: PublicConfig, seed: int) -> Public:
-    """All images in a folder and its subfolders, without labels."""
+    """All images in a folder and its subfolders, or the texts in a file, without labels."""
     if cfg.path is None:
         raise ConfigError('public.name = "folder" needs public.path: a folder with images in it')
-    _, samples = read_samples(Path(cfg.path), task.shape, task.tokens if task.vocabulary else None)
-    return _assemble(task, samples, None, cfg, cfg.size, seed)
+    texts: list[Text] = []
+
+    def tokens(found: Sequence[Text]) -> Tensor:
+        texts.extend(found)
+        return task.tokens(found)
+
+    _, samples = read_samples(Path(cfg.path), task.shape, tokens if task.vocabulary else None)
+    return _assemble(task, samples, None, cfg, cfg.size, seed, texts=texts or None)
 
 
 def public_from_samples(
@@ -282,8 +290,8 @@ def _public_blocks(task: Dataset | Form, other: Dataset, cfg: PublicConfig, seed
 
 
 def _texts(data: Dataset) -> tuple[Text, ...] | None:
-    """The training texts, where models read them with tokenizers of their own."""
-    return data.texts.train if data.columns and data.texts is not None else None
+    """The training texts, if they are known."""
+    return None if data.texts is None else data.texts.train
 
 
 def public_from_noise(task: Dataset | Form, cfg: PublicConfig, seed: int = 0) -> Public:

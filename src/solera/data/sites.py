@@ -327,7 +327,8 @@ def _images(values: Sequence[Any], channels: int, what: str) -> Tensor:
 
 def _one(path: Path, columns: Sequence[str], header: Sequence[str], usual: Sequence[str], kind: str) -> str:
     if len(columns) > 1:
-        raise ConfigError(f"{path}: columns = {list(columns)}: name one {kind} column")
+        more = ", or two for pairs" if kind == "text" else ""
+        raise ConfigError(f"{path}: columns = {list(columns)}: name one {kind} column{more}")
     chosen = [*columns, *(c for c in usual if c in header)]
     if not chosen:
         raise DataError(f"{path}: has no {kind} column; it has {', '.join(header)}: set columns to one of them")

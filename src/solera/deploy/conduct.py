@@ -28,7 +28,7 @@ from ..version import __version__
 from ..wire import Limits, WireError, digest, encode, safe_name
 from .journal import ENDED
 from .keys import fingerprint
-from .site import Samples
+from .site import samples_of
 
 log = logging.getLogger("solera")
 SITES = "sites.json"  # in a run directory: what sites said when the run began; it stays
@@ -217,15 +217,13 @@ def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapp
             f"public.where = 'server': samples of source {config.public.source!r} are made, not sent; set "
             "public.where = 'everywhere', and [public] in each site's file"
         )
-    samples = {A: scenario.public_for(A).as_stored() for A in scenario.server.architectures}
-    engine.public = {k: samples[info.architecture].digest for k, info in scenario.roster.items()}
+    engine.public = public.digest
     asked = engine.greet(list(said), scenario.seed)
     lacking = sorted(set(scenario.roster) - {k for k, facts in asked.items() if facts.get("has_public") is True})
-    for sha256 in dict.fromkeys(engine.public[k] for k in lacking):  # sites with the same tokenizer get the same
-        theirs = [k for k in lacking if engine.public[k] == sha256]
-        blob = encode(Samples(samples[scenario.roster[theirs[0]].architecture].raw, public.labels))
-        log.info("the public samples, %s, go to %s", human_bytes(len(blob) * len(theirs)), ", ".join(theirs))
-        engine.deliver(theirs, blob)
+    if lacking:
+        blob = encode(samples_of(public))
+        log.info("the public samples, %s, go to %s", human_bytes(len(blob) * len(lacking)), ", ".join(lacking))
+        engine.deliver(lacking, blob)
 
 
 class _Log(Watcher):

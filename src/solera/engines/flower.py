@@ -248,7 +248,7 @@ class Flower:
         self.grid, self.nodes, self.config, self.run = grid, nodes, config, safe_name(run, "run name")
         self.limits, self._clock, self._sleep = limits or Limits(), clock, sleep
         self.enrolled = roster  # set once the sites have been greeted
-        self.public: Mapping[str, str] = {}  # by site: digest of the public samples that it gets from the server
+        self.public: str | None = None  # digest of the public samples that sites get from the server
         self.hellos: Mapping[str, str] = {}  # digests of what the sites said when the run began
         self._busy: dict[str, float] = {}  # site -> when at the latest it has given up a call that ran out of time
 
@@ -265,11 +265,11 @@ class Flower:
     def greet(self, sites: Collection[str], run_seed: int) -> dict[str, dict[str, Any]]:
         """Ask sites what they have, before a run: the facts that each tells. Those that do not answer in `wait_s` are
         missing from the result."""
-        return self._tell(sites, {"what": "hello", "run_seed": run_seed})
+        return self._tell(sites, {"what": "hello", "run_seed": run_seed, "public": self.public})
 
     def deliver(self, sites: Collection[str], blob: bytes) -> None:
         """Send the public samples to sites, which keep them. Raises if one does not get them."""
-        got = self._tell(sites, {"what": "public"}, one_array(blob))
+        got = self._tell(sites, {"what": "public", "public": self.public}, one_array(blob))
         if lacking := sorted(set(sites) - set(got)):
             raise RunError(f"the public samples did not reach {', '.join(lacking)}: see the log, then submit again")
 
@@ -390,10 +390,9 @@ class Flower:
                 task.ends = self._clock() + ttl
                 if task.call is None:
                     about = {"protocol": PROTOCOL, "run": self.run, "site": task.site, "nonce": task.nonce}
-                    facts = {**task.facts, **about, "public": self.public.get(task.site)}
+                    facts = {**task.facts, **about}
                 else:
-                    public, hello = self.public.get(task.site), self.hellos.get(task.site)
-                    facts = facts_of_call(task.call, self.run, task.nonce, public, hello)
+                    facts = facts_of_call(task.call, self.run, task.nonce, self.public, self.hellos.get(task.site))
                 messages.append(Message(pack(facts, body), present[task.site], QUERY, ttl=ttl))
             for task, name in zip(group, self.grid.push_messages(messages), strict=True):
                 if name:

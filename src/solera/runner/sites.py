@@ -33,17 +33,17 @@ TABLE = "table"  # data.name of the server's own samples, where they are in a ta
 
 def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Scenario:
     """The scenario of the sites in a configuration. With `hellos`, that of a server whose sites are elsewhere."""
-    data, models, form, seed = config.data, config.models, stated_form(config.data), config.run.seed
+    data, models, seed = config.data, config.models, config.run.seed
     sites: dict[str, tuple[Holding | Remote, str]] = {}
     for k, site in sorted(config.sites.items()):
         model = _model_of(k, site)
         if hellos is None:
-            own = form.read_by(tokenizer_of(model, models.options))
+            own = form_of_site(config, k)
             sites[k] = (read_site(k, site, own, share_for_sites(data.client_test), seed), model)
         else:
             sites[k] = (Remote(hellos[k].num_examples, hellos[k].num_test), model)
     return Scenario(
-        _server_data(data, form, seed),
+        _server_data(data, stated_form(data), seed),
         public=config.public,
         sites=sites,
         server=models.server,
@@ -70,7 +70,7 @@ def site_host(config: Config, name: str) -> SiteHost:
         raise ConfigError(f"there is no [sites.{name}] in this configuration; it has {', '.join(config.sites)}")
     site, data, public, seed = config.sites[name], config.data, config.public, config.run.seed
     models, model = config.models, _model_of(name, site)
-    form = stated_form(data).read_by(tokenizer_of(model, models.options))
+    form = form_of_site(config, name)
     A = next(iter(architectures([model])))
     holding = read_site(name, site, form, share_for_sites(data.client_test), seed)
     check_steps("data.augment", data.augment, holding.train.inputs, f"site {name}")
@@ -99,9 +99,9 @@ def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
 def expected_hellos(scenario: Scenario, public: bool) -> dict[str, Hello]:
     """What each site must say for its run to be this one. `public`: whether it must have the public data itself."""
     expected = {}
+    theirs = scenario.public.digest if public and scenario.public is not None else ""
     for A in scenario.server.architectures:
         form, layout = scenario.form_for(A), layout_digest(scenario.server.template(A))
-        theirs = scenario.public_for(A).digest if public and scenario.public is not None else ""
         expected[A] = Hello("", A, 0, 0, scenario.seed, form_digest(form), layout, theirs, form.tokenizer)
     return {
         k: dataclasses.replace(expected[info.architecture], name=k, num_examples=info.num_examples)
@@ -112,6 +112,12 @@ def expected_hellos(scenario: Scenario, public: bool) -> dict[str, Hello]:
 def _check_deployable(config: Config) -> None:
     if not config.sites:
         raise ConfigError("there are no sites in this configuration: write [sites.NAME] for each")
+
+
+def form_of_site(config: Config, name: str) -> Form:
+    """What the samples of the site `name` look like: it reads texts with its own model's tokenizer."""
+    model = _model_of(name, config.sites[name])
+    return stated_form(config.data).read_by(tokenizer_of(model, config.models.options))
 
 
 def stated_form(data: DataConfig) -> Form:
