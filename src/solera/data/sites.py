@@ -48,7 +48,7 @@ class SiteConfig:
     model: str | None = None  # its architecture
     test: BelowOne | None = None  # share of its samples kept as its private test split; default: data.client_test
     key: str | None = None  # deployment: the file of its public key
-    columns: list[str] = field(default_factory=list)  # of a table: the inputs, in order (two of texts: pairs); []: usual
+    columns: list[str] = field(default_factory=list)  # of a table: the inputs, in order (texts: one, or two)
     label_column: str = "label"  # of a table: the class
 
 
