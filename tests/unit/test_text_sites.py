@@ -409,3 +409,19 @@ def test_the_form_of_words_is_that_of_before():
     assert FORM.read_by(WORDS) is FORM
     assert FORM.read_by(BYTES).read_by(WORDS) == FORM
     assert stated_form(DataConfig(name="sst2", length=32)).shape == (32,)
+
+
+def test_the_classes_of_a_named_set_have_its_names_at_the_server_and_at_the_sites(home, tmp_path):
+    (tmp_path / "sst2").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / "sst2" / f"{split}.csv").write_text("sentence,label\nfine,1\ndull,0\n")
+    (tmp_path / "a.csv").write_text("text,label\ngood,positive\nbad,negative\n")
+    tables = {
+        "data": {"name": "sst2", "path": str(tmp_path / "sst2"), "length": 8},
+        "sites": {"a": {"data": str(tmp_path / "a.csv"), "model": "text-bag"}},
+        "method": {"name": "fedavg"},
+    }
+    hosts = hosts_of(tmp_path, tables)
+    assert hosts["a"].holding.train.labels.tolist() == [1, 0]
+    scenario = server_of_sites(config_of(tmp_path, server_file(tables)), {"a": hosts["a"].hello()})
+    assert scenario.dataset.class_names == ("negative", "positive")

@@ -48,7 +48,7 @@ class SiteConfig:
     model: str | None = None  # its architecture
     test: BelowOne | None = None  # share of its samples kept as its private test split; default: data.client_test
     key: str | None = None  # deployment: the file of its public key
-    columns: list[str] = field(default_factory=list)  # of a table: the inputs, in order (texts: one, or two)
+    columns: list[str] = field(default_factory=list)  # of a table: inputs in order (texts: one or two); []: usual names
     label_column: str = "label"  # of a table: the class
 
 
@@ -202,7 +202,8 @@ def _given(own: Any, form: Form, what: str) -> tuple[Rows, Rows | None]:
         train, test = (_texts(texts, labels, form, what) for texts, labels in splits)
         return train, test
     if isinstance(own, Dataset):
-        return tuple(Rows(_not_only_tokens(data, form, what)) for data in (own.train, own.test))  # type: ignore[return-value]
+        train, test = (Rows(_not_only_tokens(data, form, what)) for data in (own.train, own.test))
+        return train, test
     if isinstance(own, Data):
         own = (own.inputs, own.labels)
     if not isinstance(own, tuple | list) or len(own) != 2:

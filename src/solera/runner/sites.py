@@ -140,7 +140,8 @@ def stated_form(data: DataConfig) -> Form:
             "data.shape out, and set data.length"
         )
     vocabulary = VOCABULARY if text else 0
-    return Form(data.name, shape, classes, tuple(mean), tuple(std), vocabulary, tuple(data.classes))
+    names = tuple(data.classes) or (info.class_names if info else ())
+    return Form(data.name, shape, classes, tuple(mean), tuple(std), vocabulary, names)
 
 
 def _server_data(data: DataConfig, form: Form, seed: int) -> Dataset:
