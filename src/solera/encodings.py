@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .errors import DataError
+
 Text = str | tuple[str, str]  # a text, or a pair of them
 Encode = Callable[[Sequence[Text], int], tuple[Tensor, int]]
 
@@ -74,24 +76,59 @@ def encoded(texts: Sequence[Text], encodings: Sequence[Encoding], length: int) -
     return torch.cat(blocks, 1), list(cuts)
 
 
+def _parts(text: Text) -> tuple[str, ...]:
+    return (text,) if isinstance(text, str) else text
+
+
 def digest_of(texts: Sequence[Text]) -> str:
     """sha256 of texts and their order."""
     total = hashlib.sha256()
     for text in texts:
-        for part in (text,) if isinstance(text, str) else text:
+        for part in _parts(text):
             raw = part.encode("utf-8", "surrogatepass")
             total.update(len(raw).to_bytes(8, "big") + raw)
         total.update(b"\0")
     return total.hexdigest()
 
 
+def as_bytes(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+    """Texts as two tensors that can be sent: their UTF-8 end to end, and the length of each (of both of a pair)."""
+    parts = [[part.encode("utf-8", "surrogatepass") for part in _parts(text)] for text in texts]
+    whole = bytearray(b"".join(part for row in parts for part in row))
+    lengths = torch.tensor([[len(part) for part in row] for row in parts], dtype=torch.int64)
+    return torch.frombuffer(whole, dtype=torch.uint8) if whole else torch.zeros(0, dtype=torch.uint8), lengths
+
+
+def from_bytes(raw: Tensor, lengths: Tensor) -> list[Text]:
+    """The texts that `as_bytes` was given. A DataError if these two cannot be its."""
+    shaped = raw.dtype == torch.uint8 and raw.ndim == 1 and lengths.dtype == torch.int64 and lengths.ndim == 2
+    if not shaped or lengths.shape[1] not in (1, 2) or bool((lengths < 0).any()) or int(lengths.sum()) != len(raw):
+        raise DataError(f"texts of {len(raw)} bytes do not have the lengths that they are said to have")
+    whole, texts, at = raw.numpy().tobytes(), [], 0
+    try:
+        for row in lengths.tolist():
+            parts = []
+            for length in row:
+                parts.append(whole[at : at + length].decode("utf-8", "surrogatepass"))
+                at += length
+            texts.append(parts[0] if len(parts) == 1 else (parts[0], parts[1]))
+    except UnicodeDecodeError as e:
+        raise DataError(f"text {len(texts)} is not UTF-8 ({e.reason})") from None
+    return texts
+
+
 class _Take:
-    """A forward pre-hook that cuts a model's own columns out of its input."""
+    """A forward pre-hook that cuts a model's own columns out of its input.
+
+    A row that is no longer than these columns is the model's own already: a site holds no other tokenizer's.
+    """
 
     def __init__(self, start: int, stop: int):
         self.start, self.stop = start, stop
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if inputs[0].shape[1] == self.stop - self.start:
+            return inputs
         return (inputs[0][:, self.start : self.stop], *inputs[1:])
 
 

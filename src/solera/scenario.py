@@ -33,7 +33,7 @@ from .data.sites import Form, Holding, hold
 from .data.sites import Own as SiteData
 from .data.text import LENGTH, WORDS
 from .devices import Placement, numerics
-from .encodings import Encoding, reading, unique
+from .encodings import Columns, Encoding, reading, unique
 from .engines import default_workers
 from .engines.base import ClientInfo, Roster
 from .errors import ConfigError
@@ -181,17 +181,13 @@ class Scenario:
             model_of = _site_models(sites)
             models = {model_of[k]: model for k, (_, model) in sites.items()}
         self._encodings = _encodings_of(models, server, self.options)
-        if sites is not None and (own := [A for A, e in self._encodings.items() if e != WORDS]):
-            raise ConfigError(
-                f"sites: {own[0]!r} has a tokenizer of its own, which sites do not share; use a text model "
-                "of the zoo, such as 'text-bag'"
-            )
         if task == "causal-lm":
             dataset = as_blocks(dataset, self._encodings)
         else:
             dataset = dataset.encoded(unique(self._encodings.values()))
         self.dataset, self.seed, self.place = dataset, seed, Placement()
         self.form: Form = Form.of(dataset)
+        self._publics: dict[Columns, Public] = {}  # of sites, by what their models read
         self.hosts: dict[str, SiteHost] = {}  # of the sites whose data is here
         self.elsewhere = False  # whether any site's data is elsewhere
         shares = {"validation": validation, "client_test": client_test}
@@ -289,6 +285,20 @@ class Scenario:
         else:
             labels = self.dataset.train.labels[self._train.indices(i)]
         return labels.bincount(minlength=self.dataset.classes)
+
+    def form_for(self, A: str) -> Form:
+        """What the samples of a site with this model look like: it reads texts with its own tokenizer alone."""
+        return self.form.read_by(self._encodings[A])
+
+    def public_for(self, A: str) -> Public:
+        """The public samples as a site with this model has them."""
+        assert self.public is not None
+        if len(self.dataset.columns) < 2:  # nobody else's tokens are in it
+            return self.public
+        own = self._columns_of(A)
+        if own not in self._publics:
+            self._publics[own] = self.public.read_by(own)
+        return self._publics[own]
 
     @property
     def test(self) -> Data:
@@ -416,11 +426,13 @@ class Scenario:
                 continue
             own = self.client_test.get(k) if isinstance(self.client_test, Mapping) else None
             share = 0.0 if isinstance(self.client_test, Mapping) else share_for_sites(self.client_test)
-            holding = given if isinstance(given, Holding) else hold(k, given, self.form, share, self.seed)
+            form = self.form_for(A)
+            holding = given if isinstance(given, Holding) else hold(k, given, form, share, self.seed)
             if own is not None:
-                holding = Holding(holding.train, self.dataset.matching(own, f"client_test of {k}"))
+                holding = dataclasses.replace(holding, test=hold(k, own, form, 0.0, self.seed).train)
+            public = None if self.public is None else self.public_for(A)
             template = partial(self._template, A)
-            self.hosts[k] = SiteHost(k, holding, self.form, A, template, self.public, self.augment, self.seed)
+            self.hosts[k] = SiteHost(k, holding, form, A, template, public, self.augment, self.seed)
             infos[k] = ClientInfo(A, len(holding.train))
         if isinstance(self.client_test, Mapping):
             _check_clients("client_test", self.client_test, Roster.of(infos))
@@ -435,10 +447,21 @@ class Scenario:
 
     def _all_train(self) -> Data:
         if self.hosts:
-            parts = [host.holding.train for host in self.hosts.values()]
+            parts = [self._for_all_models(host.holding) for host in self.hosts.values()]
             whole = Data(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
             return self._data(whole, slice(None), self.server.place, self.augment)
         return self._data(self.dataset.train, self._train.order, self.server.place, self.augment)
+
+    def _for_all_models(self, holding: Holding) -> Data[Tensor]:
+        """A site's training samples, with the tokens of all tokenizers."""
+        if not self.dataset.columns:
+            return holding.train
+        if holding.texts is None:
+            raise ConfigError("sites gave token ids, not texts: models with other tokenizers cannot read them")
+        return Data(self.dataset.tokens(holding.texts), holding.train.labels)
+
+    def _columns_of(self, A: str) -> Columns:
+        return next(c for c in self.dataset.columns if c.encoding == self._encodings[A])
 
     def _builders(
         self, models: Mapping[str, Architecture] | Sequence[str], called: Mapping[str, str], norm: str, head: str
@@ -454,7 +477,7 @@ class Scenario:
         read: Callable[[nn.Module], nn.Module] = lambda model: model  # noqa: E731
         shape, vocabulary = data.shape, data.vocabulary
         if data.columns:  # models have different tokenizers: each takes the columns of its own
-            own = next(c for c in data.columns if c.encoding == self._encodings[name])
+            own = self._columns_of(name)
             read, shape, vocabulary = partial(reading, columns=own), (own.length,), own.encoding.vocabulary
         form = dataclasses.replace(self.form, shape=shape, vocabulary=vocabulary, classes=data.outputs)
         made = builder_of(name, architecture, norm, head, form, self.options, self._weights, self.lora)
@@ -570,8 +593,13 @@ def _encodings_of(
     if server is not None:
         name, architecture = server if isinstance(server, tuple) else (called[server], server)  # type: ignore[index]
         given[name] = architecture
-    kinds = {name: variant_of(a, options).model if isinstance(a, str) else a for name, a in given.items()}
-    return {name: encoding_of(architecture) or WORDS for name, architecture in kinds.items()}
+    return {name: tokenizer_of(architecture, options) for name, architecture in given.items()}
+
+
+def tokenizer_of(architecture: Architecture, options: Options) -> Encoding:
+    """How a model reads texts: with a tokenizer that it brings, or by words."""
+    kind = variant_of(architecture, options).model if isinstance(architecture, str) else architecture
+    return encoding_of(kind) or WORDS
 
 
 def _check_clients(what: str, given: Mapping[str, object], roster: Roster) -> None:

@@ -34,6 +34,7 @@ class Hello:
     form: str  # sha256 of what samples look like: shape, classes, normalisation
     layout: str  # sha256 of the names, shapes and types of its model's tensors
     public: str  # sha256 of its public data; "": it has none
+    tokenizer: str = ""  # that its model brings: its name ends in a hash; "": none
 
     @property
     def digest(self) -> str:
@@ -88,6 +89,7 @@ class SiteHost:
             form_digest(self.form),
             layout_digest(self.template()),
             "" if self.public is None else self.public.digest,
+            self.form.tokenizer,
         )
 
 
@@ -132,7 +134,8 @@ def check_hellos(expected: Mapping[str, Hello], found: Mapping[str, Hello]) -> N
     ways = {
         "architecture": "sites.{k}.model must name the same model in both files",
         "run_seed": "set run.seed in the site's file to the server's",
-        "form": "data.shape, data.classes, data.mean and data.std must be the same in both files",
+        "tokenizer": "the tokenizer of sites.{k}.model must be the same in both places: install the same files there",
+        "form": "data.shape, data.classes, data.length, data.mean and data.std must be the same in both files",
         "layout": "the model of that name has other layers, or another frozen base (LoRA), there: use the same code, "
         "options and weights",
         "public": 'every site must have the server\'s public data: compare [public], or set public.where = "server"',

@@ -49,7 +49,7 @@ def supplied(
     """The settings that `method` needs to run on this federation, except the keys in `decided`."""
     needed = [
         *_of_data(method.traits(), data, public),
-        *_of_models(method.traits(), models),
+        *_of_models(method.traits(), models, data.length),
         *_of_groups(method, partition, models, federation),
     ]
     return [s for s in needed if s.key not in decided]
@@ -66,9 +66,9 @@ def _of_data(traits: Traits, data: DataConfig, public: PublicConfig) -> Iterator
         yield Supplied("public.labels", True, "it needs the labels of the public samples")
 
 
-def _of_models(traits: Traits, models: ModelsConfig) -> Iterator[Supplied]:
+def _of_models(traits: Traits, models: ModelsConfig, length: int) -> Iterator[Supplied]:
     server = models.server
-    if traits.server_model == "larger" and server is None and (server := _larger(models.built)):
+    if traits.server_model == "larger" and server is None and (server := _larger(models.built, length)):
         yield Supplied("models.server", server, "it trains a server model that is larger than the clients' models")
     alike = traits.split in ("shared head", "shared features")
     if alike and models.head == "plain" and len({*models.clients, server} - {None}) > 1:
@@ -97,17 +97,18 @@ def _of_groups(
         yield Supplied(f"method.{setting}", active, why)
 
 
-def _larger(clients: list[str]) -> str | None:
+def _larger(clients: list[str], length: int) -> str | None:
     """A built-in model for the server: the smallest in LARGE that is larger than all client models."""
     kind = model_info(clients[0]).kind
-    most = max((_size(name) for name in clients if not model_info(name).own), default=0)
-    return next((name for name in LARGE[kind] if name not in clients and _size(name) > most), None)
+    most = max((_size(name, length) for name in clients if not model_info(name).own), default=0)
+    return next((name for name in LARGE[kind] if name not in clients and _size(name, length) > most), None)
 
 
-def _size(name: str) -> int:
-    """The number of parameters of a built-in model, without allocating them."""
+def _size(name: str, length: int) -> int:
+    """The number of parameters of a built-in model, without allocating them; some bear no longer texts than needed."""
     info = model_info(name)
     shape, vocabulary = SIZED_ON[info.kind]
+    shape = shape if info.kind == "image" else (min(shape[0], length),)
     options: dict[str, Any] = {"weights": "random"} if "weights" in info.options else {}
     with torch.device("meta"):
         return sum(p.numel() for p in build(name, 10, shape, vocabulary=vocabulary, **options).parameters())

@@ -11,7 +11,7 @@ import solera
 from solera.config import RunConfig
 from solera.data import PublicConfig, tokenize
 from solera.data.text import WORDS
-from solera.encodings import Columns, Encoding, digest_of, encoded, reading, unique
+from solera.encodings import Columns, Encoding, as_bytes, digest_of, encoded, from_bytes, reading, unique
 from solera.engines import EngineConfig
 from solera.errors import ConfigError, DataError
 from solera.methods.feddf import FedDF
@@ -79,6 +79,38 @@ def test_a_model_takes_its_own_columns_and_so_does_its_copy():
     assert torch.equal(model(ids), wanted(ids[:, 6:]))
     assert torch.equal(copy.deepcopy(model)(ids), wanted(ids[:, 6:]))
     assert model.encoding is LETTERS
+
+
+def test_a_row_that_is_the_model_s_own_already_is_taken_as_it_is():
+    model = reading(Letters(), Columns(LETTERS, 6, 12))
+    ids, _ = encoded(TEXTS, [WORDS, LETTERS], 6)
+    assert torch.equal(model(ids[:, 6:]), model(ids))
+
+
+def test_texts_become_bytes_and_texts_again():
+    for texts in (["good film", "", "Grüße \ud800", "a\0b"], [("a", "bc"), ("", "d")]):
+        raw, lengths = as_bytes(texts)
+        assert raw.dtype == torch.uint8
+        assert lengths.shape == (len(texts), 1 if isinstance(texts[0], str) else 2)
+        assert from_bytes(raw, lengths) == texts
+    assert as_bytes([""])[0].tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "lengths", "said"),
+    [
+        ([97, 98], [[1]], "texts of 2 bytes do not have the lengths"),
+        ([97, 98], [[3], [-1]], "do not have the lengths"),
+        ([97, 98], [[1, 1, 0]], "do not have the lengths"),
+        ([97, 98], [2], "do not have the lengths"),
+        ([97, 255], [[1], [1]], "text 1 is not UTF-8"),
+    ],
+)
+def test_bytes_that_are_no_texts_are_refused(raw, lengths, said):
+    with pytest.raises(DataError, match=said):
+        from_bytes(torch.tensor(raw, dtype=torch.uint8), torch.tensor(lengths))
+    with pytest.raises(DataError, match="do not have the lengths"):
+        from_bytes(torch.tensor(raw), torch.tensor(lengths))
 
 
 def test_the_body_of_a_split_model_takes_them_for_whoever_asks_it():

@@ -100,9 +100,14 @@ class Dataset:
         """Stored samples as input of a model: normalised float32, or tokens unchanged."""
         return normalise(inputs, self.mean, self.std)
 
-    def encoded(self, encodings: Sequence[Encoding]) -> "Dataset":
-        """The same texts, read by these tokenizers: their tokens stand side by side in every sample."""
-        if list(encodings) == [WORDS]:
+    def encoded(self, encodings: Sequence[Encoding], length: int | None = None) -> "Dataset":
+        """The same texts, read by these tokenizers: their tokens stand side by side in every sample.
+
+        Each reads `length` tokens of a text; left out: as many as before.
+        """
+        length = length or self.length
+        words = list(encodings) == [WORDS]
+        if words and (length == self.length or self.texts is None):
             return self
         if self.texts is None:
             kind = "token ids only" if self.vocabulary else f"samples of shape {self.shape}"
@@ -111,7 +116,6 @@ class Dataset:
                 f"{self.name}: a model brings the tokenizer {other!r} and needs "
                 f"texts, but this data set has {kind}; give texts (solera.from_texts), or choose another model"
             )
-        length = self.length
         train, cuts = encoded(self.texts.train, encodings, length)
         test, _ = encoded(self.texts.test, encodings, length)
         columns = [Columns(e, i * length, (i + 1) * length, cuts[i]) for i, e in enumerate(encodings)]
@@ -120,7 +124,7 @@ class Dataset:
             train=Data(train, self.train.labels),
             test=Data(test, self.test.labels),
             vocabulary=max(e.vocabulary for e in encodings),
-            columns=tuple(columns),
+            columns=() if words else tuple(columns),
         )
 
     def tokens(self, texts: Sequence[Text]) -> Tensor:
@@ -157,7 +161,7 @@ class Dataset:
         if self.task == "causal-lm":
             raise DataError(f"{what}: for data.task = 'causal-lm' give a share of the data, not samples")
         inputs, labels = (samples.inputs, samples.labels) if isinstance(samples, Data) else samples
-        if self.texts is not None and _are_texts(inputs):
+        if self.texts is not None and are_texts(inputs):
             inputs = self.tokens(inputs)
         data = data_of(what, inputs, labels)
         if tuple(data.inputs.shape[1:]) != self.shape or not _same_kind(data.inputs, self.train.inputs):
@@ -244,7 +248,8 @@ def _is_text(value: Any) -> bool:
     )
 
 
-def _are_texts(values: Any) -> bool:
+def are_texts(values: Any) -> bool:
+    """Whether samples are given as texts, or as pairs of texts."""
     return isinstance(values, list | tuple) and bool(values) and all(map(_is_text, values))
 
 

@@ -20,7 +20,7 @@ from annotated_types import Gt, Le, Lt
 from torch import Tensor, nn
 
 from ..devices import Placement
-from ..encodings import Text, digest_of
+from ..encodings import Columns, Text, as_bytes, digest_of
 from ..errors import ConfigError, DataError
 from ..settings import PositiveInt, Problem, Was, settings
 from ..tensors import sent
@@ -32,7 +32,7 @@ from .overlap import named_classes
 from .sampling import hold_out, torch_rng
 from .sites import Form
 from .sources import STL10, load, read_stl10_unlabelled
-from .text import LENGTH
+from .text import LENGTH, WORDS
 from .transforms import DEPTH, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
 
@@ -99,7 +99,7 @@ class Public:
         place: Placement | None = None,
     ):
         self.raw = raw  # in stored form: images as bytes
-        self.texts = None if texts is None else tuple(texts)  # where models read them with different tokenizers
+        self.texts = None if texts is None else tuple(texts)  # text only, if known
         self.labels = labels
         self._place = place or Placement()
         self.augment = list(augment)
@@ -110,7 +110,10 @@ class Public:
 
     @property
     def sample_bytes(self) -> int:
-        """The bytes of a sample as it is stored."""
+        """The bytes of a sample as it is sent: of texts the mean, rounded up."""
+        if self.texts is not None:
+            raw, lengths = as_bytes(self.texts)
+            return -(-(raw.nbytes + lengths.nbytes) // len(self))
         return self.raw[:1].numel() * self.raw.element_size()
 
     def __getitem__(self, rows: Tensor) -> Tensor:
@@ -161,6 +164,15 @@ class Public:
             )
         return torch.randperm(len(self), generator=torch_rng(seed, "public round"))[:per_round].sort().values
 
+    def read_by(self, own: Columns) -> "Public":
+        """The same texts with the tokens of one tokenizer alone, as a party makes them that has no other."""
+        if self.texts is None:
+            raise ConfigError(
+                "public samples are token ids of several tokenizers; give texts: every site reads them with its own"
+            )
+        raw = self.raw[:, own.start : own.stop].contiguous()
+        return Public(raw, self._mean, self._std, self.labels, self.augment, self._make, self.texts, self._place)
+
     def subset(self, indices: Tensor) -> "Public":
         """Only these samples, in this order."""
         labels = None if self.labels is None else self.labels[indices]
@@ -171,7 +183,7 @@ class Public:
     def digest(self) -> str:
         """sha256 of content, order, normalisation, augmentation and, if kept, labels.
 
-        Of texts that are read with different tokenizers it is the texts that count: parties need not have them all.
+        Of texts it is the texts that count, not their tokens: every party reads them with its own tokenizer.
         """
         about = {
             "samples": list(self.raw.shape),
@@ -226,11 +238,17 @@ def chosen_classes(cfg: PublicConfig) -> list[int]:
 
 
 def _from_folder(task: Dataset | Form, cfg: PublicConfig, seed: int) -> Public:
-    """All images in a folder and its subfolders, without labels."""
+    """All images in a folder and its subfolders, or the texts in a file, without labels."""
     if cfg.path is None:
         raise ConfigError('public.name = "folder" needs public.path: a folder with images in it')
-    _, samples = read_samples(Path(cfg.path), task.shape, task.tokens if task.vocabulary else None)
-    return _assemble(task, samples, None, cfg, cfg.size, seed)
+    texts: list[Text] = []
+
+    def tokens(found: Sequence[Text]) -> Tensor:
+        texts.extend(found)
+        return task.tokens(found)
+
+    _, samples = read_samples(Path(cfg.path), task.shape, tokens if task.vocabulary else None)
+    return _assemble(task, samples, None, cfg, cfg.size, seed, texts=texts or None)
 
 
 def public_from_samples(
@@ -250,8 +268,8 @@ def public_from_dataset(task: Dataset | Form, other: Dataset, cfg: PublicConfig,
         )
     if task.task == "causal-lm":
         return _public_blocks(task, other, cfg, seed)
-    if task.columns and not other.columns:
-        other = other.encoded([c.encoding for c in task.columns])
+    if task.vocabulary and not other.columns:
+        other = other.encoded([c.encoding for c in task.columns] or [WORDS], task.length)
     if task.vocabulary != other.vocabulary:
         raise ConfigError(
             f"public.name: {other.name} has {other.vocabulary} token ids, the task {task.name} {task.vocabulary}; "
@@ -272,8 +290,8 @@ def _public_blocks(task: Dataset | Form, other: Dataset, cfg: PublicConfig, seed
 
 
 def _texts(data: Dataset) -> tuple[Text, ...] | None:
-    """The training texts, where models read them with tokenizers of their own."""
-    return data.texts.train if data.columns and data.texts is not None else None
+    """The training texts, if they are known."""
+    return None if data.texts is None else data.texts.train
 
 
 def public_from_noise(task: Dataset | Form, cfg: PublicConfig, seed: int = 0) -> Public:

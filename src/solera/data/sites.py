@@ -10,26 +10,26 @@ the samples that a simulation of all sites gave it:
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..encodings import Columns, Text, encoded
+from ..encodings import Columns, Encoding, Text, encoded
 from ..errors import ConfigError, DataError
 from ..plugins import is_path
 from ..plugins import load as load_code
 from ..settings import BelowOne, settings
 from ..task import Data
-from .dataset import Arrays, Dataset, Task, check_samples, data_of, stored
+from .dataset import Arrays, Dataset, Task, are_texts, check_samples, data_of, stored
 from .folders import LAYOUT, class_folders, decoded, homes, pictures_in
 from .images import is_deep, open_picture, stack, stack_pictures
 from .sampling import torch_rng
 from .tables import IMAGE_COLUMNS, TEXT_COLUMNS
-from .text import WORDS
+from .text import WORDS, refuse_empty
 from .transforms import normalise, to_shape
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -48,7 +48,7 @@ class SiteConfig:
     model: str | None = None  # its architecture
     test: BelowOne | None = None  # share of its samples kept as its private test split; default: data.client_test
     key: str | None = None  # deployment: the file of its public key
-    columns: list[str] = field(default_factory=list)  # of a table: the inputs, in this order; []: by their usual names
+    columns: list[str] = field(default_factory=list)  # of a table: inputs in order (texts: one or two); []: usual names
     label_column: str = "label"  # of a table: the class
 
 
@@ -63,13 +63,26 @@ class Form:
     std: tuple[float, ...] = ()
     vocabulary: int = 0  # text only
     class_names: tuple[str, ...] = ()
-    columns: tuple[Columns, ...] = ()  # as of a Dataset: sites share one tokenizer
+    columns: tuple[Columns, ...] = ()  # as of a Dataset: of all tokenizers, or (`read_by`) of one site's alone
     task: ClassVar[Task] = "classification"  # sites learn no language models
 
     @classmethod
     def of(cls, data: Dataset) -> "Form":
         """The form of a data set's samples."""
-        return cls(data.name, data.shape, data.classes, data.mean, data.std, data.vocabulary, data.class_names)
+        names = data.class_names
+        return cls(data.name, data.shape, data.classes, data.mean, data.std, data.vocabulary, names, data.columns)
+
+    def read_by(self, encoding: Encoding) -> "Form":
+        """The form of a party whose model has this tokenizer. No other one's tokens are in its samples."""
+        if encoding == WORDS and not self.columns:
+            return self
+        if not self.vocabulary:
+            raise ConfigError(
+                f"{self.name}: a model brings the tokenizer {encoding.name!r} and needs texts, but samples have shape "
+                f"{self.shape}; choose another model, or data of texts (data.name = 'texts')"
+            )
+        own = () if encoding == WORDS else (Columns(encoding, 0, self.length),)
+        return replace(self, shape=(self.length,), vocabulary=encoding.vocabulary, columns=own)
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Stored samples as input of a model."""
@@ -77,12 +90,17 @@ class Form:
 
     @property
     def length(self) -> int:
-        """Text only: the number of tokens of a sample."""
-        return self.shape[0]
+        """Text only: the tokens that one model reads of a text."""
+        return self.columns[0].length if self.columns else self.shape[0]
+
+    @property
+    def tokenizer(self) -> str:
+        """The names of the tokenizers that models bring; "" if they bring none."""
+        return ", ".join(c.encoding.name for c in self.columns)
 
     def tokens(self, texts: Sequence[Text]) -> Tensor:
         """Texts as samples."""
-        return encoded(texts, [WORDS], self.length)[0]
+        return encoded(texts, [c.encoding for c in self.columns] or [WORDS], self.length)[0]
 
     def numbers(self, labels: Sequence[Any], what: str) -> Tensor:
         """Labels (names or numbers) as numbers of classes."""
@@ -99,7 +117,7 @@ class Form:
         if len(data) and found != self.shape:
             raise DataError(f"{what}: samples of shape {found}; data.shape is {self.shape}, the same for all sites")
         if (data.inputs.dtype == torch.int64) != bool(self.vocabulary):
-            raise DataError(f"{what}: samples are {data.inputs.dtype}; {self.name} has {self._kind()}")
+            raise DataError(f"{what}: samples are {data.inputs.dtype}; {self.name} has {self.kind}")
         check_samples(what, data, self.classes, self.vocabulary)
         if data.inputs.ndim == 4 and not data.inputs.dtype.is_floating_point and not self.mean:
             raise ConfigError(
@@ -108,8 +126,22 @@ class Form:
             )
         return data
 
-    def _kind(self) -> str:
+    @property
+    def kind(self) -> str:
+        """What samples are, for an error message."""
         return "texts" if self.vocabulary else "images or vectors"
+
+
+class Rows(NamedTuple):
+    """Samples as a source gives them, and the texts that they were, if so."""
+
+    data: Data[Tensor]
+    texts: tuple[Text, ...] | None = None
+
+    def take(self, rows: Tensor) -> "Rows":
+        """Some of them."""
+        texts = None if self.texts is None else tuple(self.texts[i] for i in rows.tolist())
+        return Rows(Data(self.data.inputs[rows], self.data.labels[rows]), texts)
 
 
 @dataclass(frozen=True)
@@ -118,11 +150,12 @@ class Holding:
 
     train: Data[Tensor]
     test: Data[Tensor]
+    texts: tuple[Text, ...] | None = None  # text only, if known: those of the training samples
 
 
 def hold(name: str, given: Own, form: Form, share: float, seed: int) -> Holding:
     """The samples of the site `name`, divided into training and test samples."""
-    train, test = _given(given, f"site {name}")
+    train, test = _given(given, form, f"site {name}")
     return _divided(name, train, test, form, share, seed)
 
 
@@ -138,11 +171,11 @@ def read_site(name: str, site: SiteConfig, form: Form, share: float, seed: int) 
 
 def read_source(
     source: str, form: Form, columns: Sequence[str], label_column: str, key: str
-) -> tuple[Data[Tensor], Data[Tensor] | None]:
+) -> tuple[Rows, Rows | None]:
     """The samples that a site's `data` names, and its test split if it has one of its own."""
     if is_path(source):
         thing = load_code(source, f"{key} = {source!r}")
-        return _given(thing() if callable(thing) else thing, f"{key} = {source!r}")
+        return _given(thing() if callable(thing) else thing, form, f"{key} = {source!r}")
     path = Path(source)
     if path.is_dir():
         return _folder(path, form)
@@ -152,42 +185,65 @@ def read_source(
     raise ConfigError(f"{key} = {source!r}: {missing}; it is {SOURCES_OF_A_SITE}")
 
 
-def _divided(name: str, train: Data[Tensor], test: Data[Tensor] | None, form: Form, share: float, seed: int) -> Holding:
-    form.checked(train, f"site {name}")
+def _divided(name: str, train: Rows, test: Rows | None, form: Form, share: float, seed: int) -> Holding:
+    form.checked(train.data, f"site {name}")
     if test is not None:
-        return Holding(train, form.checked(test, f"site {name}, test"))
-    n = len(train)
+        return Holding(train.data, form.checked(test.data, f"site {name}, test"), train.texts)
+    n = len(train.data)
     count = min(max(int(share * n + 0.5), 1), n - 1) if share > 0 else 0
     order = torch.randperm(n, generator=torch_rng(seed, "site test", name))
-    kept, held = order[count:].sort().values, order[:count].sort().values
-    return Holding(
-        Data(train.inputs[kept], train.labels[kept]),
-        Data(train.inputs[held], train.labels[held]),
-    )
+    kept, held = train.take(order[count:].sort().values), train.take(order[:count].sort().values)
+    return Holding(kept.data, held.data, kept.texts)
 
 
-def _given(own: Any, what: str) -> tuple[Data[Tensor], Data[Tensor] | None]:
+def _given(own: Any, form: Form, what: str) -> tuple[Rows, Rows | None]:
+    if isinstance(own, Dataset) and own.texts is not None:
+        splits = ((own.texts.train, own.train.labels), (own.texts.test, own.test.labels))
+        train, test = (_texts(texts, labels, form, what) for texts, labels in splits)
+        return train, test
     if isinstance(own, Dataset):
-        return own.train, own.test
+        train, test = (Rows(_not_only_tokens(data, form, what)) for data in (own.train, own.test))
+        return train, test
     if isinstance(own, Data):
         own = (own.inputs, own.labels)
     if not isinstance(own, tuple | list) or len(own) != 2:
         raise DataError(
             f"{what}: a {type(own).__name__}; expected (inputs, labels), or a Dataset as solera.from_tensors returns it"
         )
-    data = data_of(what, *own)
-    return Data(data.inputs.clone(), data.labels.clone()), None
+    if are_texts(own[0]):
+        labels = data_of(what, torch.zeros(len(own[0]), 1), own[1]).labels
+        return _texts(own[0], labels, form, what), None
+    data = _not_only_tokens(data_of(what, *own), form, what)
+    return Rows(Data(data.inputs.clone(), data.labels.clone())), None
+
+
+def _texts(texts: Sequence[Text], labels: Tensor, form: Form, what: str) -> Rows:
+    """Texts, read by the tokenizer of the site's model."""
+    if not form.vocabulary:
+        raise DataError(f"{what}: samples are texts; {form.name} has {form.kind}")
+    refuse_empty(what, texts, range(len(texts)))
+    return Rows(Data(form.tokens(texts), labels), tuple(texts))
+
+
+def _not_only_tokens(data: Data[Tensor], form: Form, what: str) -> Data[Tensor]:
+    """`data`, unless it is token ids and the site's model has a tokenizer of its own."""
+    if form.columns and data.inputs.dtype == torch.int64:
+        raise DataError(
+            f"{what}: samples are token ids, but the site's model reads texts with its own tokenizer, "
+            f"{form.tokenizer}: give texts, as (texts, labels) or by solera.from_texts"
+        )
+    return data
 
 
 # ---- files ------------------------------------------------------------------------------------------
 
 
-def _folder(folder: Path, form: Form) -> tuple[Data[Tensor], Data[Tensor] | None]:
+def _folder(folder: Path, form: Form) -> tuple[Rows, Rows | None]:
     """Images in a folder for each class. A site need not have all classes."""
     if len(form.shape) != 3:
         raise ConfigError(f"{folder}: a folder of images, but data.shape = {list(form.shape)} is not that of images")
     splits = homes(folder)
-    found = {split: _pictures(home, form) for split, home in splits.items()}
+    found = {split: Rows(_pictures(home, form)) for split, home in splits.items()}
     return found["train"], found.get("test")
 
 
@@ -200,7 +256,7 @@ def _pictures(home: Path, form: Form) -> Data[Tensor]:
     return Data(decoded([path for path, _ in rows], form.shape, deep), labels)
 
 
-def _table(path: Path, form: Form, columns: Sequence[str], label_column: str) -> Data[Tensor]:
+def _table(path: Path, form: Form, columns: Sequence[str], label_column: str) -> Rows:
     """A table with named columns: numbers, texts or, in a parquet file, images."""
     header, column_of = _columns(path)
     if label_column not in header:
@@ -209,13 +265,22 @@ def _table(path: Path, form: Form, columns: Sequence[str], label_column: str) ->
         raise DataError(f"{path}: has no column {missing[0]!r}; it has {', '.join(header)}")
     labels = form.numbers([_whole(value) for value in column_of(label_column)], f"{path}, column {label_column}")
     if form.vocabulary:
-        chosen = _one(path, columns, header, TEXT_COLUMNS, "text")
-        return Data(form.tokens([str(text) for text in column_of(chosen)]), labels)
+        return _texts(_texts_of(path, columns, header, column_of), labels, form, str(path))
     if len(form.shape) == 3:
         chosen = _one(path, columns, header, IMAGE_COLUMNS, "image")
-        return Data(to_shape(_images(column_of(chosen), form.shape[0], str(path)), form.shape), labels)
+        return Rows(Data(to_shape(_images(column_of(chosen), form.shape[0], str(path)), form.shape), labels))
     wanted = list(columns) or [c for c in header if c != label_column]
-    return Data(torch.from_numpy(np.stack([_floats(path, c, column_of(c)) for c in wanted], 1)), labels)
+    return Rows(Data(torch.from_numpy(np.stack([_floats(path, c, column_of(c)) for c in wanted], 1)), labels))
+
+
+def _texts_of(
+    path: Path, columns: Sequence[str], header: Sequence[str], column_of: Callable[[str], Sequence[Any]]
+) -> list[Text]:
+    """The texts of a table; with two columns, pairs of them."""
+    if len(columns) == 2:
+        first, second = ([str(text) for text in column_of(c)] for c in columns)
+        return list(zip(first, second, strict=True))
+    return [str(text) for text in column_of(_one(path, columns, header, TEXT_COLUMNS, "text"))]
 
 
 def _columns(path: Path) -> tuple[list[str], Callable[[str], Sequence[Any]]]:
@@ -263,7 +328,8 @@ def _images(values: Sequence[Any], channels: int, what: str) -> Tensor:
 
 def _one(path: Path, columns: Sequence[str], header: Sequence[str], usual: Sequence[str], kind: str) -> str:
     if len(columns) > 1:
-        raise ConfigError(f"{path}: columns = {list(columns)}: name one {kind} column")
+        more = ", or two for pairs" if kind == "text" else ""
+        raise ConfigError(f"{path}: columns = {list(columns)}: name one {kind} column{more}")
     chosen = [*columns, *(c for c in usual if c in header)]
     if not chosen:
         raise DataError(f"{path}: has no {kind} column; it has {', '.join(header)}: set columns to one of them")

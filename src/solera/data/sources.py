@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ..devices import numerics
-from ..encodings import Text
 from ..errors import ConfigError, DataError, without_addresses
 from ..plugins import is_path, label
 from ..task import Data
@@ -42,7 +41,7 @@ from .readers import (
 )
 from .sampling import balanced, hold_out, numpy_rng
 from .tables import Given, csv_splits, file_split, find_columns, hub_split, jsonl_splits, parquet_splits, split_word
-from .text import LENGTH, VOCABULARY, tokenize
+from .text import LENGTH, VOCABULARY, refuse_empty, tokenize
 from .toy import toy_2d
 from .transforms import DEPTH, to_shape
 
@@ -228,7 +227,7 @@ def _assemble(
             rows[split] = _subsample(f"{split}_size", known[split], rows[split], size, seed)
         inputs = source[split].take(rows[split])
         if not isinstance(inputs, Tensor):
-            _refuse_empty(f"{name}, {split}", inputs, rows[split])
+            refuse_empty(f"{name}, {split}", inputs, rows[split].tolist())
             texts[split], inputs = inputs, tokenize(inputs, length)
         data[split] = Data(inputs, torch.from_numpy(known[split][rows[split]]))
     inputs = data["train"].inputs
@@ -259,14 +258,6 @@ def _assemble(
         names,
         Texts(tuple(texts["train"]), tuple(texts["test"])) if texts else None,
     )
-
-
-def _refuse_empty(what: str, texts: Sequence[Text], rows: np.ndarray) -> None:
-    """A text without a character that can be seen teaches nothing, and is a mistake in the table as a rule."""
-    empty = [int(i) for i, t in zip(rows, texts, strict=True) if not (t if isinstance(t, str) else "".join(t)).strip()]
-    if empty:
-        some = ", ".join(map(str, empty[:5])) + ", ..." * (len(empty) > 5)
-        raise DataError(f"{what}: {len(empty)} of {len(rows)} rows have no text (counted from 0: {some}); remove them")
 
 
 def _read(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..encodings import Encoding, Text
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 
 VOCABULARY = 20_000  # number of token ids, including the padding
 LENGTH = 64  # default number of tokens of a sample
@@ -47,6 +47,15 @@ def _encode(texts: Sequence[Text], length: int) -> tuple[Tensor, int]:
                 known[word] = token(word)
             row[place] = known[word]
     return torch.from_numpy(tokens), cut
+
+
+def refuse_empty(what: str, texts: Sequence[Text], rows: Sequence[int]) -> None:
+    """A text without a character that can be seen teaches nothing, and is a mistake in the table as a rule. `rows` are
+    the numbers of the texts there."""
+    empty = [i for i, t in zip(rows, texts, strict=True) if not (t if isinstance(t, str) else "".join(t)).strip()]
+    if empty:
+        some = ", ".join(map(str, empty[:5])) + ", ..." * (len(empty) > 5)
+        raise DataError(f"{what}: {len(empty)} of {len(rows)} rows have no text (counted from 0: {some}); remove them")
 
 
 WORDS = Encoding("words", VOCABULARY, 0, _encode)  # how texts are read unless a model brings a tokenizer of its own

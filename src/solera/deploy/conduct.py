@@ -28,7 +28,7 @@ from ..version import __version__
 from ..wire import Limits, WireError, digest, encode, safe_name
 from .journal import ENDED
 from .keys import fingerprint
-from .site import Samples
+from .site import samples_of
 
 log = logging.getLogger("solera")
 SITES = "sites.json"  # in a run directory: what sites said when the run began; it stays
@@ -212,7 +212,7 @@ def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapp
     public = scenario.public
     if public is None or config.public.where != "server" or config.method.traits().public != "everywhere":
         return
-    if public.texts is not None or config.public.source in ("noise", "generator"):
+    if config.public.source in ("noise", "generator"):
         raise ConfigError(
             f"public.where = 'server': samples of source {config.public.source!r} are made, not sent; set "
             "public.where = 'everywhere', and [public] in each site's file"
@@ -221,7 +221,7 @@ def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapp
     asked = engine.greet(list(said), scenario.seed)
     lacking = sorted(set(scenario.roster) - {k for k, facts in asked.items() if facts.get("has_public") is True})
     if lacking:
-        blob = encode(Samples(public.raw, public.labels))
+        blob = encode(samples_of(public))
         log.info("the public samples, %s, go to %s", human_bytes(len(blob) * len(lacking)), ", ".join(lacking))
         engine.deliver(lacking, blob)
 

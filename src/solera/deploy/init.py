@@ -12,6 +12,8 @@ import tomli_w
 
 from ..config import load_config
 from ..errors import ConfigError
+from ..models.hf import NEEDED
+from ..models.hf import PREFIX as ENCODER
 from ..plugins import code_allowed, is_path
 from ..wire import safe_name
 from . import templates
@@ -33,7 +35,9 @@ def init(
     """
     tables = _read(config)
     with code_allowed(config.parent):  # whoever deploys it has named it
-        load_config(config)  # what is wrong with it is said now, not on four machines
+        models = load_config(config).models  # what is wrong with it is said now, not on four machines
+    # A site, which knows its own model only, could not tell what heads all of them need.
+    tables["models"] = {"norm": models.norm, "head": models.head, **tables.get("models", {})}
     tables["public"] = {"where": "server", **tables.get("public", {})}  # sites get what they need of it from the server
     sites = {safe_name(name, "site name"): dict(table) for name, table in tables["sites"].items()}
     host, _ = split(address)
@@ -128,7 +132,9 @@ def _site(config: Path, target: Path, tables: Mapping[str, Any], name: str, site
     shutil.copy(target / "ca" / "ca.crt", folder / "ca.crt")
     shutil.copy(folder / "node.pub", target / "server" / "keys" / f"{name}.pub")
     kept = {k: tables[k] for k in SITE_TABLES if k in tables}
-    kept["models"] = {k: v for k, v in tables.get("models", {}).items() if k != "server"}
+    kept["models"] = {k: v for k, v in tables.get("models", {}).items() if k not in ("server", "options")}
+    if (own := tables.get("models", {}).get("options", {}).get(site.get("model"))) is not None:
+        kept["models"]["options"] = {site["model"]: own}  # those of others name models that are not here
     kept["method"] = {"name": tables["method"]["name"]}  # its settings come with each question
     kept["sites"] = {name: site}
     (folder / "site.toml").write_text(templates.SITE_TOML + tomli_w.dumps(_located(kept)))
@@ -150,17 +156,31 @@ def _located(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copy_code(tables: Mapping[str, Any], beside: Path, folder: Path) -> None:
-    """The files of code that tables name, beside the new TOML."""
+    """The files of code and the folders of encoders that tables name, beside the new TOML."""
     for value in tables.values():
         if isinstance(value, Mapping):
             _copy_code(value, beside, folder)
         for name in value if isinstance(value, list) else [value]:
+            if isinstance(name, str) and name.startswith((f"{ENCODER}./", f"{ENCODER}../")):
+                _copy_encoder(name, beside, folder)
             origin = name.rpartition(":")[0] if is_path(name) else ""
             if origin.endswith(".py") and not Path(origin).is_absolute():
                 if not (beside / origin).is_file():
                     raise ConfigError(f"{name!r}: there is no {origin} beside the configuration")
                 (folder / origin).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(beside / origin, folder / origin)
+
+
+def _copy_encoder(name: str, beside: Path, folder: Path) -> None:
+    """The encoder `hf:./FOLDER`, which both ends need: without what is never read of it, such as pickles and code."""
+    where = Path(name.removeprefix(ENCODER))
+    if ".." in where.parts:
+        raise ConfigError(f"{name!r}: put the encoder into a folder beside the configuration, or give its whole path")
+    for pattern in NEEDED:
+        for file in sorted((beside / where).glob(pattern)):
+            target = folder / file.relative_to(beside)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
 
 
 def _units(target: Path, sites: list[str]) -> None:

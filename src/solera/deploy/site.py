@@ -23,13 +23,14 @@ from ..compute import compute_of
 from ..config import load_config
 from ..data import Public
 from ..devices import TRICKS, Placement
+from ..encodings import as_bytes, from_bytes
 from ..engines.base import SHA256, Call, Host, Reply
 from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
 from ..errors import ConfigError, SoleraError
 from ..plugins import code_allowed
-from ..runner.sites import site_host, stated_form
+from ..runner.sites import form_of_site, site_host
 from ..sites import SiteHost
 from ..task import TASKS
 from ..tensors import weights_of
@@ -103,10 +104,14 @@ class OwnSite:
         return host.hello().digest
 
     def public_of(self, samples: "Samples") -> Public:
-        """Normalised and augmented as its own file says."""
-        form = stated_form(self.config.data)
+        """Normalised and augmented as its own file says; texts are read with its own model's tokenizer."""
+        with code_allowed(self.folder):
+            form = form_of_site(self.config, self.name)
         public = self.config.public
-        return Public(samples.raw, form.mean, form.std, samples.labels, public.augment if public.fresh else ())
+        texts = None if samples.lengths is None else from_bytes(samples.raw, samples.lengths)
+        raw = samples.raw if texts is None else form.tokens(texts)
+        steps = public.augment if public.fresh else ()
+        return Public(raw, form.mean, form.std, samples.labels, steps, texts=texts)
 
     def lend(self, host: SiteHost, public: Public) -> None:
         """Its host had none."""
@@ -179,10 +184,17 @@ def _call(facts: Mapping[str, Any], blob: bytes, site: Site) -> Reply:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Public samples as they are sent."""
+    """Public samples as they are sent: texts as texts, because every site has its own tokenizer."""
 
-    raw: Tensor
+    raw: Tensor  # of texts: their bytes
     labels: Tensor | None
+    lengths: Tensor | None = None  # texts only: how many of the bytes are whose
+
+
+def samples_of(public: Public) -> Samples:
+    """What is sent of public samples."""
+    raw, lengths = (public.raw, None) if public.texts is None else as_bytes(public.texts)
+    return Samples(raw, public.labels, lengths)
 
 
 def _digest_in(facts: Mapping[str, Any], name: str = "public") -> str | None:

@@ -61,7 +61,8 @@ def _entry(builder: Any, name: str) -> ModelInfo:
     if known is not None:  # registered with its title and kind, and now found by its path
         return replace(known, name=name)
     kind: Kind = "text" if "vocabulary" in inspect.signature(builder).parameters else "image"
-    return ModelInfo(name, name, "", kind, "", builder)
+    own = getattr(builder, "encoding", None)
+    return ModelInfo(name, name, "", kind, "", builder, encoding=(lambda: own) if isinstance(own, Encoding) else None)
 
 
 MODELS: Registry[ModelInfo] = Registry("model", "solera.models", _entry)

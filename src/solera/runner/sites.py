@@ -22,34 +22,39 @@ from ..errors import ConfigError
 from ..models import check_output
 from ..plugins import architectures, is_path
 from ..randomness import seed_from
-from ..scenario import DataConfig, Scenario, builder_of, share_for_sites
+from ..scenario import DataConfig, Scenario, builder_of, share_for_sites, tokenizer_of
 from ..server import Server
 from ..sites import Hello, Remote, SiteHost, check_hellos, form_digest, layout_digest
+from ..task import Data
 
+TEXTS = "texts"  # data.name of the server's own texts
 TABLE = "table"  # data.name of the server's own samples, where they are in a table
 
 
 def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Scenario:
     """The scenario of the sites in a configuration. With `hellos`, that of a server whose sites are elsewhere."""
-    data, form, seed = config.data, stated_form(config.data), config.run.seed
+    data, models, seed = config.data, config.models, config.run.seed
     sites: dict[str, tuple[Holding | Remote, str]] = {}
     for k, site in sorted(config.sites.items()):
+        model = _model_of(k, site)
         if hellos is None:
-            sites[k] = (read_site(k, site, form, share_for_sites(data.client_test), seed), _model_of(k, site))
+            own = form_of_site(config, k)
+            sites[k] = (read_site(k, site, own, share_for_sites(data.client_test), seed), model)
         else:
-            sites[k] = (Remote(hellos[k].num_examples, hellos[k].num_test), _model_of(k, site))
+            sites[k] = (Remote(hellos[k].num_examples, hellos[k].num_test), model)
     return Scenario(
-        _server_data(data, form, seed),
+        _server_data(data, stated_form(data), seed),
         public=config.public,
         sites=sites,
-        server=config.models.server,
+        server=models.server,
         validation=data.validation,
         client_test=share_for_sites(data.client_test),
         augment=data.augment,
-        norm=config.models.norm,
-        head=config.models.head,
-        options=config.models.options,
-        lora=config.models.lora,
+        norm=models.norm,
+        head=models.head,
+        options=models.options,
+        weights=models.weights,
+        lora=models.lora,
         seed=seed,
         workers=config.engine.workers or default_workers(),
     )
@@ -64,14 +69,14 @@ def site_host(config: Config, name: str) -> SiteHost:
     if name not in config.sites:
         raise ConfigError(f"there is no [sites.{name}] in this configuration; it has {', '.join(config.sites)}")
     site, data, public, seed = config.sites[name], config.data, config.public, config.run.seed
-    form, model = stated_form(data), _model_of(name, site)
+    models, model = config.models, _model_of(name, site)
+    form = form_of_site(config, name)
     A = next(iter(architectures([model])))
     holding = read_site(name, site, form, share_for_sites(data.client_test), seed)
     check_steps("data.augment", data.augment, holding.train.inputs, f"site {name}")
     elsewhere = public.source == "none" or public.where == "server"
     samples = None if elsewhere else make_public(public, form, torch.empty(0), seed_from(seed, "public"))
-    models = config.models
-    made = builder_of(A, model, models.norm, models.head, form, models.options, lora=models.lora)
+    made = builder_of(A, model, models.norm, models.head, form, models.options, models.weights, models.lora)
     server = Server({A: made}, [A], seed, form.classes)
     check_output(server.template(A), form.shape, form.classes, A, bool(form.vocabulary))
     return SiteHost(name, holding, form, A, partial(server.template, A), samples, data.augment, seed)
@@ -93,11 +98,13 @@ def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
 
 def expected_hellos(scenario: Scenario, public: bool) -> dict[str, Hello]:
     """What each site must say for its run to be this one. `public`: whether it must have the public data itself."""
-    form = form_digest(scenario.form)
+    expected = {}
     theirs = scenario.public.digest if public and scenario.public is not None else ""
-    layouts = {A: layout_digest(scenario.server.template(A)) for A in scenario.server.architectures}
+    for A in scenario.server.architectures:
+        form, layout = scenario.form_for(A), layout_digest(scenario.server.template(A))
+        expected[A] = Hello("", A, 0, 0, scenario.seed, form_digest(form), layout, theirs, form.tokenizer)
     return {
-        k: Hello(k, info.architecture, info.num_examples, 0, scenario.seed, form, layouts[info.architecture], theirs)
+        k: dataclasses.replace(expected[info.architecture], name=k, num_examples=info.num_examples)
         for k, info in scenario.roster.items()
     }
 
@@ -107,10 +114,19 @@ def _check_deployable(config: Config) -> None:
         raise ConfigError("there are no sites in this configuration: write [sites.NAME] for each")
 
 
+def form_of_site(config: Config, name: str) -> Form:
+    """What the samples of the site `name` look like: it reads texts with its own model's tokenizer."""
+    model = _model_of(name, config.sites[name])
+    return stated_form(config.data).read_by(tokenizer_of(model, config.models.options))
+
+
 def stated_form(data: DataConfig) -> Form:
     """What samples look like, from the configuration alone: nobody's data is read."""
+    if data.task != "classification":
+        raise ConfigError(f"data.task = {data.task!r} with [sites]: sites learn to classify; leave data.task out")
     info = None if is_path(data.name) else SOURCES.get(data.name)
-    shape = tuple(data.shape) or (info.shape if info else ())
+    text = info is not None and info.is_text
+    shape = tuple(data.shape) or ((data.length,) if text else info.shape if info else ())
     classes = len(data.classes) or (info.classes if info else 0)
     for key, value, example in (("shape", shape, "[3, 32, 32]"), ("classes", classes, '["benign", "malignant"]')):
         if not value:
@@ -118,8 +134,14 @@ def stated_form(data: DataConfig) -> Form:
                 f"data.{key} is missing: sites cannot find it in each other's data; for example {example}"
             )
     mean, std = (data.mean, data.std) if data.mean or not info else (info.mean or (), info.std or ())
-    vocabulary = VOCABULARY if info and info.is_text else 0
-    return Form(data.name, shape, classes, tuple(mean), tuple(std), vocabulary, tuple(data.classes))
+    if text and shape != (data.length,):
+        raise ConfigError(
+            f"data.shape = {list(shape)}: of {data.name}, a sample is the first {data.length} tokens of a text; leave "
+            "data.shape out, and set data.length"
+        )
+    vocabulary = VOCABULARY if text else 0
+    names = tuple(data.classes) or (info.class_names if info else ())
+    return Form(data.name, shape, classes, tuple(mean), tuple(std), vocabulary, names)
 
 
 def _server_data(data: DataConfig, form: Form, seed: int) -> Dataset:
@@ -128,15 +150,33 @@ def _server_data(data: DataConfig, form: Form, seed: int) -> Dataset:
         train, test = read_source(data.path, form, (), SiteConfig.label_column, "data.path")
         if test is None and data.validation:
             raise ConfigError(f"data.validation = {data.validation}: {data.path} has no test split of its own")
-        found = Dataset(data.name, train, train if test is None else test, form.classes, vocabulary=form.vocabulary)
+        found = Dataset(data.name, train.data, (test or train).data, form.classes, vocabulary=form.vocabulary)
     else:
-        found = load(data.name, data.path, data.train_size, data.test_size, seed, data.length, data.image_size)
+        found = load(
+            data.name, data.path, data.train_size, data.test_size, seed, data.length, data.image_size,
+            text_column=data.text_column, pair_column=data.pair_column, label_column=data.label_column,
+        )  # fmt: skip
+        found = _as_stated(found, data, form)
+    if found.vocabulary and not form.vocabulary:
+        raise ConfigError(
+            f"data.name = {data.name!r} has texts, but sites cannot know that: use a named data set of texts, or "
+            f"data.name = {TEXTS!r} with a table at data.path"
+        )
     if (found.shape, found.classes, found.vocabulary) != (form.shape, form.classes, form.vocabulary):
         raise ConfigError(
             f"data.name = {data.name!r} has samples of shape {found.shape} in {found.classes} classes; data.shape and "
             f"data.classes say {form.shape} in {form.classes}"
         )
     return dataclasses.replace(found, mean=form.mean, std=form.std, class_names=form.class_names or found.class_names)
+
+
+def _as_stated(found: Dataset, data: DataConfig, form: Form) -> Dataset:
+    """The classes of a table in the order of data.classes: a table alone knows only those that are in it, by name."""
+    if data.name != TEXTS or found.classes > form.classes:
+        return found
+    numbers = form.numbers(found.class_names or range(found.classes), f"data.path = {data.path!r}")
+    train, test = (Data(part.inputs, numbers[part.labels]) for part in (found.train, found.test))
+    return dataclasses.replace(found, train=train, test=test, classes=form.classes, class_names=form.class_names)
 
 
 def _model_of(name: str, site: SiteConfig) -> str:

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+import tomli_w
 import torch
 
 from deployments import CODE, DIFFERENT, EQUAL, SITES, config_of
@@ -17,9 +18,11 @@ from solera.deploy.site import OwnSite, answer
 from solera.engines.flower import PROTOCOL, pack, unpack
 from solera.errors import ConfigError, SoleraError
 from solera.federation import QuorumNotMet
+from solera.models import hf
 from solera.plugins import code_allowed
 from solera.runner.loop import execute
 from solera.wire import Limits
+from text_sites import OWN, sentences, text_sites
 
 pytestmark = pytest.mark.usefixtures("in_a_flower_task")
 LOCAL = "[method.local]\nepochs = 1\nbatch = 16\nlr = 0.05"
@@ -40,9 +43,9 @@ class KeyedGrid(LocalGrid):
 class Parties:
     """The folders of a server and three sites."""
 
-    def __init__(self, home, config):
+    def __init__(self, home, config, code=CODE):
         self.home, self.server = home, home / "d" / "server"
-        (home / "own.py").write_text(CODE)
+        (home / "own.py").write_text(code)
         (home / "federation.toml").write_text(config)
         init(home / "federation.toml", home / "d", "127.0.0.1:8000")
         self.grid = KeyedGrid(OwnSite(self.site(k)) for k in SITES)
@@ -92,6 +95,65 @@ def test_public_samples_are_sent_once_and_kept(parties):
         assert len(sent) == 1
         assert sent[0]["bytes_in"] >= 60 * 8 * 4, "60 samples of 8 numbers"
         assert sent[0]["bytes_out"] == 0
+
+
+LOCAL_TABLE = {"epochs": 1, "batch": 4, "lr": 0.05}
+TEXT_METHODS = {
+    "fusionlarge": {"name": "fusionlarge", "local": LOCAL_TABLE, "fusion": {"steps": 3, "batch": 8}},
+    "mnfl": {"name": "mnfl", "local": LOCAL_TABLE},
+}
+
+
+def text_parties(home, method, where):
+    """Three sites that read texts with three tokenizers, and a server with a larger model."""
+    pytest.importorskip("transformers", reason="needs the extra text")
+    tables = text_sites(home, TEXT_METHODS[method], where=where)
+    tables["engine"] = {"name": "flower", "wait_s": 240}
+    return Parties(home, tomli_w.dumps(tables), OWN)
+
+
+@pytest.mark.parametrize(("method", "where"), [("fusionlarge", "server"), ("mnfl", "server"), ("mnfl", "everywhere")])
+def test_sites_with_different_tokenizers_are_deployed_as_they_were_rehearsed(tmp_path, method, where):
+    p = text_parties(tmp_path, method, where)
+    assert p.run().digest == p.simulated()
+    lines = (p.server / "runs" / "first" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["failures"] for line in lines] == [[], []]
+    sent = {k: [line["bytes_in"] for line in p.asked(k) if line["task"] == "public"] for k in SITES}
+    if method == "fusionlarge" or where == "everywhere":  # no site is asked about them, or each has them
+        assert sent == {"east": [], "north": [], "west": []}
+        return
+    assert sent["east"] == sent["north"] == sent["west"], "all get the same texts, whatever their tokenizers"
+    texts = [text for text, _ in sentences(24, 2)]
+    assert sum(map(len, texts)) / 2 < sent["east"][0] < 2 * sum(map(len, texts)), "and no tokens"
+
+
+def test_a_site_whose_tokenizer_differs_is_named_before_any_work(tmp_path):
+    p = text_parties(tmp_path, "fusionlarge", "server")
+    file = p.site("east") / "encoder" / "tokenizer.json"
+    known = json.loads(file.read_text())
+    ids = known["model"]["vocab"]
+    ids["good"], ids["bad"] = ids["bad"], ids["good"]
+    file.write_text(json.dumps(known))
+    for kept in (hf.encoding, hf._tokenizer):  # a site answers each message in a process of its own
+        kept.cache_clear()
+    said = r"site east: tokenizer is wordpiece-\w+ there and wordpiece-\w+ here: the tokenizer of sites\.east\.model"
+    with pytest.raises(ConfigError, match=said):
+        p.run()
+    assert {line["task"] for k in SITES for line in p.asked(k)} == {"hello"}
+
+
+def test_public_texts_that_are_none_are_not_kept(tmp_path):
+    from solera.deploy.site import Samples, keep_public
+    from solera.errors import DataError
+    from solera.wire import encode
+
+    site = OwnSite(text_parties(tmp_path, "mnfl", "server").site("north"))
+    letters = torch.tensor(list(b"good film"), dtype=torch.uint8)
+    kept = site.public_of(Samples(letters, None, torch.tensor([[4], [5]])))
+    assert kept.texts == ("good", " film")
+    with pytest.raises(DataError, match="do not have the lengths"):
+        keep_public(site, kept.digest, encode(Samples(letters, None, torch.tensor([[4], [6]]))))
+    assert keep_public(site, kept.digest, encode(Samples(letters, None, torch.tensor([[4], [5]]))))
 
 
 def test_a_run_goes_on_where_it_was(parties):

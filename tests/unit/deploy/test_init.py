@@ -15,6 +15,7 @@ from solera.deploy.init import init, renew
 from solera.deploy.keys import expiry, fingerprint
 from solera.errors import ConfigError
 from solera.plugins import code_allowed
+from text_sites import text_sites, write_tables
 
 METHOD = 'name = "feddf"\n[method.fusion]\nsteps = 3'
 
@@ -167,3 +168,56 @@ def test_an_expired_certificate_is_not_served(config, tmp_path):
     code, text = said_by("server", out / "server")
     assert code == 2
     assert "has expired: renew it with `solera deploy renew`" in text
+
+
+def test_an_encoder_goes_to_the_parties_that_need_it_without_what_is_never_read(tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra text")
+    tables = text_sites(tmp_path, {"name": "feddf"})
+    (tmp_path / "encoder" / "pytorch_model.bin").write_bytes(b"a pickle")
+    (tmp_path / "encoder" / "modeling.py").write_text("print('code')")
+    init(write_tables(tmp_path / "f.toml", tables), tmp_path / "d", "127.0.0.1:8000")
+    held = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(os.listdir(tmp_path / "d" / "server" / "encoder")) == held
+    assert sorted(os.listdir(tmp_path / "d" / "sites" / "east" / "encoder")) == held
+    assert not (tmp_path / "d" / "sites" / "north" / "encoder").exists()
+    with code_allowed(tmp_path / "d"):
+        config = load_config(tmp_path / "d" / "sites" / "east" / "site.toml")
+    assert config.sites["east"].model == f"hf:{tmp_path}/d/sites/east/encoder"
+
+
+def test_an_encoder_outside_of_the_folder_of_the_configuration_is_refused(tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra text")
+    tables = text_sites(tmp_path, {"name": "feddf"})
+    tables["sites"]["east"]["model"] = "hf:../encoder"
+    home = tmp_path / "inner"
+    home.mkdir()
+    (home / "own.py").write_text((tmp_path / "own.py").read_text())
+    with pytest.raises(ConfigError, match=r"'hf:\.\./encoder': put the encoder into a folder beside"):
+        init(write_tables(home / "f.toml", tables), home / "d", "127.0.0.1:8000")
+
+
+def test_a_site_gets_the_options_of_its_own_model_alone(tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra text")
+    tables = text_sites(tmp_path, {"name": "feddf"})
+    tables["models"]["options"]["small"] = {"model": "lstm", "hidden": 4}
+    tables["sites"]["north"]["model"] = "small"
+    init(write_tables(tmp_path / "f.toml", tables), tmp_path / "d", "127.0.0.1:8000")
+    options = {k: table(tmp_path / "d" / "sites" / k / "site.toml")["models"].get("options") for k in SITES}
+    assert options == {"east": None, "north": {"small": {"model": "lstm", "hidden": 4}}, "west": None}
+    assert set(table(tmp_path / "d" / "server" / "server.toml")["models"]["options"]) == {
+        "lstm",
+        "small",
+        "transformer",
+    }
+    for k in SITES:
+        with code_allowed(tmp_path / "d"):
+            load_config(tmp_path / "d" / "sites" / k / "site.toml")
+
+
+def test_a_site_is_told_the_heads_that_all_models_need(tmp_path):
+    """Fed-ET needs shared heads where models differ, which a site that knows one model cannot see."""
+    pytest.importorskip("transformers", reason="needs the extra text")
+    tables = text_sites(tmp_path, {"name": "fedet"})
+    del tables["sites"]["west"]  # its model is not split
+    init(write_tables(tmp_path / "f.toml", tables), tmp_path / "d", "127.0.0.1:8000")
+    assert {table(f)["models"]["head"] for f in (tmp_path / "d").rglob("s*.toml")} == {"shared"}
