@@ -103,6 +103,13 @@ def test_a_text_is_read_in_a_length_that_depends_on_it_alone():
     assert found.flatten().tolist() == [15, 40, 45, 320]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_no_text_at_all_has_an_answer_of_the_right_width(training):
+    """A dry run asks for nothing, and goes on with what it gets."""
+    none = torch.zeros(0, 64, dtype=torch.int64)
+    assert buckets.in_buckets(lambda x: x[:, :5] + 1.0, none, 0, training).shape == (0, 5)
+
+
 def test_gradients_reach_every_text(folder):
     model = made(folder)
     ids = ids_of(folder)[:5]
