@@ -227,7 +227,7 @@ def test_a_row_made_of_a_sample_of_the_data_is_not_the_papers(tmp_path):
     """The package's sample is in the place of the data set, at full scale: only the run can know."""
     tables = small()
     for column in tables.columns:
-        column.set |= {"data.train_size": "none", "data.test_size": "none"}
+        column.set.update({"data.train_size": "none", "data.test_size": "none"})
     table = plan_table(tables, "full", 1, rows=["FedAvg"], columns=["a"])
     run_table(table, tmp_path)
     filled = {(f.row, f.column): f for f in collect(table, tmp_path)}
