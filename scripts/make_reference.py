@@ -48,6 +48,8 @@ MEANINGS = {
     "run.rounds": "communication rounds",
     "run.name": "shown, and part of the run directory's default name; default: the recipe's name",
     "run.eval_clients": "how many clients' personal models are scored (methods with personal models); 0: none",
+    "run.stand_ins": "of a run for a paper's row: settings that are not the paper's, with the paper's values; see "
+    "[stand-ins](recipes.md#stand-ins)",
     "data.name": "a [named data set](data.md), a hub id `owner/name` or a [path](plug-ins.md)",
     "data.path": "the folder to read it from; default: the [usual places](data.md#where-a-set-is-looked-for)",
     "data.train_size": "a balanced sample of this size instead of the whole training set",

@@ -12,6 +12,7 @@ import importlib.resources
 import os
 import re
 import tomllib
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -32,7 +33,7 @@ from .method import METHODS, Method, find_method, name_of
 from .models import model_info
 from .models.options import variant_of
 from .plugins import allowed, anchored, is_path
-from .runs.keys import flat
+from .runs.keys import dig, flat
 from .runs.stop import StopConfig
 from .scenario import DataConfig, ModelsConfig
 from .settings import (
@@ -47,6 +48,7 @@ from .settings import (
     renames,
     settings,
     show,
+    strip,
     table_of,
     unknown_key,
     words,
@@ -69,6 +71,7 @@ class RunConfig:
     eval_every: PositiveInt = 1  # rounds between evaluations; the last round is always evaluated
     checkpoint_every: PositiveInt = 1  # rounds between checkpoints
     eval_clients: Annotated[int, Ge(0), Hint("0: score none")] = 100  # how many clients' personal models are scored
+    stand_ins: dict[str, Any] | None = None  # of a run for a paper's row: settings that differ -> the paper's value
     stop: StopConfig = dataclasses.field(default_factory=StopConfig)
 
     def problems(self) -> Iterator[Problem]:
@@ -99,6 +102,9 @@ class Config:
 
 SITES = "sites"  # the table of tables [sites.NAME]
 PAPER = "paper"  # the table of a recipe for `solera reproduce`: no setting of a run
+STAND_INS = "stand_ins"  # in [run]
+STANDING_IN = ("data", "partition", "public", "models")  # tables with stand-ins: what is learned, and by whom
+PLACES = ("data.path", "public.path")  # where something is does not change what it is
 
 TABLES: dict[str, type] = {
     "run": RunConfig,
@@ -119,7 +125,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     keeps the source's [method.local] and drops the other settings of its method: they are not meant for the new method.
     Settings that the method needs and the source leaves open get a value; `notes` says which and why. Relative paths
     become absolute, so that the run can be resumed from any folder. A path to code is refused outside
-    `plugins.code_allowed`; files of code are looked up beside the TOML.
+    `plugins.code_allowed`; files of code are looked up beside the TOML. Of `run.stand_ins` only those stay that differ
+    from the paper's value; an override of a paper's recipe adds to them.
     """
     given, decided, notes = _merged(source, overrides)
     config = _built(given)
@@ -135,6 +142,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         config = _built(given)
     return dataclasses.replace(
         config,
+        run=_without_the_papers_own(config),
         data=_absolute(config.data),
         public=_absolute(config.public),
         sites={k: _absolute_site(site) for k, site in config.sites.items()},
@@ -153,10 +161,11 @@ def _merged(
 ) -> tuple[dict[str, Any], set[str], list[str]]:
     """The tables, the keys that were given for their method, and the notes."""
     given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read(source)
-    if isinstance(given.get(PAPER), Mapping):
-        del given[PAPER]
+    paper = given.pop(PAPER) if isinstance(given.get(PAPER), Mapping) else None
     folder = folder_of(source)
     given, wanted = anchored(given, folder), anchored(_parse_overrides(overrides), folder)
+    if paper is not None and isinstance(given.get("run", {}), dict):
+        given["run"] = {STAND_INS: _deviations(given, wanted, paper), **given.get("run", {})}
     exchanged, notes = _exchange_method(given, wanted)
     notes += _exchange_engine(given, wanted)
     _merge(given, wanted, "")
@@ -180,10 +189,13 @@ def _built(given: Mapping[str, Any]) -> Config:
             tables[name] = {k: v for k, v in tables[name].items() if k != "name"}
     sites = {k: _built_site(k, table) for k, table in given.get(SITES, {}).items()}
     tables = _with_sites(tables, sites)
+    if isinstance(stand_ins := tables["run"].get(STAND_INS), Mapping):  # data.name = ... and "data.name" = ... alike
+        tables["run"] = {**tables["run"], STAND_INS: flat(stand_ins)}
     config = Config(
         **{name: _build(cls, tables[name], name, None, method) for name, cls in classes.items()}, sites=sites
     )
     _check_names(config)
+    _check_stand_ins(config.run.stand_ins or {})
     return config
 
 
@@ -232,6 +244,94 @@ def _check_names(config: Config) -> None:
     for key, source in (("data.name", config.data.name), ("public.name", config.public.name)):
         if source is not None and is_path(source):  # other names are looked up when the data is loaded
             source_info(source, key)
+
+
+# ---- stand-ins --------------------------------------------------------------------------------------
+
+
+def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two configurations differ: key -> both values (None: not set). Stand-ins are no setting of
+    their own: they follow from others."""
+    told = [flat(tomllib.loads(to_toml(without_stand_ins(c)))) for c in (before, after)]
+    first, second = told
+    return {k: (first.get(k), second.get(k)) for k in {**first, **second} if first.get(k) != second.get(k)}
+
+
+def is_stand_in(key: str) -> bool:
+    """Whether another value of this setting than the paper's makes a run another one than the paper's row."""
+    return key.partition(".")[0] in STANDING_IN and key not in PLACES
+
+
+def with_stand_ins(config: Config, papers: Config) -> Config:
+    """The configuration, with what it has in place of another one's as its stand-ins."""
+    found = {k: OFF if old is None else old for k, (old, _) in differences(papers, config).items() if is_stand_in(k)}
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, stand_ins=found))
+
+
+def without_stand_ins(config: Config) -> Config:
+    """The configuration without a word of what it stands for."""
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, stand_ins=None))
+
+
+def _without_the_papers_own(config: Config) -> RunConfig:
+    """[run] without stand-ins that an override has replaced by the paper's value."""
+    if not config.run.stand_ins:
+        return config.run
+    ours = _values_of(config)
+    found = {k: v for k, v in config.run.stand_ins.items() if _at(ours, k) != v}
+    return dataclasses.replace(config.run, stand_ins=found)
+
+
+def _deviations(given: Mapping[str, Any], wanted: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides of a paper's recipe that no cell of its table has: key -> the recipe's value."""
+    new = {k: v for k, v in flat(wanted).items() if is_stand_in(k)}
+    if not new:
+        return {}
+    parts = [part for kind in ("row", "column") for part in paper.get(kind, []) if isinstance(part, Mapping)]
+    cells = [flat(part.get("set", {})) for part in parts]
+    papers = _values_of(_built(given))
+    return {k: _at(papers, k) for k, v in new.items() if not any(cell.get(k) == v for cell in cells)}
+
+
+def _values_of(config: Config) -> dict[str, Any]:
+    return tomllib.loads(to_toml(without_stand_ins(config)))
+
+
+def _at(tables: Any, key: str) -> Any:
+    """A setting of a configuration as TOML; one that is not there is "none"."""
+    found = dig(tables, *key.split("."))
+    return OFF if found is None else found
+
+
+def _check_stand_ins(stand_ins: Mapping[str, Any]) -> None:
+    """Refuse stand-ins for settings that do not exist, with values that these cannot have."""
+    for key, value in stand_ins.items():
+        name, *path = key.split(".")
+        if name not in STANDING_IN or not path:
+            tables = ", ".join(f"[{t}]" for t in STANDING_IN)
+            raise ConfigError(f"run.{STAND_INS}: {show(key)} is no setting of {tables}: only these have stand-ins")
+        try:
+            _check_setting(TABLES[name], name, path, value)
+        except ConfigError as e:
+            why = "; ".join(e.problems) if isinstance(e, SettingsError) else str(e)
+            raise ConfigError(f"run.{STAND_INS}: {why}") from None
+
+
+def _check_setting(cls: type, table: str, path: Sequence[str], value: Any, may_lack: bool = False) -> None:
+    """Refuse a path that leads to no setting of `cls`, and a value that it cannot have. With `may_lack` a table above
+    it may be left out, and the setting with it."""
+    leaf, *rest = path
+    if leaf not in (known := hints(cls)):
+        raise ConfigError(_unknown(cls, table, leaf, value, None))
+    wanted, key = known[leaf], f"{table}.{leaf}"
+    may_lack = may_lack or optional(wanted)
+    kinds = (strip(wanted), *typing.get_args(strip(wanted)))
+    if rest and (inner := table_of(wanted)) is not None:
+        _check_setting(inner, key, rest, value, may_lack)
+    elif rest and not any(typing.get_origin(kind) is dict for kind in kinds):  # of a dict any key may be
+        raise ConfigError(f"{key} is a value, not a table")
+    elif not rest and not (value == OFF and may_lack):
+        checked(wanted, value, key)
 
 
 def to_toml(config: Config) -> str:

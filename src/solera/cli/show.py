@@ -11,7 +11,10 @@ from rich.table import Table
 
 from ..files import read_file
 from ..plugins import label
+from ..runs.read import read_json
 from ..runs.record import WAYS, RoundRecord, read_records
+from ..runs.stand_ins import KEY as STAND_INS
+from ..runs.stand_ins import NOT_RUN, listed, read_stand_ins
 from ..runs.words import human_bytes, human_time, percent
 from .errors import Debug, Json, reported, resume_command
 from .output import console, print_json
@@ -67,6 +70,7 @@ def look(directory: Path) -> dict[str, Any]:
         "rounds": wanted,
         "ended_early": early,
         "settings": settings,
+        STAND_INS: read_stand_ins(read_json(directory / "run.json", missing)),
         "models": _scores(rounds, "model"),
         "ensembles": _scores(rounds, "ensemble"),
         "personal": next((r.own for r in reversed(rounds) if r.own), None),
@@ -136,6 +140,9 @@ def _print(found: dict[str, Any]) -> None:
         line("data", _data_line(s))
         server = s["models"].get("server")
         line("models", ", ".join(map(label, s["models"]["clients"])) + (f", server: {label(server)}" if server else ""))
+    if found[STAND_INS]:
+        line("stand-ins", listed(found[STAND_INS]))
+        line("paper's row", NOT_RUN)
     line("rounds", f"{done} in {human_time(found['seconds'])}")
     if found["ended_early"]:
         line("ended early", found["ended_early"])

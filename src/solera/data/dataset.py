@@ -51,6 +51,7 @@ class Dataset:
     texts: Texts | None = None  # text only, if known
     columns: tuple[Columns, ...] = ()  # whose tokens are where in a sample; empty: one tokenizer's, in all of it
     task: Task = "classification"  # causal-lm: a sample is a block of tokens, and all but its first are predicted
+    found: tuple[int, int] | None = None  # training and test rows of its files, before any of them were chosen
 
     def __post_init__(self) -> None:
         for field in ("train", "test"):

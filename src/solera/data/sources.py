@@ -213,6 +213,7 @@ def _assemble(
 ) -> Dataset:
     """Choose the rows, decode them, and build the data set."""
     known, class_names = _labels(name, info, splits)
+    whole = {split: len(labels) for split, labels in known.items()}
     rows = {split: np.flatnonzero(known[split] >= 0) for split in splits}
     source = dict(splits)
     rows["train"], held = people.divide(name, splits["train"].users, rows["train"])
@@ -257,6 +258,7 @@ def _assemble(
         next((c for c in called if len(c) == classes), ()),  # a sample may lack a class: then the names do not fit
         names,
         Texts(tuple(texts["train"]), tuple(texts["test"])) if texts else None,
+        found=(whole["train"], whole.get("test", 0)),
     )
 
 
@@ -273,7 +275,7 @@ def _read(
         if folder.is_file() and (split := file_split(folder, info, columns)) is not None:
             return _train_and_test(name, info, {"train": split}, str(folder))
         if not folder.is_dir():
-            raise DataError(f"{name}: path = {str(path)!r} is not a folder. {_wanted(info)}")
+            raise DataError(f"{name}: path = {str(path)!r} is not a folder. {_wanted(name, info)}")
         return _read_folder(name, info, folder, image_size, columns)
     if name == "fashion-mnist":
         return _read_embedded(info)
@@ -347,9 +349,9 @@ def _read_folder(name: str, info: SourceInfo, folder: Path, image_size: int | No
     if pickles:
         raise DataError(
             f"{name}: {folder} holds pickle files ({', '.join(pickles[:3])}), which are not read because they can run "
-            f"code; get the binary version (for CIFAR: cifar-10-binary or cifar-100-binary). {_wanted(info)}"
+            f"code; get the binary version (for CIFAR: cifar-10-binary or cifar-100-binary). {_wanted(name, info)}"
         )
-    raise DataError(f"{name}: nothing to read in {folder}. {_wanted(info)}")
+    raise DataError(f"{name}: nothing to read in {folder}. {_wanted(name, info)}")
 
 
 def _read_hub(name: str, info: SourceInfo, places: list[Path], given: Given) -> dict[str, Split]:
@@ -360,7 +362,7 @@ def _read_hub(name: str, info: SourceInfo, places: list[Path], given: Given) -> 
         import datasets
     except ImportError as error:
         raise DataError(
-            f"{name}: not found; {looked}, and the package `datasets` is not installed. {_wanted(info)} "
+            f"{name}: not found; {looked}, and the package `datasets` is not installed. {_wanted(name, info)} "
             f"Or install it with: pip install 'solera[hub]', to fetch {info.hub} from the Hugging Face hub"
         ) from error
     try:
@@ -368,7 +370,7 @@ def _read_hub(name: str, info: SourceInfo, places: list[Path], given: Given) -> 
     except Exception as error:  # the library has many back ends, which may raise anything
         raise DataError(
             f"{name}: not found; {looked}, and fetching {info.hub} from the Hugging Face hub failed: "
-            f"{without_addresses(str(error))}. {_wanted(info)}"
+            f"{without_addresses(str(error))}. {_wanted(name, info)}"
         ) from error
     channels = info.shape[0] if len(info.shape) == 3 else None
     found = {}
@@ -502,12 +504,12 @@ def _rows(key: str, of: Data, size: int, seed: int) -> Tensor:
     return torch.from_numpy(_subsample(key, labels, np.arange(len(labels)), size, seed))
 
 
-def _wanted(info: SourceInfo) -> str:
+def _wanted(name: str, info: SourceInfo) -> str:
     """How to provide a data set, for error messages."""
     files = ", or ".join(FILES[form] for form in info.formats)
     if not info.hub:
         return f"Expected: {files}."
     return (
-        f"Put {files} of {info.title} into a folder and set path to it (or to $SOLERA_DATA/<name>, ./data/<name>); "
-        f"the parquet files are those of the hub's {info.hub}."
+        f"Put {files} of {info.title} into $SOLERA_DATA/{name} or ./data/{name}, or name their folder with --set "
+        f"data.path=FOLDER (public.path for public data); the parquet files are those of the hub's {info.hub}."
     )

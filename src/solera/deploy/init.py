@@ -12,8 +12,8 @@ import tomli_w
 
 from ..config import load_config
 from ..errors import ConfigError
-from ..models.hf import NEEDED
 from ..models.hf import PREFIX as ENCODER
+from ..models.hub import SMALL
 from ..plugins import code_allowed, is_path
 from ..wire import safe_name
 from . import templates
@@ -176,7 +176,7 @@ def _copy_encoder(name: str, beside: Path, folder: Path) -> None:
     where = Path(name.removeprefix(ENCODER))
     if ".." in where.parts:
         raise ConfigError(f"{name!r}: put the encoder into a folder beside the configuration, or give its whole path")
-    for pattern in NEEDED:
+    for pattern in (*SMALL, "*.safetensors", "1_Pooling/*.json"):  # no pickles, no code
         for file in sorted((beside / where).glob(pattern)):
             target = folder / file.relative_to(beside)
             target.parent.mkdir(parents=True, exist_ok=True)

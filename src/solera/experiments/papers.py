@@ -51,6 +51,7 @@ class Shrink:
 
     set: dict[str, Any]
     stand_ins: dict[str, str]  # what is replaced -> by what
+    models: dict[str, str]  # the same for models, which are replaced wherever a cell has them
     skip: str = ""
     target: float | None = None  # an accuracy that is within reach at this scale, in place of the paper's
 
@@ -216,6 +217,7 @@ def _shrink(given: Mapping[str, Any], where: str) -> Shrink:
     found = Shrink(
         flat(table.take("set", dict, {})),
         dict(table.take("stand_ins", dict, {})),
+        dict(table.take("models", dict, {})),
         table.take("skip", str, ""),
         table.take("target", float, None),
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import PAPER, Config, load_config, merged, recipe_text, to_toml
+from ..config import PAPER, Config, load_config, merged, recipe_text, to_toml, without_stand_ins
 from ..data.catalogue import SOURCES
 from ..errors import ConfigError, RunError, SoleraError
 from ..runs.groups import group_runs
@@ -22,6 +22,7 @@ from ..runs.keys import flat
 from ..runs.read import Run, read_run
 from ..runs.results import Lines, Result, compared_results
 from ..runs.series import Point, spent
+from ..runs.stand_ins import NOT_RUN, StandIns, listed
 from ..scenario import Scenario, build_scenario
 from .estimate import estimated
 from .papers import NOT_PRINTED, PAPERS, Cell, Paper, load_paper, paper_names
@@ -44,6 +45,7 @@ WITHOUT_RUNS = ("size", "partition")  # values that need no training
 RESULT = "table.json"
 AVERAGE = "average"  # measured: the average of clients' models, before distillation
 CONTENTS = ("data", "parameters", "predictions")  # of megabytes: of what
+RUN = "run"  # what is said of a cell with the paper's settings and data; otherwise NOT_RUN
 KINDS = {"model": ("mean", "model", "part"), "server": ("server",), "ensemble": ("ensemble",), "own": ("own",)}
 
 
@@ -56,6 +58,7 @@ class PlannedCell:
     config: Config | None  # of the first seed; None: it cannot be run
     runs: tuple[str, ...] = ()  # names of the runs, one for each seed
     reason: str = ""  # why it is not run
+    changed: bool = False  # whether its settings are not the paper's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,14 +139,15 @@ def plan_table(
         if isinstance(at, int):
             at = scaled_round(at, whole.run.rounds, shrunk.config.run.rounds)
         config = _named(shrunk.config, paper)
-        text = to_toml(_seeded(config, 0))
+        text = to_toml(_seeded(without_stand_ins(config), 0))  # two cells may have one run at a smaller scale
         folder = folders.setdefault(text, _folder(cell, set(folders.values())))
         names = []
         for seed in range(count) if paper.value not in WITHOUT_RUNS else ():
             run = Planned(f"{folder}/s{seed}", f"{cell.row}, {cell.column}", setting, _seeded(config, seed))
             runs.setdefault(run.name, run)
             names.append(run.name)
-        cells.append(PlannedCell(cell, at, config, tuple(names)))
+        changed = any(not key.startswith("engine.") for key in shrunk.changes) or bool(shrunk.stand_ins)
+        cells.append(PlannedCell(cell, at, config, tuple(names), changed=changed))
     return PlannedTable(paper, scale, tuple(cells), tuple(runs.values()), base.changes, stand_ins)
 
 
@@ -245,6 +249,8 @@ class Filled:
     values: tuple[float, ...]
     reason: str = ""
     runs: tuple[str, ...] = ()
+    verdict: str = NOT_RUN  # on the paper's cell: "run", if there are numbers and its settings are the paper's
+    stand_ins: StandIns = dataclasses.field(default_factory=dict)  # that its runs have recorded
 
     @property
     def ours(self) -> str:
@@ -259,7 +265,7 @@ class Filled:
 
 def collect(table: PlannedTable, out: Path, failed: Mapping[str, str] | None = None) -> list[Filled]:
     """The numbers of all cells, as far as their runs are done."""
-    filled = []
+    filled: list[Filled] = []
     read: dict[str, Run] = {}
     for planned in table.cells:
         values: list[float] = []
@@ -276,7 +282,10 @@ def collect(table: PlannedTable, out: Path, failed: Mapping[str, str] | None = N
             reason = reason or why
             values += [] if value is None else [value]
         c = planned.cell
-        filled.append(Filled(c.row, c.column, c.printed, tuple(values), "" if values else reason, planned.runs))
+        stand_ins = next((read[n].stand_ins for n in planned.runs if n in read and read[n].stand_ins), {})
+        said = RUN if values and not (planned.changed or stand_ins) else NOT_RUN
+        why = "" if values else reason
+        filled.append(Filled(c.row, c.column, c.printed, tuple(values), why, planned.runs, said, stand_ins))
     return _relative(filled) if table.paper.value == "relative" else filled
 
 
@@ -389,20 +398,31 @@ def as_markdown(table: PlannedTable, filled: Sequence[Filled]) -> str:
     lines += [f"`solera reproduce {paper.recipe} --scale {table.scale}`. {_unit(paper)}", ""]
     marks: dict[str, str] = {}
     columns = [c.name for c in paper.columns]
-    lines += ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines += ["| | " + " | ".join([*columns, "the paper's row"]) + " |", "|---" * (len(columns) + 2) + "|"]
     cells = {(f.row, f.column): f for f in filled}
     for row in paper.rows:
-        shown = [_shown(cells[row.name, column], marks) for column in columns]
-        lines.append(f"| {row.name} | " + " | ".join(shown) + " |")
+        own = [cells[row.name, column] for column in columns]
+        shown = [_shown(cell, marks) for cell in own]
+        lines.append(f"| {row.name} | " + " | ".join([*shown, _verdict(own)]) + " |")
     lines.append("")
-    lines += [f"- {mark} not run: {reason}" for reason, mark in marks.items()]
+    lines += [f"- {mark} {NOT_RUN}: {_literal(reason)}" for reason, mark in marks.items()]
+    if any(f.values and f.verdict == NOT_RUN for f in filled):
+        lines.append(f"- The paper's row is {NOT_RUN} where settings, data or models are not the paper's: see below")
     lines += [f"- The paper: {paper.said}"] if paper.said else []
     lines += [f"- Open in the paper: {text}" for text in paper.open]
     if table.stand_ins:
         lines.append("- Stand-ins: " + "; ".join(f"{new} for {old}" for old, new in table.stand_ins.items()))
+    elif not table.changes:  # what only the runs themselves have seen, such as files with a part of the data
+        lines += dict.fromkeys(f"- Stand-ins: {listed(f.stand_ins)}" for f in filled if f.stand_ins)
     if table.changes:
         lines.append("- Scaled: " + "; ".join(told(table.changes)))
     return "\n".join(lines) + "\n"
+
+
+def _verdict(cells: Sequence[Filled]) -> str:
+    """Whether the paper's row was run: all of its cells, with the paper's settings and data."""
+    done = sum(c.verdict == RUN for c in cells)
+    return RUN if done == len(cells) else f"{done} of {len(cells)} {RUN}" if done else NOT_RUN
 
 
 def _unit(paper: Paper) -> str:
@@ -427,6 +447,11 @@ def _shown(cell: Filled, marks: dict[str, str]) -> str:
         return cell.ours + printed
     mark = marks.setdefault(cell.reason, f"[{_letters(len(marks))}]")
     return f"{mark}{printed}"
+
+
+def _literal(reason: str) -> str:
+    """A reason in one line of Markdown that shows its stars and brackets, such as those of train-*.parquet."""
+    return re.sub(r"([*<])", r"\\\1", " ".join(reason.split()))
 
 
 def _letters(n: int) -> str:
@@ -479,9 +504,11 @@ def needs(paper: Paper, scale: str = "full") -> list[str]:
     """The data sets and pretrained weights of all cells, each once. It reads settings only, and checks none of them."""
     tables = tomllib.loads(recipe_text(paper.recipe))
     base = flat({k: v for k, v in tables.items() if k != PAPER})
-    extra = paper.scales[scale].set if scale in paper.scales else {}
-    found = [need for c in paper.cells() if not c.skip for need in _needs({**base, **c.set, **extra}, scale)]
-    return list(dict.fromkeys(found))
+    extra = paper.scales.get(scale)
+    ours = extra.set if extra else {}
+    found = [need for c in paper.cells() if not c.skip for need in _needs({**base, **c.set, **ours}, scale)]
+    spared = {f"weights {model}" for model in extra.models} if extra else set()
+    return [need for need in dict.fromkeys(found) if need not in spared]
 
 
 def _needs(setting: Mapping[str, Any], scale: str) -> Iterator[str]:

@@ -9,15 +9,15 @@ import dataclasses
 import math
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, load_config, to_toml
+from ..config import Config, differences, load_config, to_toml, with_stand_ins
 from ..data.catalogue import SOURCES
 from ..data.overlap import named_classes
 from ..models import MODELS
-from ..runs.keys import dig, flat, show
+from ..runs.keys import dig, show
 from .papers import Shrink
 
 EMBEDDED = "fashion-mnist"
@@ -99,8 +99,7 @@ class Scaled:
     @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """What differs: key -> the paper's value, ours."""
-        whole, ours = (flat(tomllib.loads(to_toml(c))) for c in (self.whole, self.config))
-        return dict(_differences(whole, ours))
+        return differences(self.whole, self.config)
 
 
 def scaled(config: Config, scale: str, extra: Shrink | None = None) -> Scaled:
@@ -108,11 +107,13 @@ def scaled(config: Config, scale: str, extra: Shrink | None = None) -> Scaled:
     if scale != "tiny":
         config = _whole_set(config)
     if scale == "full":
-        return Scaled(config, config, {})
+        return Scaled(with_stand_ins(config, config), config, {})
     tables = tomllib.loads(to_toml(config))
+    tables["run"].pop("stand_ins", None)  # those of this scale are found below
     names: dict[str, str] = {}
+    chosen = config.data.user_min > 1 or config.data.test_users > 0  # how many rows their users have is not known
     for at, key in ((0, "train_size"), (1, "test_size")):  # so that the rules can divide them
-        if (rows := rows_of(config)) is not None and not SOURCES[config.data.name].made:
+        if (rows := rows_of(config)) is not None and not chosen and not SOURCES[config.data.name].made:
             tables["data"].setdefault(key, rows[at])
     source = SOURCES.get(tables["public"].get("name", ""))
     if source and source.rows and tables["public"]["source"] == "dataset":
@@ -133,8 +134,9 @@ def scaled(config: Config, scale: str, extra: Shrink | None = None) -> Scaled:
     for key, value in (extra.set if extra else {}).items():
         if dig(tables, *key.split(".")[:-1]) is not None:  # not every method of a table has every setting
             _put(tables, key, value)
-    names |= extra.stand_ins if extra else {}
-    return Scaled(load_config(tables), config, names)
+    if extra:
+        names |= extra.stand_ins | _replaced(tables["models"], extra.models)
+    return Scaled(with_stand_ins(load_config(tables), config), config, names)
 
 
 def scaled_round(at: int, before: int, after: int) -> int:
@@ -145,12 +147,6 @@ def scaled_round(at: int, before: int, after: int) -> int:
 def told(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """The changes in words: "run.rounds: 100 -> 2"."""
     return [f"{key}: {show(old)} -> {show(new)}" for key, (old, new) in changes.items()]
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for key in {**before, **after}:
-        if before.get(key) != after.get(key):
-            yield key, (before.get(key), after.get(key))
 
 
 def rows_of(config: Config) -> tuple[int, int] | None:
@@ -175,6 +171,15 @@ def _whole(config: Config) -> tuple[int, int] | None:
         return EMBEDDED_ROWS
     info = SOURCES.get(config.data.name)
     return info.rows if info is not None else None
+
+
+def _replaced(models: dict[str, Any], by: Mapping[str, str]) -> dict[str, str]:
+    """Put other models in the place of some. Returns what stands for what, of those that are there."""
+    there = {name for name in (*models["clients"], models.get("server")) if name in by}
+    models["clients"] = [by.get(name, name) for name in models["clients"]]
+    if models.get("server") in by:
+        models["server"] = by[models["server"]]
+    return {name: by[name] for name in by if name in there}
 
 
 def _put(tables: dict[str, Any], key: str, value: Any) -> None:

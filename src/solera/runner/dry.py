@@ -6,10 +6,11 @@ clients' replies, and training on the server takes no steps (`parts.effort`).
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any
 
-from ..config import Config, RunConfig
+from ..config import Config, RunConfig, to_toml
 from ..devices import numerics
 from ..engines.dry import Dry
 from ..errors import RunError
@@ -18,9 +19,13 @@ from ..method import Method, name_of
 from ..parts.effort import without_training
 from ..randomness import seed_from, seeded
 from ..runs.record import WAYS, Traffic
+from ..runs.stand_ins import verdict
 from ..scenario import Scenario
+from .facts import facts_of, stand_ins_of
 from .loop import check_fit, check_quorum, scenario_of, sole_run
 from .measure import measure_own, traffic
+
+log = logging.getLogger("solera")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +62,11 @@ class Rehearsal:
 
 def rehearse_config(config: Config) -> Rehearsal:
     """Rehearse the run of a configuration."""
-    return rehearse(scenario_of(config), config.method, config.run, config.federation)
+    scenario = scenario_of(config)
+    facts = facts_of(scenario, config.method, config.federation)
+    if found := stand_ins_of(config.run.stand_ins, to_toml(config), facts):
+        log.warning(verdict(found))
+    return rehearse(scenario, config.method, config.run, config.federation)
 
 
 def rehearse(scenario: Scenario, method: Method, config: RunConfig, federation: FederationConfig) -> Rehearsal:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,14 @@ from torch import Tensor
 
 from ..compute import Compute
 from ..data.augment import step_name
+from ..data.catalogue import SOURCES
 from ..federation import FederationConfig
 from ..method import Method, Model, name_of
-from ..models.hf import origins_of
+from ..models.hf import PREFIX, origins_of
 from ..models.lora import base_digest, sizes_of
 from ..parts.local import logits_of
+from ..runs.keys import dig
+from ..runs.stand_ins import WHOLE, StandIns
 from ..scenario import Scenario
 from ..server import EnsembleReport, Server
 from ..task import Data
@@ -46,6 +50,8 @@ class Facts:
     partition: Callable[[], dict[str, Any]]  # partition.json
     regions: Callable[[int, Mapping[str, Model]], dict[str, Any] | None]  # regions.json, of the last round
     lora: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by architecture, see `lora_facts`
+    found: tuple[int, int] | None = None  # training and test rows of the data's files
+    stand_ins: StandIns = dataclasses.field(default_factory=dict)  # for a paper's row: what is not the paper's
 
     def model_card(self, architecture: str) -> dict[str, str]:
         """The inputs and outputs of a model, for the metadata of its file."""
@@ -100,7 +106,51 @@ def facts_of(scenario: Scenario, method: Method, federation: FederationConfig, c
         partition=lambda: partition_facts(scenario),
         regions=lambda t, models: region_facts(t, models, scenario.server, scenario),
         lora=lora,
+        found=data.found,
     )
+
+
+def stand_ins_of(papers: Mapping[str, Any] | None, config_text: str | None, facts: Facts) -> StandIns:
+    """What a run has in place of a paper's: setting -> the paper's value, the run's.
+
+    `papers` are the stand-ins that its configuration names (None: it is no paper's row). To them come what only the run
+    itself shows: files that hold a part of a data set, and models that begin with random weights.
+    """
+    if papers is None:
+        return {}
+    tables = tomllib.loads(config_text or "")
+    found = {key: (value, dig(tables, *key.split("."))) for key, value in papers.items()}
+    return {**found, **_sampled(found, tables, facts), **_at_random(found, facts)}
+
+
+def _sampled(found: StandIns, tables: Mapping[str, Any], facts: Facts) -> StandIns:
+    """The sizes of a data set of which less is here, or less was asked for, than there is."""
+    info = SOURCES.get(facts.experiment["data"]["name"])
+    if "data.name" in found or info is None or info.rows is None or facts.found is None:
+        return {}
+    sizes = {}
+    for key, whole, here in zip(("train_size", "test_size"), info.rows, facts.found, strict=True):
+        papers, asked = found.get(f"data.{key}", (None, None))
+        if papers == WHOLE:
+            sizes[f"data.{key}"] = (whole, asked)
+        elif 0 < here < whole and dig(tables, "data", key) is None:
+            sizes[f"data.{key}"] = (whole, here)
+    return sizes
+
+
+def _at_random(found: StandIns, facts: Facts) -> StandIns:
+    """Models with random weights, where the paper's models are pretrained ones."""
+    papers = [name for key in ("models.clients", "models.server") for name in _names(found.get(key, ("", None))[0])]
+    if not any(name.startswith(PREFIX) for name in papers):
+        return {}
+    origins = facts.experiment.get("weights", {})
+    ours = [*facts.experiment["clients"]["architectures"], *_names(facts.experiment["server"])]
+    begun = [A for A in ours if A not in papers and origins.get(A, {}).get("weights") != "pretrained"]
+    return {"models.weights": ("pretrained", f"random ({', '.join(begun)})")} if begun else {}
+
+
+def _names(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def lora_facts(scenario: Scenario) -> dict[str, dict[str, Any]]:

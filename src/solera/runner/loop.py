@@ -33,6 +33,8 @@ from ..randomness import seed_from, seeded
 from ..runs.directory import RunDirectory
 from ..runs.notice import Notices
 from ..runs.record import RoundRecord, Score
+from ..runs.stand_ins import KEY as STAND_INS
+from ..runs.stand_ins import verdict
 from ..runs.stop import STOPPED, Stopping
 from ..runs.trust import code_of_run, refuse_changed_files
 from ..scenario import Scenario, build_scenario
@@ -210,14 +212,20 @@ def run(
     check_quorum(federation, facts.clients)
     prepare_scoring()
     resume = resume and (pathlib.Path(home) / "run.json").is_file()
+    stand_ins = detail.stand_ins_of(config.stand_ins, config_text, facts)
+    facts = dataclasses.replace(facts, stand_ins=stand_ins)
     with (
         sole_run(),
         place.numerics(threads) as held,
         seeded(seed_from(server.run_seed, "run")),
-        contextlib.closing(RunDirectory(home, __version__, resume, config_text, facts.experiment, command)) as here,
+        contextlib.closing(
+            RunDirectory(home, __version__, resume, config_text, facts.experiment, command, stand_ins)
+        ) as here,
         watcher,
         stoppable(),
     ):
+        if stand_ins:
+            watcher.warn(verdict(stand_ins))
         if held.found:
             watcher.warn(f"the program's settings of torch are set aside for the run: {_listed(held.found)}")
         if not (here.path / "partition.json").exists():
@@ -445,6 +453,8 @@ class _Loop:
             summary["stopped"] = self.stopping.reason
         if self.facts.lora:
             summary["lora"] = self.facts.lora
+        if self.facts.stand_ins:
+            summary[STAND_INS] = self.facts.stand_ins
         summary["environment"] |= {"numerics": self.held.needed, "set_aside": self.held.found}
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)

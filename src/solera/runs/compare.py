@@ -13,6 +13,7 @@ from .keys import short, show
 from .read import Run
 from .results import Comparison, Lines, Result, compared_results
 from .series import reached
+from .stand_ins import MARK
 from .words import human_bytes, human_count, human_time
 
 
@@ -177,7 +178,8 @@ def _printed(title: str, rows: Sequence[Row], target: float | None, settings: Se
     cells, first = [], []
     for i, row in enumerate(rows):
         begins = i == 0 or rows[i - 1].group is not row.group
-        group = [row.group.method, *(show(row.group.settings.get(k)) for k in settings), str(len(row.group.runs))]
+        method = row.group.method + MARK * bool(row.group.stand_ins)
+        group = [method, *(show(row.group.settings.get(k)) for k in settings), str(len(row.group.runs))]
         text = [*(group if begins else [""] * len(group)), row.measured, percent(row.last)]
         text += [percent(row.last_weighted)] if weighted else []
         text += [percent(row.best), *([percent(row.worst_decile)] if worst else [])]
@@ -235,6 +237,7 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "settings": row.group.settings,
             "runs": [str(r.path) for r in row.group.runs],
             "seeds": [r.seed for r in row.group.runs],
+            "stand_ins": row.group.stand_ins,
             "kind": row.kind or None,
             "measured": row.measured or None,
             "reached": row.reached,

@@ -41,6 +41,8 @@ from ..tensors import Weights
 from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
 from .keys import flat
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records
+from .stand_ins import KEY as STAND_INS
+from .stand_ins import StandIns
 from .trust import ENGINE, prove, refuse_changes
 
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # left by a run that was killed early
@@ -75,9 +77,10 @@ class RunDirectory:
         config: str | None = None,
         experiment: dict[str, Any] | None = None,
         command: str | None = None,
+        stand_ins: StandIns | None = None,
     ):
         """`experiment` is everything that determines the results; a run is continued only with an equal one. `command`
-        is recorded for the report."""
+        and `stand_ins` are recorded for those who read the run."""
         self.path, self.version = pathlib.Path(path).resolve(), version
         self._chains = [_Written() for _ in range(KEEP)]  # one for each kept checkpoint, used in turn
         self._needs: dict[str, set[str]] = {}  # checkpoint -> the other files that hold its tensors
@@ -105,6 +108,7 @@ class RunDirectory:
                 if config is not None:  # first: a directory with run.json can then always be resumed
                     self._write("config.toml", config.encode())
                 facts = {"format": FORMAT, "solera": version, "experiment": experiment, "command": command}
+                facts |= {STAND_INS: stand_ins} if stand_ins else {}
                 if code := _code_in(config):
                     facts |= {"code": code, "proof": prove(code)}
                 self._write("run.json", json.dumps(facts, indent=1).encode())

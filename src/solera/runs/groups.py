@@ -8,10 +8,12 @@ from typing import Any
 
 from .keys import short, show
 from .read import SEED, Run
+from .stand_ins import MARK, StandIns, verdict
 
 # Settings that do not change a result: two runs that differ only in these and in the seed are one case.
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every"}
-NOT_COMPARED_TABLES = ("track.", "engine.")
+NOT_COMPARED_TABLES = ("track.", "engine.", "run.stand_ins.")
+LISTED = 3  # cases that a warning names; further ones are only counted
 CHANGES_BITS = "engine.threads"  # a device changes bits, too, but not what is compared
 
 
@@ -22,6 +24,11 @@ class Group:
     method: str
     settings: dict[str, Any]  # the keys that differ between groups, with their values (None: not set)
     runs: list[Run]
+
+    @property
+    def stand_ins(self) -> StandIns:
+        """What its runs have in place of what a paper used: of the first that has anything."""
+        return next((r.stand_ins for r in self.runs if r.stand_ins), {})
 
     @property
     def label(self) -> str:
@@ -117,6 +124,7 @@ def cautions(groups: Sequence[Group]) -> list[str]:
             found.append(f"different weights of {model}: {_listed(seen)}; their accuracies are not comparable")
     if len(seen := _counted(runs, "run.rounds")) > 1:
         found.append(f"different run.rounds: {_listed(seen)}; bytes, seconds and last accuracies depend on it")
+    found += _stand_ins(groups)
     if unfinished := [r for r in every if not r.finished]:
         named = ", ".join(f"{r.path} ({len(r.rounds)} of {r.rounds_wanted or '?'})" for r in unfinished[:3])
         more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
@@ -128,6 +136,16 @@ def cautions(groups: Sequence[Group]) -> list[str]:
         if pooled := [k for k in distinguishing(g.runs) if k not in g.settings]:
             found.append(f"{g.label}: pooled over runs that differ in {', '.join(pooled[:4])}")
     return found
+
+
+def _stand_ins(groups: Sequence[Group]) -> list[str]:
+    """Which cases are not the paper's row, with the reason: equal reasons once."""
+    cases: dict[str, list[str]] = {}
+    for g in groups:
+        if stand_ins := g.stand_ins:
+            cases.setdefault(verdict(stand_ins), []).append(g.label)
+    more = lambda of: f" and {len(of) - LISTED} more" if len(of) > LISTED else ""  # noqa: E731
+    return [f"{MARK} {', '.join(of[:LISTED])}{more(of)}: {text}" for text, of in cases.items()]
 
 
 def _keys(runs: Sequence[Run]) -> list[str]:

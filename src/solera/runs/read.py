@@ -18,6 +18,7 @@ from ..files import read_file
 from ..plugins import label
 from .keys import dig, flat
 from .record import RoundRecord, read_records
+from .stand_ins import StandIns, read_stand_ins
 
 OLD_SPELLINGS = {"optimiser": "optimizer", "distil": "distill"}  # settings of version 0.1
 AUGMENTED = ["crop", "flip", "jitter", "gray"]  # what public.augment = "once" and "draw" meant
@@ -38,6 +39,7 @@ class Run:
     missing: list[str]  # what is missing or damaged, each in a few words
     samples: int | None = None  # the training samples of all clients, if partition.json has them
     weights: Mapping[str, str] = dataclasses.field(default_factory=dict)  # pretrained models, with their digests
+    stand_ins: StandIns = dataclasses.field(default_factory=dict)  # for a paper's row: what is not the paper's
 
     @property
     def seed(self) -> int | None:
@@ -135,7 +137,10 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     name = dig(config, "run", "name") or (summary or {}).get("name") or home.resolve().name
     samples = dig(read_json(home / "partition.json", []), "samples")  # the report says if the file is missing
     known = samples if isinstance(samples, int) and not isinstance(samples, bool) and samples > 0 else None
-    return Run(home, str(name), label(str(method)), config, rounds, summary, finished, missing, known, _weights(facts))
+    origins, stand_ins = _weights(facts), read_stand_ins(facts)
+    return Run(
+        home, str(name), label(str(method)), config, rounds, summary, finished, missing, known, origins, stand_ins
+    )
 
 
 def _weights(facts: dict[str, Any]) -> dict[str, str]:

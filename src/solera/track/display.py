@@ -14,6 +14,8 @@ from rich.text import Text
 
 from ..runs.notice import KINDS
 from ..runs.record import RoundRecord
+from ..runs.stand_ins import KEY as STAND_INS
+from ..runs.stand_ins import verdict
 from ..runs.words import human_bytes, human_time, percent
 
 WARNINGS_A_ROUND = 5  # further ones are only counted; all of them are in metrics.jsonl
@@ -284,6 +286,8 @@ def outcome(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"  clients' own models: {percent(own['mean'])} on average of {own['clients']}{weighted}")
     if summary["failures"]:
         lines.append(f"  {sum(summary['failures'].values())} replies dropped, of {len(summary['failures'])} clients")
+    if stand_ins := summary.get(STAND_INS):
+        lines.append(f"  {verdict(stand_ins)}")
     return [*lines, f"run directory: {summary['out']}"]
 
 

@@ -9,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from solera.cli.main import app
-from solera.config import load_config, to_toml
+from solera.config import load_config, to_toml, without_stand_ins
 from solera.errors import ConfigError
 from solera.experiments.estimate import Clock, cpu_seconds, work_of
 from solera.experiments.papers import load_paper, read_paper
 from solera.experiments.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table, run_table
-from solera.experiments.scales import Rule, scaled, scaled_round, told
+from solera.experiments.scales import RULES, Rule, scaled, scaled_round, told
+from solera.runs.read import read_run
 
 SAMPLE = importlib.resources.files("solera") / "data" / "embedded"  # at full scale a path counts, not the name
 PAPER = {
@@ -97,7 +98,7 @@ def test_every_change_of_a_scale_is_told():
     config = load_config("fedet/laptop")
     for scale in ("small", "tiny"):
         found = scaled(config, scale)
-        before, after = (tomllib.loads(to_toml(c)) for c in (config, found.config))
+        before, after = (tomllib.loads(to_toml(without_stand_ins(c))) for c in (config, found.config))
         flat = rep_flat(before), rep_flat(after)
         assert found.changes.keys() == {k for k in {**flat[0], **flat[1]} if flat[0].get(k) != flat[1].get(k)}
 
@@ -215,11 +216,48 @@ def test_a_table_runs_resumes_and_shows_both_numbers(tmp_path):
     line = json.loads(first.read_text().splitlines()[0])
     assert filled["FedAvg", "b"].values == (100 * line["models"]["mlp"]["accuracy"],)  # at = 1
     text = as_markdown(table, list(filled.values()))
-    assert f"| FedDF | {filled['FedDF', 'a'].ours} (80 ± 1) | {filled['FedDF', 'b'].ours} |" in text
-    assert "| no | [a] (1) | [a] (2) |" in text
+    assert f"| FedDF | {filled['FedDF', 'a'].ours} (80 ± 1) | {filled['FedDF', 'b'].ours} | run |" in text
+    assert "| no | [a] (1) | [a] (2) | not run |" in text
     assert "- [a] not run: it cannot be run" in text
     assert run_table(table, tmp_path).skipped == 4  # nothing is run again
     assert effort([(table, tmp_path)]).runs == [0]
+
+
+def test_a_row_made_of_a_sample_of_the_data_is_not_the_papers(tmp_path):
+    """The package's sample is in the place of the data set, at full scale: only the run can know."""
+    tables = small()
+    for column in tables.columns:
+        column.set.update({"data.train_size": "none", "data.test_size": "none"})
+    table = plan_table(tables, "full", 1, rows=["FedAvg"], columns=["a"])
+    run_table(table, tmp_path)
+    filled = {(f.row, f.column): f for f in collect(table, tmp_path)}
+    found = filled["FedAvg", "a"]
+    assert found.values
+    assert found.verdict == "not run"
+    assert found.stand_ins["data.train_size"] == (60_000, 10_000)
+    text = as_markdown(table, list(filled.values()))
+    assert "- The paper's row is not run where settings, data or models are not the paper's" in text
+    told = "data.train_size = 10000 (the paper's: 60000); data.test_size = 2000 (the paper's: 10000)"
+    assert f"- Stand-ins: {told}" in text
+
+
+def test_a_row_is_run_in_part_if_some_of_its_cells_are(tmp_path):
+    table = plan_table(small(), "full", 1, rows=["FedAvg"], columns=["a"])
+    run_table(table, tmp_path)
+    filled = collect(table, tmp_path)
+    assert [f.verdict for f in filled if f.row == "FedAvg"] == ["run", "not run"]
+    assert f"| FedAvg | {filled[4].ours} (70) | [a] (71) | 1 of 2 run |" in as_markdown(table, filled)
+    assert not any("The paper's row is not run" in line for line in as_markdown(table, filled).splitlines())
+
+
+@pytest.mark.parametrize("scale", ["small", "tiny"])
+@pytest.mark.parametrize("name", ["feddf/table2", "fedet/table2-sent140", "mnfl/table1", "feddf/fig3-sst2"])
+def test_no_cell_of_a_smaller_scale_can_count_as_the_papers(name, scale):
+    assert RULES[scale]
+    planned = [c for c in plan_table(load_paper(name), scale).cells if c.config is not None]
+    assert planned
+    assert all(c.changed for c in planned)
+    assert not any(c.changed for c in plan_table(load_paper(name), "full").cells)
 
 
 def test_rounds_numbers_and_bytes_to_a_target(tmp_path):
@@ -342,7 +380,40 @@ def test_the_command_runs_a_row_and_continues(tmp_path):
     assert 0 < cells["FedAvg, GN", "CIFAR-10, α = 1"]["values"][0] <= 100
     assert cells["FedDF, BN", "CIFAR-10, α = 1"]["reason"] == "not asked for"
     assert facts["stand_ins"]["resnet8"] == "tiny-cnn"
+    assert {c["verdict"] for c in facts["cells"]} == {"not run"}  # those with a number, too
+    assert "not run" in result.stdout.partition("FedAvg, GN")[2].partition("FedAvg, BN")[0]
+    run = read_run(tmp_path / "tiny/feddf/table2" / cells["FedAvg, GN", "CIFAR-10, α = 1"]["runs"][0])
+    assert run.stand_ins["data.name"] == ("cifar10", "fashion-mnist")
+    assert run.stand_ins["models.clients"] == (["resnet8"], ["tiny-cnn"])
     assert json.loads(solera(*command, "--json").stdout)[0]["cells"] == facts["cells"]
+
+
+def test_models_of_a_scale_replace_those_of_every_row(tmp_path, monkeypatch):
+    """Sent140 with random weights: FedAvg keeps the large model on its clients."""
+    monkeypatch.chdir(tmp_path)
+    table = plan_table(load_paper("fedet/table2-sent140"), "small")
+    clients = {c.cell.row: c.config.models.clients for c in table.cells if c.config}
+    assert clients["FedAvg"] == clients["FedProx"] == clients["SCAFFOLD"] == ["bert-mini"]
+    assert clients["FedDF"] == clients["Fed-ET"] == ["bert-tiny", "lstm"]
+    assert {c.config.models.server for c in table.cells if c.config} == {"bert-mini"}
+    assert table.stand_ins["hf:prajjwal1/bert-mini"] == "bert-mini"
+    assert needs(load_paper("fedet/table2-sent140"), "small") == ["sentiment140"]
+    assert "weights hf:prajjwal1/bert-tiny" in needs(load_paper("fedet/table2-sent140"), "full")
+    fedet = next(c.config for c in table.cells if c.cell.row == "Fed-ET")
+    assert fedet.data.train_size is None  # how many rows the users with 100 tweets have is not known before
+
+
+def test_sent140_that_is_not_here_is_one_line_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("SOLERA_DATA", raising=False)
+    result = solera("reproduce", "fedet/table2-sent140", "--scale", "small", "--dry-run")
+    (line,) = [line for line in result.stderr.splitlines() if "cannot be run" in line]
+    assert "into $SOLERA_DATA/sentiment140 or ./data/sentiment140, or name their folder with --set data.path=" in line
+    result = solera("run", "fedet/table2-sent140")
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert "--set data.path=FOLDER" in result.stderr
 
 
 def test_missing_data_is_told_and_ends_well(tmp_path, monkeypatch):

@@ -129,6 +129,13 @@ def test_a_ready_made_mask_means_what_the_librarys_own_does(kind, monkeypatch):
     assert given == [(5, 1, 1, 12), (1, 1, 1, 12)]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_no_text_at_all_has_an_answer_of_the_right_width(training):
+    """A dry run asks for nothing, and goes on with what it gets."""
+    none = torch.zeros(0, 64, dtype=torch.int64)
+    assert buckets.in_buckets(lambda x: x[:, :5] + 1.0, none, 0, training).shape == (0, 5)
+
+
 def test_gradients_reach_every_text(folder):
     model = made(folder)
     ids = ids_of(folder)[:5]

@@ -1,0 +1,35 @@
+"""Stand-ins: what a run has in place of what a paper used. Such a run says nothing of the paper's own row."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .keys import show
+
+StandIns = Mapping[str, tuple[Any, Any]]  # setting -> the paper's value, the run's (None: not known)
+KEY = "stand_ins"  # in run.json and summary.json
+NOT_RUN = "not run"  # what is said of the paper's row
+MARK = "*"  # behind a method whose numbers are not those of a paper's row
+WHOLE = "none"  # how a setting that the paper leaves out is written
+
+
+def listed(found: StandIns) -> str:
+    """The stand-ins in words: data.name = toy-text (the paper's: ag-news); ..."""
+    return "; ".join(_told(key, *pair) for key, pair in found.items())
+
+
+def verdict(found: StandIns) -> str:
+    """What to say of a run with stand-ins, in one line."""
+    return f"the paper's row is {NOT_RUN}, for there are stand-ins: {listed(found)}"
+
+
+def read_stand_ins(facts: Any) -> dict[str, tuple[Any, Any]]:
+    """The stand-ins in the content of run.json. What has another form is left out."""
+    found = facts.get(KEY) if isinstance(facts, dict) else None
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {key: (pair[0], pair[1]) for key, pair in pairs if isinstance(pair, list) and len(pair) == 2}
+
+
+def _told(key: str, paper: Any, ours: Any) -> str:
+    said = key if ours is None else f"{key} = {show(ours)}"
+    unset = "all" if key.endswith("_size") else "not set"
+    return f"{said} (the paper's: {unset if paper == WHOLE else show(paper)})"
