@@ -309,10 +309,14 @@ class Scenario:
         return prepared(of, indices, place, self.dataset.prepare, augment)
 
     def _tell_weights_and_cuts(self) -> None:
-        """What changes results and is easily overlooked: encoders that know nothing yet, and texts that are cut."""
+        """What changes results and is easily overlooked: encoders that know nothing yet, or that have a tokenizer that
+        may be another model's, and texts that are cut."""
         for A in self.server.builders:
-            if any(o["weights"] == "random" for o in origins_of(self.server.template(A))):
-                log.warning("%s begins with RANDOM weights, not with pretrained ones", A)
+            for origin in origins_of(self.server.template(A)):
+                if origin["weights"] == "random":
+                    log.warning("%s begins with RANDOM weights, not with pretrained ones", A)
+                if "tokenizer" in origin:
+                    log.warning("%s: its tokenizer %s: do they belong together?", A, origin["tokenizer"])
         for c in self.dataset.columns:
             if c.cut * 10 > len(self.dataset.train):
                 log.warning(
