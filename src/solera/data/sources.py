@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 
 from ..devices import numerics
-from ..encodings import Text
 from ..errors import ConfigError, DataError
 from ..plugins import is_path, label
 from ..task import Data
 from .catalogue import SOURCES, Loader, SourceInfo, unnamed
-from .dataset import Dataset, Task, Texts, number_users, refuse_random
+from .dataset import Dataset, Task, Texts, classes_in, number_users, refuse_empty, refuse_random
 from .folders import LAYOUT, folder_splits
 from .grammar import toy_texts
 from .images import channel_statistics
@@ -66,6 +65,7 @@ FILES = {  # the files of each format, for error messages
     "jsonl": "JSON lines (train.jsonl, test.jsonl)",
     "images": LAYOUT,
 }
+RENUMBER = "renumber them, or write the names of the classes instead"
 MADE = {"points": toy_2d, "texts": toy_texts}
 PICKLES = re.compile(r"data_batch_\d+|test_batch|batches\.meta|train|test|meta|.*\.(pkl|pickle)")
 
@@ -111,7 +111,7 @@ def load(
     if columns.named and not set(info.formats) & {"parquet", "csv", "jsonl"}:
         raise ConfigError(f"data.{next(iter(columns.named))}: {name!r} is not read from a table; leave it out")
     splits = _read(name, info, path, image_size, columns)
-    return _assemble(name, info, splits, train_size, test_size, seed, length, people)
+    return _assemble(name, info, splits, train_size, test_size, seed, length, people, columns.labelled)
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,14 @@ def _assemble(
     seed: int = 0,
     length: int = LENGTH,
     people: Users = ALL_USERS,
+    labelled: bool = True,
 ) -> Dataset:
-    """Choose the rows, decode them, and build the data set."""
+    """Choose the rows, decode them, and build the data set. `labelled`: the labels are to be learned."""
     known, class_names = _labels(name, info, splits)
+    classes = info.classes or len(class_names) or len(splits["train"].class_names)
+    if not classes:  # looked for in all rows: a sample of them, or the test split, may lack one
+        every = np.concatenate(list(known.values()))
+        classes = classes_in(name, every, RENUMBER) if labelled else int(every.max()) + 1
     rows = {split: np.flatnonzero(known[split] >= 0) for split in splits}
     source = dict(splits)
     rows["train"], held = people.divide(name, splits["train"].users, rows["train"])
@@ -228,7 +233,7 @@ def _assemble(
             rows[split] = _subsample(f"{split}_size", known[split], rows[split], size, seed)
         inputs = source[split].take(rows[split])
         if not isinstance(inputs, Tensor):
-            _refuse_empty(f"{name}, {split}", inputs, rows[split])
+            refuse_empty(f"{name}, {split}", inputs, rows[split])
             texts[split], inputs = inputs, tokenize(inputs, length)
         data[split] = Data(inputs, torch.from_numpy(known[split][rows[split]]))
     inputs = data["train"].inputs
@@ -240,12 +245,6 @@ def _assemble(
     users = splits["train"].users
     numbers, names = (None, ()) if users is None else number_users(users[rows["train"]])
     called = (class_names, info.class_names, splits["train"].class_names)
-    classes = (
-        info.classes
-        or len(class_names)
-        or len(splits["train"].class_names)
-        or int(max(values.max() for values in known.values())) + 1
-    )
     return Dataset(
         name,
         data["train"],
@@ -259,14 +258,6 @@ def _assemble(
         names,
         Texts(tuple(texts["train"]), tuple(texts["test"])) if texts else None,
     )
-
-
-def _refuse_empty(what: str, texts: Sequence[Text], rows: np.ndarray) -> None:
-    """A text without a character that can be seen teaches nothing, and is a mistake in the table as a rule."""
-    empty = [int(i) for i, t in zip(rows, texts, strict=True) if not (t if isinstance(t, str) else "".join(t)).strip()]
-    if empty:
-        some = ", ".join(map(str, empty[:5])) + ", ..." * (len(empty) > 5)
-        raise DataError(f"{what}: {len(empty)} of {len(rows)} rows have no text (counted from 0: {some}); remove them")
 
 
 def _read(
