@@ -326,7 +326,9 @@ $ solera run toy --set method.name=fedprox --set method.mu=0.1 --seed 7
   with the reason.
 - `--rounds`, `--seed`, `--engine`, `--workers` are short for `run.rounds`, `run.seed`, `engine.name`, `engine.workers`.
 - `--dry-run` checks the whole run without training and [prints what it will send](scale.md#before-the-run).
-- Relative paths are relative to where the command is run; they are stored as absolute ones.
+- Relative paths of data (`data.path`, `public.path`, a site's `data`) are relative to where the command is run; those
+  of code (`nets.py:make_small`) and of models (`hf:./my-encoder`) to the folder of the TOML, with `--set`, too, and for
+  a recipe to where the command is run. All are stored as absolute ones.
 
 From Python the same settings are `solera.RunConfig`, `PartitionConfig`, `PublicConfig`, `FederationConfig`,
 `EngineConfig` and the method object; see [own data and models](data.md#your-own-data).

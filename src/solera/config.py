@@ -58,6 +58,7 @@ from .track.export import TrackConfig
 from .wire import safe_name
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
+GUESSED = 3  # letters of a key that is looked for in other tables: fewer resemble anything (r is not lr)
 D = TypeVar("D", DataConfig, PublicConfig)
 
 
@@ -567,9 +568,9 @@ def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: ty
 
 
 def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None) -> Any:
-    if optional(wanted) and value == OFF:
-        return None
     table = table_of(wanted)
+    if optional(wanted) and (value == OFF or (value is False and table is not None)):
+        return None
     if table is None:
         return checked(wanted, value, key)
     if not isinstance(value, Mapping):
@@ -603,7 +604,8 @@ def _unknown(cls: type | None, table: str, leaf: str, value: Any, method: type |
         siblings = [f"engine.{name}" for name in dict.fromkeys(["name", *hints(cls)])]
     near = [k for k in known if "." in k and k.rpartition(".")[2] == leaf]  # right name, wrong table
     near = near or [f"{table}.{n}".lstrip(".") for n in _close(leaf, siblings)]
-    near = near or [k for n in _close(leaf, known)[:1] for k in known if k.rpartition(".")[2] == n]
+    if len(leaf) >= GUESSED:
+        near = near or [k for n in _close(leaf, known)[:1] for k in known if k.rpartition(".")[2] == n]
     if near:
         hint = "did you mean " + " or ".join(repr(k) for k in near[:2]) + "?"
     else:

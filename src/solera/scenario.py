@@ -319,10 +319,14 @@ class Scenario:
         return prepared(of, indices, place, self.dataset.prepare, augment)
 
     def _tell_weights_and_cuts(self) -> None:
-        """What changes results and is easily overlooked: encoders that know nothing yet, and texts that are cut."""
+        """What changes results and is easily overlooked: encoders that know nothing yet, or that have a tokenizer that
+        may be another model's, and texts that are cut."""
         for A in self.server.builders:
-            if any(o["weights"] == "random" for o in origins_of(self.server.template(A))):
-                log.warning("%s begins with RANDOM weights, not with pretrained ones", A)
+            for origin in origins_of(self.server.template(A)):
+                if origin["weights"] == "random":
+                    log.warning("%s begins with RANDOM weights, not with pretrained ones", A)
+                if "tokenizer" in origin:
+                    log.warning("%s: its tokenizer %s: do they belong together?", A, origin["tokenizer"])
         for c in self.dataset.columns:
             if c.cut * 10 > len(self.dataset.train):
                 log.warning(
@@ -622,13 +626,9 @@ def build_scenario(
     data: DataConfig, partition: PartitionConfig, public: PublicConfig, models: ModelsConfig, seed: int, workers: int
 ) -> Scenario:
     """The scenario that a configuration describes."""
-    dataset = load(
-        data.name, data.path, data.train_size, data.test_size, seed, data.length, data.image_size,
-        text_column=data.text_column, pair_column=data.pair_column, label_column=data.label_column,
-        user_column=data.user_column, user_min=data.user_min, test_users=data.test_users, task=data.task,
-    )  # fmt: skip
+    dataset = load_data(data, seed)
     if data.split:
-        dataset, public = _split(dataset, data.split, public, seed)
+        public = _public_of_split(len(dataset.train) + len(dataset.test), data.split, public)
     return Scenario(
         dataset.normalised(data.mean, data.std) if data.mean else dataset,
         models.clients,
@@ -651,9 +651,20 @@ def build_scenario(
     )
 
 
-def _split(dataset: Dataset, shares: Sequence[float], public: PublicConfig, seed: int) -> tuple[Dataset, PublicConfig]:
-    """All samples of a data set divided anew: the public ones are held out of the training samples by `Scenario`."""
-    held = round(shares[1] * (len(dataset.train) + len(dataset.test)))
+def load_data(data: DataConfig, seed: int) -> Dataset:
+    """The data set that a configuration names, with the training and test samples of its runs. With `data.split` all
+    samples are pooled and divided anew."""
+    dataset = load(
+        data.name, data.path, data.train_size, data.test_size, seed, data.length, data.image_size,
+        text_column=data.text_column, pair_column=data.pair_column, label_column=data.label_column,
+        user_column=data.user_column, user_min=data.user_min, test_users=data.test_users, task=data.task,
+    )  # fmt: skip
+    return dataset.pooled(data.split[2], seed_from(seed, "split")) if data.split else dataset
+
+
+def _public_of_split(total: int, shares: Sequence[float], public: PublicConfig) -> PublicConfig:
+    """How many of all samples are public: they are held out of the training samples by `Scenario`."""
+    held = round(shares[1] * total)
     if public.source == "held-out" and public.size is not None:
         raise ConfigError(
             f"public.size = {public.size}: data.split already says how many samples are public; leave it out"
@@ -663,5 +674,4 @@ def _split(dataset: Dataset, shares: Sequence[float], public: PublicConfig, seed
             f"data.split = {list(shares)}: its public samples need public.source = 'held-out'; with public.source = "
             f"{public.source!r} write 0 for them"
         )
-    again = dataset.pooled(shares[2], seed_from(seed, "split"))
-    return again, dataclasses.replace(public, size=held) if held else public
+    return dataclasses.replace(public, size=held) if held else public

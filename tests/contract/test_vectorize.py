@@ -100,6 +100,7 @@ def test_a_model_that_cannot_be_batched_is_refused_before_any_work(layer, why, t
     engine = EngineConfig(vectorize=True, per_device=4)
     with pytest.raises(ConfigError, match=f"engine.vectorize = true: 'odd' cannot be batched: {why}"):
         simulate(toy({"odd": bad(layer), "wide": wide}), method, tmp_path / "out", RunConfig(rounds=1), None, engine)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

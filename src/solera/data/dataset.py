@@ -15,11 +15,13 @@ from ..randomness import isolated, seed_from
 from ..task import Data
 from .images import channel_statistics, channels_first, stack
 from .sampling import hold_out
-from .text import LENGTH, VOCABULARY, WORDS, tokenize
+from .text import LENGTH, VOCABULARY, WORDS, refuse_empty, tokenize
 from .transforms import DEPTH, normalise
 
 Arrays = tuple[Any, Any]  # inputs and labels, as tensors, numpy arrays or lists
 Task = Literal["classification", "causal-lm"]
+SPELLED = 5  # labels that an error names
+COUNTED = "renumber them, or say how many there are with classes= or class_names="
 READ_TWICE = 64  # samples of a torch data set that are read twice, to detect random transforms
 
 
@@ -209,7 +211,7 @@ def from_tensors(
         name,
         parts["train"],
         parts["test"],
-        classes if classes is not None else len(class_names) or int(labels.max()) + 1,
+        classes if classes is not None else len(class_names) or classes_in(name, labels.numpy(), COUNTED),
         tuple(float(m) for m in mean),
         tuple(float(s) for s in std),
         numbers,
@@ -238,9 +240,33 @@ def from_texts(
         if strange := [i for i, text in enumerate(rows) if not _is_text(text)]:
             found = type(rows[strange[0]]).__name__
             raise DataError(f"{name}, {split}: sample {strange[0]} is {found}; expected a text, or a pair of texts")
+        refuse_empty(f"{name}, {split}", rows, range(len(rows)))
+    _refuse_mixed(name, texts)
     first, second = ((tokenize(texts[split], length), pair[1]) for split, pair in (("train", train), ("test", test)))
     made = from_tensors(first, second, classes, name, (), (), users, VOCABULARY, class_names)
     return replace(made, texts=Texts(texts["train"], texts["test"]))
+
+
+def classes_in(name: str, labels: np.ndarray, way_out: str) -> int:
+    """How many classes there are, if nobody says so: labels count them from 0 without a gap, or one is a mistake."""
+    seen = np.unique(labels).tolist()
+    if seen and seen[0] >= 0 and seen[-1] >= len(seen):  # negative ones are refused with the samples
+        first = ", ".join(map(str, seen[:SPELLED])) + (", ..." if len(seen) > SPELLED + 1 else "")
+        told = first if len(seen) <= SPELLED else f"{first}, {seen[-1]}"
+        raise DataError(
+            f"{name}: labels {told}: {len(seen)} different ones, but classes count from 0 to {len(seen) - 1}; {way_out}"
+        )
+    return seen[-1] + 1 if seen else 0
+
+
+def _refuse_mixed(name: str, texts: Mapping[str, Sequence[Text]]) -> None:
+    """All samples are texts, or all are pairs: models that tell the two apart would see another kind in the test."""
+    first: dict[bool, str] = {}  # where there is a text, where there is a pair
+    for split, rows in texts.items():
+        for i, text in enumerate(rows):
+            first.setdefault(isinstance(text, str), f"{split}, sample {i}")
+    if len(first) == 2:
+        raise DataError(f"{name}: {first[True]} is a text, {first[False]} a pair of texts; give only one of the two")
 
 
 def _is_text(value: Any) -> bool:

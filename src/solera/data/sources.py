@@ -25,7 +25,7 @@ from ..errors import ConfigError, DataError, without_addresses
 from ..plugins import is_path, label
 from ..task import Data
 from .catalogue import SOURCES, Loader, SourceInfo, unnamed
-from .dataset import Dataset, Task, Texts, number_users, refuse_random
+from .dataset import Dataset, Task, Texts, classes_in, number_users, refuse_random
 from .folders import LAYOUT, folder_splits
 from .grammar import toy_texts
 from .images import channel_statistics
@@ -65,6 +65,7 @@ FILES = {  # the files of each format, for error messages
     "jsonl": "JSON lines (train.jsonl, test.jsonl)",
     "images": LAYOUT,
 }
+RENUMBER = "renumber them, or write the names of the classes instead"
 MADE = {"points": toy_2d, "texts": toy_texts}
 PICKLES = re.compile(r"data_batch_\d+|test_batch|batches\.meta|train|test|meta|.*\.(pkl|pickle)")
 
@@ -110,7 +111,7 @@ def load(
     if columns.named and not set(info.formats) & {"parquet", "csv", "jsonl"}:
         raise ConfigError(f"data.{next(iter(columns.named))}: {name!r} is not read from a table; leave it out")
     splits = _read(name, info, path, image_size, columns)
-    return _assemble(name, info, splits, train_size, test_size, seed, length, people)
+    return _assemble(name, info, splits, train_size, test_size, seed, length, people, columns.labelled)
 
 
 @dataclass(frozen=True)
@@ -210,10 +211,15 @@ def _assemble(
     seed: int = 0,
     length: int = LENGTH,
     people: Users = ALL_USERS,
+    labelled: bool = True,
 ) -> Dataset:
-    """Choose the rows, decode them, and build the data set."""
+    """Choose the rows, decode them, and build the data set. `labelled`: the labels are to be learned."""
     known, class_names = _labels(name, info, splits)
     whole = {split: len(labels) for split, labels in known.items()}
+    classes = info.classes or len(class_names) or len(splits["train"].class_names)
+    if not classes:  # looked for in all rows: a sample of them, or the test split, may lack one
+        every = np.concatenate(list(known.values()))
+        classes = classes_in(name, every, RENUMBER) if labelled else int(every.max()) + 1
     rows = {split: np.flatnonzero(known[split] >= 0) for split in splits}
     source = dict(splits)
     rows["train"], held = people.divide(name, splits["train"].users, rows["train"])
@@ -240,12 +246,6 @@ def _assemble(
     users = splits["train"].users
     numbers, names = (None, ()) if users is None else number_users(users[rows["train"]])
     called = (class_names, info.class_names, splits["train"].class_names)
-    classes = (
-        info.classes
-        or len(class_names)
-        or len(splits["train"].class_names)
-        or int(max(values.max() for values in known.values())) + 1
-    )
     return Dataset(
         name,
         data["train"],

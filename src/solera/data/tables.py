@@ -159,7 +159,7 @@ def hub_split(rows: Any, columns: Columns, channels: int | None, what: str) -> S
         return _inputs([rows[int(i)][columns.input] for i in wanted], columns.is_text, channels, what)
 
     feature = getattr(rows, "features", {}).get(columns.label)
-    return Split(np.asarray(labels), take, users, tuple(getattr(feature, "names", None) or ()))
+    return Split(_one_each(labels, what), take, users, tuple(getattr(feature, "names", None) or ()))
 
 
 def _inputs(values: list[Any], is_text: bool, channels: int | None, what: str) -> Tensor | list[Text]:
@@ -217,7 +217,18 @@ def _parquet_split(paths: list[Path], info: SourceInfo, given: Given) -> Split:
         return _inputs(cells(columns.input, rows), columns.is_text, _channels(info), str(paths[0]))
 
     labels = [0] * len(table) if columns.label is None else table[columns.label].to_pylist()
-    return Split(np.asarray(labels), take, users, _named_classes(schema.metadata or {}, columns.label))
+    return Split(_one_each(labels, str(paths[0])), take, users, _named_classes(schema.metadata or {}, columns.label))
+
+
+def _one_each(labels: list[Any], what: str) -> np.ndarray:
+    """Labels as an array: one number or name for each row."""
+    for i, value in enumerate(labels):
+        if isinstance(value, list | tuple | dict | set) or getattr(value, "ndim", 0) > 0:
+            raise DataError(
+                f"{what}: the label of row {i} (counted from 0) is a {type(value).__name__}; expected one class, by "
+                "number or by name"
+            )
+    return np.asarray(labels)
 
 
 def _named_classes(metadata: Mapping[bytes, bytes], label: str | None) -> tuple[str, ...]:
@@ -259,7 +270,7 @@ def _jsonl_split(paths: list[Path], info: SourceInfo, given: Given) -> Split:
 
     labels = [0] * len(rows) if columns.label is None else [row[columns.label] for row in rows]
     users = None if columns.user is None else np.asarray([str(row[columns.user]) for row in rows])
-    return Split(np.asarray(labels), take, users)
+    return Split(_one_each(labels, str(paths[0])), take, users)
 
 
 def _csv_text(paths: list[Path], info: SourceInfo, given: Given) -> Split:

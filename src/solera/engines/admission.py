@@ -3,7 +3,8 @@
 One fixed share of a device for every client leaves it idle with small models and out of memory with large ones. Here
 the first call of every (task, architecture) has its device for itself, and the worker says how much memory it took.
 From then on clients begin side by side on a device as long as all of them fit, the longest first, so that small ones
-fill what large ones leave free. A client that runs out of memory beside others is run again alone, from its seed.
+fill what large ones leave free. A client that runs out of memory beside others is run again alone, from its seed. A
+device that does not tell what a call took (mps) gets as many clients as `engine.per_device` says.
 
 None of this changes a result: replies are put in order by the federation.
 """
@@ -57,7 +58,7 @@ class Admission:
 
     def __init__(self, roster: Roster, compute: Compute):
         self.roster, self.devices, self.per_device = roster, compute.devices, compute.per_device
-        self.memory = compute.memory()
+        self.memory = {d: total if _measures(d) else None for d, total in compute.memory().items()}
         self.known: dict[Kind, _Known] = {}
         self.notes: list[dict[str, Any]] = []  # what happened, for the record of the round
         self._running: dict[str, dict[int, _Running]] = {d: {} for d in self.devices}  # by the worker's number
@@ -158,6 +159,11 @@ class Admission:
         if device == self.devices[0]:  # the server is there, too
             held += torch.get_device_module(device).memory_reserved(device) + context
         return total * USABLE - held - sum(r.memory for r in self._running[device].values())
+
+
+def _measures(device: str) -> bool:
+    """Whether a device tells how much memory a call took (mps does not): else nobody may wait for the number."""
+    return hasattr(torch.get_device_module(device), "max_memory_reserved")
 
 
 def note_pieces(reply: Reply, call: Call) -> list[dict[str, Any]]:

@@ -103,21 +103,30 @@ class EngineConfig:
         if self.vectorize and self.precision == "fp16":
             yield "vectorize = true: not with engine.precision = 'fp16', whose gradients are scaled model by model"
 
-    def open(self, host: Host, states: ClientStates) -> Engine:
-        """Start the engine of that name."""
-        compute = compute_of(self)
-        workers = self.workers or compute.at_once or default_workers()
-        name = self.name if self.name != AUTO else "inprocess" if self.vectorize else default_engine(workers)
+    def check(self, host: Host) -> None:
+        """Refuse what cannot work here or with these clients; called before a run writes anything."""
+        name, _, compute = self._chosen()
         if name == "threads" and not compute.on_cpu:
             raise ConfigError(
                 f"engine.name = 'threads' with engine.device = {show(self.device)}: threads share the random "
                 "numbers of a device; use 'processes' or 'inprocess'"
             )
-        if name == "processes":
-            check_fork(compute)
         if self.vectorize:
             check_batched(host)
+
+    def open(self, host: Host, states: ClientStates) -> Engine:
+        """Start the engine of that name."""
+        name, workers, compute = self._chosen()
+        if name == "processes":
+            check_fork(compute)
         return OPENED[name](host, states, workers, compute)
+
+    def _chosen(self) -> tuple[str, int, Compute]:
+        """The name of the engine, its workers, and where they compute."""
+        compute = compute_of(self)
+        workers = self.workers or compute.at_once or default_workers()
+        name = self.name if self.name != AUTO else "inprocess" if self.vectorize else default_engine(workers)
+        return name, workers, compute
 
 
 def check_class(cls: Any, name: str) -> type:

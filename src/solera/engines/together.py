@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..devices import Placement
+from ..devices import Placement, numerics
 from ..errors import ConfigError
 from ..parts.local import TOGETHER, Fitted, fit
 from ..parts.together import Training, fit_together, try_batched
@@ -122,6 +122,7 @@ def note_of(counted: Counter[str]) -> dict[str, Any]:
     return {"kind": "vectorized", "together": counted[BATCHED], "alone": alone}
 
 
+@numerics()
 def check_batched(host: Host) -> None:
     """Refuse models that cannot be trained in one pass, each with its reason, before any work."""
     roster, place = host.roster, Placement()

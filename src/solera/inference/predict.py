@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data import load
 from ..data.tables import Given
-from ..data.text import LENGTH
 from ..data.unlabelled import holds_texts, read_samples, texts_in
 from ..devices import numerics
 from ..encodings import Text
 from ..errors import ConfigError, DataError, RunError
 from ..parts.local import logits_of
+from ..runner.sites import server_data, stated_form
 from ..runs.trust import code_of_run, warn_if_changed
+from ..scenario import DataConfig, load_data
 from .trained import Trained
 
-TEXT_KEYS = ("text_column", "pair_column", "label_column", "user_column", "user_min", "test_users")
 CHUNK = 512  # samples in a batch
 
 
@@ -101,14 +100,16 @@ def _columns(trained: Trained) -> Given:
 
 
 def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
-    data, settings = trained.run.config.get("data", {}), trained.run.settings
-    name = data.get("name", "")
+    """The samples that the run was judged on, made again by the same steps."""
+    config, seed = trained.run.config, int(trained.run.settings.get("run.seed", 0))
+    try:
+        data = DataConfig(**config.get("data", {}))
+    except TypeError as e:  # a setting that this version does not have
+        raise RunError(
+            f"{trained.run.path}: its test set cannot be made again ({e}); name the samples to predict"
+        ) from e
     with code_of_run(trained.run.path, trained.trust_code):
-        known = load(
-            name, data.get("path"), data.get("train_size"), data.get("test_size"),
-            int(settings.get("run.seed", 0)), data.get("length", LENGTH), data.get("image_size"),
-            **{key: data[key] for key in TEXT_KEYS if key in data},
-        )  # fmt: skip
+        known = server_data(data, stated_form(data), seed) if config.get("sites") else load_data(data, seed)
     known = known.encoded(trained.encodings) if trained.encodings else known
-    warn_if_changed(trained.run.path, name)
+    warn_if_changed(trained.run.path, data.name)
     return [str(i) for i in range(len(known.test))], known.test.inputs, known.test.labels

@@ -25,6 +25,7 @@ from ..encodings import Columns, Encoding, Text, encoded, reading, unique
 from ..errors import ConfigError, DataError, RunError
 from ..files import check_file
 from ..models import build, encoding_of, model_info
+from ..models.hf import drop_poolers
 from ..models.lora import Lora, adapted, base_digest, lora_from, merged
 from ..models.options import variant_of
 from ..parts.teachers import Ensemble
@@ -155,7 +156,10 @@ class Trained:
         model = model if read is None else reading(model, read)
         try:
             check_file(self.file(name))
-            model.load_state_dict(safetensors.torch.load_file(self.file(name)))
+            weights = safetensors.torch.load_file(self.file(name))
+            if variant.lora is None:
+                drop_poolers(model, weights)
+            model.load_state_dict(weights)
         except (RuntimeError, OSError, safetensors.SafetensorError) as e:
             raise RunError(f"{self.file(name)} does not fit {kind!r}: {' '.join(str(e).split())[:200]}") from None
         if variant.lora is not None:

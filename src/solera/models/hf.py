@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +37,7 @@ PREFIX = "hf:"
 Weights = Literal["pretrained", "random"]
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 ADDED = ("albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")  # take a ready-made mask
+SPELLED = 3  # weights that an error names
 
 
 class Encoder(nn.Module):
@@ -127,8 +130,12 @@ def untrained(kind: str, fields: dict[str, Any], tokenizer: str, name: str, shap
 
 def _body(model: PreTrainedModel, tokenizer: Any, origin: dict[str, str], mean: bool) -> Body:
     config = model.config
+    if 2 * (known := vocabulary_of(tokenizer)) < config.vocab_size:  # some are padded, but not to twice the size
+        origin["tokenizer"] = f"has {known} token ids, the model knows {config.vocab_size}"
     if origin["weights"] == "pretrained" and not _sizes_only():
         origin["digest"] = digest_of(model)
+        if not mean and hasattr(model, "pooler") and model.pooler is None:
+            origin["features"] = "the first token: its weights have no pooler"
     return Encoder(model, tokenizer.pad_token_id, _pairs(tokenizer, config), mean, origin), int(config.hidden_size)
 
 
@@ -253,22 +260,75 @@ def _model(folder: Path, config: PretrainedConfig, name: str, weights: Weights) 
     """The encoder itself, without a head. Attention is written out: faster kernels drop the mask of a minibatch without
     padding, so that an answer would depend on company."""
     transformers = imported("transformers", name)
-    more = {"add_pooling_layer": False} if _takes_mean(folder) and config.model_type == "bert" else {}
-    if weights == "random" or _sizes_only():
+    unused = _takes_mean(folder) and config.model_type == "bert"
+    if weights == "random":
+        return _random(config, name, **({"add_pooling_layer": False} if unused else {}))
+    more = {"add_pooling_layer": False} if unused or _lacks_pooler(folder, config, name) else {}
+    if _sizes_only():
         return _random(config, name, **more)
     if not any(folder.glob("*.safetensors")):
         raise no_weights(name, str(folder), [file.name for file in folder.iterdir()])
     try:
         with quiet():
-            return transformers.AutoModel.from_pretrained(
+            model, told = transformers.AutoModel.from_pretrained(
                 folder, config=config, use_safetensors=True, trust_remote_code=False, local_files_only=True,
-                dtype=torch.float32, attn_implementation="eager", **more,
+                dtype=torch.float32, attn_implementation="eager", ignore_mismatched_sizes=True,
+                output_loading_info=True, **more,
             )  # fmt: skip
-    except Exception as e:  # damaged files, sizes that contradict config.json: the library raises many kinds
-        why = " ".join(str(e).split())[:200]
+    except Exception as e:  # damaged files: the library raises many kinds
+        raise _unusable(folder, name, e) from None
+    _refuse_incomplete(folder, name, told)
+    return model
+
+
+def _refuse_incomplete(folder: Path, name: str, told: dict[str, Any]) -> None:
+    """The library gives random numbers to weights that it does not find, or finds in another size. Weights that the
+    encoder has no use for, such as those of another head, are no problem."""
+    if sizes := sorted(told["mismatched_keys"]):
+        some = [f"{k} is {list(there)} and must be {list(wanted)}" for k, there, wanted in sizes[:SPELLED]]
         raise ConfigError(
-            f"model {name!r}: the weights in {folder} cannot be used ({type(e).__name__}: {why})"
-        ) from None
+            f"model {name!r}: the weights in {folder} do not fit its config.json: {_first(some, len(sizes))}; put the "
+            "config.json and the weights of one model there"
+        )
+    if missing := sorted(told["missing_keys"]):
+        raise ConfigError(
+            f"model {name!r}: {len(missing)} of its weights are missing in {folder}: "
+            f"{_first(missing[:SPELLED], len(missing))}; save the whole model again (save_pretrained does), or set "
+            'models.weights = "random" to begin with random weights'
+        )
+
+
+def _first(some: list[str], total: int) -> str:
+    return ", ".join(some) + (f" and {total - len(some)} more" if total > len(some) else "")
+
+
+def _lacks_pooler(folder: Path, config: PretrainedConfig, name: str) -> bool:
+    """Whether the weights were saved without a pooler, as those of masked language models are, for a model that works
+    without one, too: then its features are the first token's."""
+    kind = imported("transformers", name).MODEL_MAPPING[type(config)]
+    if "add_pooling_layer" not in inspect.signature(kind).parameters:
+        return False
+    keys: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        try:
+            with safetensors.safe_open(file, "pt") as opened:
+                keys.update(opened.keys())
+        except (OSError, safetensors.SafetensorError) as e:
+            raise _unusable(folder, name, e) from None
+    return bool(keys) and not any("pooler" in key.split(".") for key in keys)
+
+
+def drop_poolers(model: nn.Module, weights: Collection[str]) -> None:
+    """Take away the poolers that a trained model did not have, because its pretrained weights came without."""
+    for at, part in model.named_modules():
+        pooled = isinstance(part, Encoder) and getattr(part.model, "pooler", None) is not None
+        if pooled and not any(key.startswith(f"{at}.model.pooler.") for key in weights):
+            part.model.pooler = None
+
+
+def _unusable(folder: Path, name: str, error: Exception) -> ConfigError:
+    why = " ".join(str(error).split())[:200]
+    return ConfigError(f"model {name!r}: the weights in {folder} cannot be used ({type(error).__name__}: {why})")
 
 
 def _sizes_only() -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from ..compute import Compute, compute_of, resolved
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import TRICKS, Numerics, numerics
-from ..engines import ClientStates, Engine, EngineSettings, Host, default_workers, engine_of, require
+from ..engines import ClientStates, Engine, EngineConfig, EngineSettings, Host, default_workers, engine_of, require
 from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
@@ -155,6 +155,8 @@ def simulate(
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     compute = compute_of(engine)
     check_fit(method, scenario)
+    if isinstance(engine, EngineConfig):
+        engine.check(scenario)
     TRICKS["cpu"].set_allocator()  # workers that are forked inherit it
     return run(
         scenario.server,

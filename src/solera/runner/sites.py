@@ -43,7 +43,7 @@ def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Sc
         else:
             sites[k] = (Remote(hellos[k].num_examples, hellos[k].num_test), model)
     return Scenario(
-        _server_data(data, stated_form(data), seed),
+        server_data(data, stated_form(data), seed),
         public=config.public,
         sites=sites,
         server=models.server,
@@ -144,7 +144,7 @@ def stated_form(data: DataConfig) -> Form:
     return Form(data.name, shape, classes, tuple(mean), tuple(std), vocabulary, names)
 
 
-def _server_data(data: DataConfig, form: Form, seed: int) -> Dataset:
+def server_data(data: DataConfig, form: Form, seed: int) -> Dataset:
     """The server's own samples, on which models are judged."""
     if data.path is not None and data.name in ("folder", TABLE):
         train, test = read_source(data.path, form, (), SiteConfig.label_column, "data.path")

@@ -45,9 +45,11 @@ class Notices:
 
     def _findings(self, record: RoundRecord) -> Iterator[Finding]:
         for name, accuracy, loss in _scores(record):
-            best = self.best[name] = max(accuracy, self.best.get(name, 0.0))
-            had_learned = best - self.chance >= LEARNED * (1 - self.chance)
-            fell = had_learned and accuracy <= self.chance + self.noise
+            best = self.best.get(name, 0.0)  # before this round: a model cannot fall from what it only reaches now
+            self.best[name] = max(accuracy, best)
+            luck = self.chance + self.noise  # what guessing reaches: who was never above it cannot fall to it
+            had_learned = best - self.chance >= LEARNED * (1 - self.chance) and best > luck
+            fell = had_learned and accuracy <= luck
             said = f"fell from {100 * best:.1f}% to {100 * accuracy:.1f}%, which is guessing: {ADVICE}"
             yield "collapsed", name, fell, {"accuracy": accuracy, "best": best, "reason": f"{name} {said}"}
             if loss is not None:

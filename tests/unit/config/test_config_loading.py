@@ -219,3 +219,12 @@ def test_the_quickstart_compares_like_with_like():
     assert dataclasses.replace(a, method=None) == dataclasses.replace(b, method=None)
     assert a.method.local == b.method.local
     assert (b.partition.clients, b.partition.alpha, len(b.models.clients)) == (20, 0.1, 3)
+
+
+def test_a_table_that_may_be_absent_is_switched_off_by_false():
+    tables = {"method": {"name": "fedavg"}, "models": {"lora": {"rank": 4}}}
+    assert load_config(tables).models.lora.rank == 4
+    for off in ("false", "none"):
+        config = load_config(tables, [f"models.lora={off}"])
+        assert config.models.lora is None
+        assert load_config(tomllib.loads(to_toml(config))) == config

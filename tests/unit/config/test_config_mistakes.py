@@ -129,6 +129,8 @@ SHAPES = [  # tables that are values, values that are tables, what is missing
     ({"models": {"clients": "lenet5"}, "method": {"name": "feddf"}}, "models.clients", '["lenet5"]'),
     ({"models": {"clients": ["lenet5", 3]}, "method": {"name": "feddf"}}, "models.clients[1] = 3", "string"),
     ({"models": {"clients": ["lenet6"]}, "method": {"name": "feddf"}}, "models.clients", "lenet5"),
+    ({"models": {"lora": {"r": 8}}, "method": {"name": "feddf"}}, "models.lora.r", "rank, alpha, dropout, layers"),
+    ({"models": {"lora": True}, "method": {"name": "feddf"}}, "models.lora = true", "[models.lora]"),
     ({"engine": {"name": "processes", "threads": 4}, "method": {"name": "feddf"}}, "engine.threads", "inprocess"),
     ({"federation": {"replacement": True}, "method": {"name": "feddf"}}, "federation.replacement", "size"),
     ({"method": {"name": "fedprox", "mu": -1.0}}, "method.mu", "at least 0"),

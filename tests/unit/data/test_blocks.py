@@ -20,9 +20,9 @@ def read(data):
 
 
 def test_every_token_but_the_first_is_predicted_once():
-    data = as_blocks(own(["abc", "", "de", "xyz"]), {"gpt": BYTES})
-    # class 0: abc, end, de, end; class 1: (nothing), end, xyz, end
-    assert read(data) == ["abc\0", "\0de\0", "\0xyz"]
+    data = as_blocks(own(["abc", "u", "de", "xyz"]), {"gpt": BYTES})
+    # class 0: abc, end, de, end; class 1: u, end, xy; the rest fills no block
+    assert read(data) == ["abc\0", "\0de\0", "u\0xy"]
     assert data.train.labels.tolist() == [0, 0, 1]
     assert (data.shape, data.outputs, data.vocabulary, data.length) == ((3,), 256, 256, 3)
 

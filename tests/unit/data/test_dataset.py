@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from solera.data import Dataset, from_hf, from_tensors, from_torch, public_from_samples, tokenize
+from solera.data import Dataset, from_hf, from_tensors, from_texts, from_torch, public_from_samples, tokenize
 from solera.errors import DataError
 from solera.task import Data
 
@@ -116,6 +116,31 @@ def test_users_may_be_names():
 def test_bad_data_is_refused_by_name(train, options, message):
     with pytest.raises(DataError, match=message):
         from_tensors(train, train, **options)
+
+
+def test_labels_with_gaps_need_the_number_of_classes():
+    train, test = (pixels(2, 1, 2, 2), [0, 3]), (pixels(2, 1, 2, 2), [0, 1])
+    with pytest.raises(DataError, match=r"own: labels 0, 1, 3: 3 different .* 0 to 2; renumber them, or .* classes="):
+        from_tensors(train, test)
+    assert from_tensors(train, test, classes=7).classes == 7
+    assert from_tensors(train, test, class_names="abcd").classes == 4
+    assert from_tensors((train[0], [0, 2]), test).classes == 3  # each split lacks one
+    with pytest.raises(DataError, match=r"own: labels 1: 1 different ones, but classes count from 0 to 0"):
+        from_texts((["a"], [1]), (["b"], [1]))
+
+
+def test_texts_without_a_text_and_texts_beside_pairs():
+    good = (["a", "b"], [0, 1])
+    with pytest.raises(DataError, match=r"own, test: 1 of 2 rows have no text \(counted from 0: 1\)"):
+        from_texts(good, (["a", " \n"], [0, 1]))
+    with pytest.raises(DataError, match=r"own, train: 1 of 1 rows have no text \(counted from 0: 0\)"):
+        from_texts(([("", " ")], [0]), good)
+    pairs = ([("a", "b"), ("c", "")], [0, 1])
+    with pytest.raises(DataError, match=r"own: test, sample 0 is a text, train, sample 0 a pair of texts; give"):
+        from_texts(pairs, good)
+    with pytest.raises(DataError, match=r"own: train, sample 0 is a text, train, sample 1 a pair of texts"):
+        from_texts((["a", ("b", "c")], [0, 1]), good)
+    assert from_texts(pairs, pairs).texts.train == (("a", "b"), ("c", ""))
 
 
 def test_train_and_test_must_fit_together():

@@ -140,7 +140,8 @@ def test_the_usual_places_are_searched_in_order(nowhere, monkeypatch):
     monkeypatch.setenv("SOLERA_DATA", str(nowhere / "elsewhere"))
     assert load("ag-news").train.labels.tolist() == [1]
     write_news(nowhere / "elsewhere" / "owner" / "name")
-    assert load("owner/name").classes == 4
+    (nowhere / "elsewhere" / "owner" / "name" / "train.csv").write_text("text,label\none,1\ntwo,2\n")
+    assert load("owner/name").classes == 4  # of which 0 and 3 are in the test split
 
 
 def test_what_cannot_be_had_is_explained(nowhere):

@@ -80,6 +80,44 @@ def test_labels_that_are_out_of_range_or_unknown(tmp_path):
         load("texts", tmp_path / "mine", **NAMED)
 
 
+def numbered(folder, form, labels, split="train"):
+    return write(folder, form, [{"text": f"text {i}", "label": label} for i, label in enumerate(labels)], split)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ([0, 1, 900000, 1], "labels 0, 1, 900000: 3 different ones, but classes count from 0 to 2; renumber them, or"),
+        ([1, 2, 1, 2], "labels 1, 2: 2 different ones, but classes count from 0 to 1"),
+        ([9, *range(8)], r"labels 0, 1, 2, 3, 4, \.\.\., 9: 9 different ones, but classes count from 0 to 8"),
+    ],
+)
+def test_numbers_that_leave_gaps_are_no_classes(tmp_path, form, labels, told):
+    with pytest.raises(DataError, match=f"^texts: {told}"):
+        load("texts", numbered(tmp_path, form, labels), test_size=1)
+
+
+def test_a_class_may_be_missing_in_a_split_or_a_sample(tmp_path):
+    numbered(tmp_path, "jsonl", [0, 2, 0, 2])
+    numbered(tmp_path, "jsonl", [1, 1], "test")
+    assert load("texts", tmp_path).classes == 3
+    assert load("texts", tmp_path, train_size=1, test_size=1).classes == 3
+
+
+def test_topics_of_language_models_may_leave_gaps(tmp_path):
+    data = load("texts", numbered(tmp_path, "jsonl", [1, 5, 1, 5]), test_size=1, length=8, task="causal-lm")
+    assert data.train.labels.unique().tolist() == [1, 5]
+
+
+@pytest.mark.parametrize("labels", [[[1, 2], [1, 2]], [[1], [1, 2]], [0, {"a": 1}]])
+def test_a_row_has_one_label(tmp_path, labels):
+    kind = type(labels[1]).__name__ if labels[0] == 0 else "list"
+    told = rf"train.jsonl: the label of row [01] \(counted from 0\) is a {kind}; expected one class"
+    with pytest.raises(DataError, match=told):
+        load("texts", numbered(tmp_path, "jsonl", labels), test_size=1)
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [

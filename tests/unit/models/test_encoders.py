@@ -6,8 +6,10 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from encoders import write_encoder, write_tokenizer
+from solera.data import PartitionConfig, PublicConfig, from_texts
 from solera.devices import TRICKS
 from solera.errors import ConfigError
 from solera.models import buckets, build, encoding_of, model_info
@@ -15,6 +17,7 @@ from solera.models.hf import ADDED, Encoder, _random, digest_of, origins_of
 from solera.models.zoo import encoders
 from solera.parts.local import logits_of
 from solera.plugins import absolute, architectures
+from solera.scenario import Scenario
 
 TEXTS = ["good film", "bad day", "a", "good good good bad day film film film good", "x y z"] * 16
 
@@ -231,9 +234,73 @@ def test_damaged_weights(own):
     refused(own, "the weights in .* cannot be used")
 
 
+def kept(where, wanted):
+    """Only those weights of the folder whose name is `wanted`."""
+    file = where / "model.safetensors"
+    weights = load_file(file)
+    assert not all(map(wanted, weights))
+    save_file({k: v for k, v in weights.items() if wanted(k)}, file, {"format": "pt"})
+
+
+def test_incomplete_weights(own):
+    kept(own, lambda key: "attention" not in key)
+    refused(own, r"10 of its weights are missing in .*: encoder.layer.0.attention.output.LayerNorm.bias, .* and 7 more")
+    made(own, weights="random")
+
+
+def test_half_a_pooler_is_incomplete(own):
+    kept(own, lambda key: key != "pooler.dense.bias")
+    refused(own, r"1 of its weights are missing in .*: pooler.dense.bias; save the whole model again")
+
+
+def test_weights_of_other_sizes(own):
+    told = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(told | {"intermediate_size": 24}))
+    refused(
+        own,
+        r"do not fit its config.json: encoder.layer.0.intermediate.dense.bias is \[16\] and must be \[24\], "
+        r"encoder.layer.0.intermediate.dense.weight is \[16, 16\] and must be \[24, 16\], .*output.dense.weight is",
+    )
+
+
+def test_a_checkpoint_of_a_masked_language_model_gives_its_first_token(folder, tmp_path):
+    from transformers import BertConfig, BertForMaskedLM
+
+    shutil.copytree(folder, tmp_path / "mlm")
+    torch.manual_seed(1)
+    whole = BertForMaskedLM(BertConfig.from_pretrained(folder))
+    whole.save_pretrained(tmp_path / "mlm")  # with a head for words, which nobody asks for, and without a pooler
+    made_twice = [made(tmp_path / "mlm").eval() for _ in range(2)]
+    told = origins_of(made_twice[0])[0]
+    assert told == origins_of(made_twice[1])[0]
+    assert (told["weights"], told["features"]) == ("pretrained", "the first token: its weights have no pooler")
+    assert "features" not in origins_of(made(folder))[0]
+    ids = ids_of(tmp_path / "mlm")[:4, :8]
+    with torch.no_grad():
+        wanted = whole.eval().bert(ids, attention_mask=(ids != 0).long()).last_hidden_state[:, 0]
+        assert torch.allclose(made_twice[0].features(ids), wanted, atol=1e-6)
+    with torch.device("meta"):
+        counted = made(tmp_path / "mlm")
+    assert counted.state_dict().keys() == made_twice[0].state_dict().keys()
+
+
 def test_a_tokenizer_of_another_model(own):
     write_tokenizer(own, extra=("many", "more", "words"))
     refused(own, "its tokenizer has 63 token ids, but the model only knows 60: they do not belong together")
+
+
+def test_a_tokenizer_much_smaller_than_its_model_is_told(own, caplog):
+    told = json.loads((own / "config.json").read_text())
+    texts = (TEXTS[:4], [0, 1, 0, 1])
+    for ids, suspicious in ((120, False), (121, True)):  # the tokenizer has 60
+        (own / "config.json").write_text(json.dumps(told | {"vocab_size": ids}))
+        caplog.clear()
+        Scenario(
+            from_texts(texts, texts, length=16), [f"hf:{own}"], PartitionConfig(kind="iid", clients=2),
+            PublicConfig(source="none"), weights="random",
+        )  # fmt: skip
+        both = f"mine: its tokenizer has 60 token ids, the model knows {ids}: do they belong together?"
+        assert (both in caplog.messages) == suspicious
 
 
 def test_no_tokenizer(own):

@@ -39,6 +39,12 @@ def test_a_fall_to_guessing_is_said_once_when_it_happens():
     assert "net fell from 45.0% to 10.0%" in event["reason"]
 
 
+def test_with_few_samples_who_may_have_been_lucky_does_not_collapse():
+    few = [12, 8]  # guessing is right in 60%, with luck (two standard deviations of 20 draws) in 82%
+    assert kinds(map(a_round, [0.7, 0.7, 0.6, 0.8]), few) == [[]] * 4
+    assert kinds(map(a_round, [0.85, 0.7]), few) == [[], ["collapsed"]]
+
+
 def test_who_never_learned_does_not_collapse():
     assert kinds(map(a_round, [0.1, 0.2, 0.25, 0.1])) == [[]] * 4
 
