@@ -178,7 +178,7 @@ def numerics(
             found["inference mode"] = "on"
             aside.enter_context(torch.inference_mode(False))
         for on in TRICKS:
-            if torch.is_autocast_enabled(on):
+            if _casts(on):
                 found[f"autocast on {on}"] = str(torch.get_autocast_dtype(on))
                 aside.enter_context(torch.autocast(on, enabled=False))
         if (device := torch.get_default_device()) != torch.device("cpu"):
@@ -195,6 +195,11 @@ def numerics(
             yield Numerics({**needed, "autocast": half, "default device": "cpu"}, found, knobs)
         finally:
             _set(knobs, before)
+
+
+def _casts(kind: str) -> bool:
+    """Whether autocast is on there. Some kinds of devices (meta) have none."""
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _set(knobs: tuple[_Knob, ...], values: list[Any]) -> None:
@@ -311,8 +316,7 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[An
 
     Backward passes, too: their operators get the types of those of the forward pass without being told.
     """
-    half = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False) if _casts(device.type) else contextlib.nullcontext()
 
 
 def finest_type(device: torch.device) -> torch.dtype:

@@ -192,16 +192,19 @@ def _encode(backend: Any, tokenizer: Any) -> Any:
 
 @contextlib.contextmanager
 def _serial() -> Iterator[None]:
-    """No threads of the tokenizer's own: workers are forked later, and a fork copies no thread."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    """No threads of the libraries' own. Workers are forked later, and a fork copies no thread. And those that load
+    weights end some time after the call: to who watches the generators they are a stranger at work."""
+    wanted = {"TOKENIZERS_PARALLELISM": "false", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def vocabulary_of(tokenizer: Any) -> int:
@@ -269,7 +272,7 @@ def _model(folder: Path, config: PretrainedConfig, name: str, weights: Weights) 
     if not any(folder.glob("*.safetensors")):
         raise no_weights(name, str(folder), [file.name for file in folder.iterdir()])
     try:
-        with quiet():
+        with quiet(), _serial():
             model, told = transformers.AutoModel.from_pretrained(
                 folder, config=config, use_safetensors=True, trust_remote_code=False, local_files_only=True,
                 dtype=torch.float32, attn_implementation="eager", ignore_mismatched_sizes=True,

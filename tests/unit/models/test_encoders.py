@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import pytest
@@ -137,6 +138,19 @@ def test_no_text_at_all_has_an_answer_of_the_right_width(training):
     """A dry run asks for nothing, and goes on with what it gets."""
     none = torch.zeros(0, 64, dtype=torch.int64)
     assert buckets.in_buckets(lambda x: x[:, :5] + 1.0, none, 0, training).shape == (0, 5)
+
+
+def test_weights_are_loaded_without_threads(folder, monkeypatch):
+    """They would end some time later, and a run would take them for threads that disturb its random numbers."""
+    from transformers import core_model_loading
+
+    def refused(*args, **kwargs):
+        raise AssertionError("a pool of threads")
+
+    monkeypatch.setattr(core_model_loading, "ThreadPoolExecutor", refused)
+    before = dict(os.environ)
+    assert origins_of(made(folder))[0]["weights"] == "pretrained"
+    assert dict(os.environ) == before
 
 
 def test_gradients_reach_every_text(folder):
