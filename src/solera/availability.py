@@ -20,6 +20,8 @@ from .randomness import seed_from
 from .settings import BelowOne, Positive, Problem, settings
 
 SPANS = 64  # limit of a round's spans in its record
+LOST = "dropped out during the round (federation.availability.dropout)"  # the reason of a failure ...
+LATE = "late: "  # ... and how another one begins
 HALFWAY = 0.5  # where in its work a client that drops out is lost
 PUBLIC = ("distil", "distill", "digest", "pretrain")  # trainings on the public samples of a call; others: on own ones
 ROWS = ("targets", "consensus", "logits", "indices", "drawn")  # what tells how many public samples a call has
@@ -104,7 +106,7 @@ class Clock:
         limit, took = self.config.deadline_s, trip.end - trip.sent
         if limit is None or took <= limit:
             return None
-        return f"late: {took:.0f} simulated seconds, federation.availability.deadline_s is {limit:g}"
+        return f"{LATE}{took:.0f} simulated seconds, federation.availability.deadline_s is {limit:g}"
 
     def collected(self, trips: Mapping[str, Trip]) -> None:
         """The server has waited for these calls."""

@@ -1,6 +1,6 @@
 """What messages consist of, in bytes: the bars of MNFL's Figure 3.
 
-    data         public samples that the server sends because clients do not hold them (public.where = "server")
+    data         public samples, which clients are sent once if they do not hold them (public.where = "server")
     parameters   weights of models: tables of tensors
     predictions  other floating-point tensors: probabilities, logits, features
 
@@ -32,10 +32,3 @@ def content_of(value: Any) -> Counter[str]:
         for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
             found += content_of(inner)
     return found
-
-
-def public_rows(payload: Mapping[str, Any]) -> int:
-    """How many public samples a call names by index."""
-    drawn = payload.get("drawn")
-    indices = payload.get("indices") if drawn is None else getattr(drawn, "indices", None)
-    return len(indices) if isinstance(indices, Tensor) else 0

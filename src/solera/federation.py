@@ -17,8 +17,8 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from .availability import Availability, Clock, Trip, samples_of
-from .content import content_of, public_rows
+from .availability import LOST, Availability, Clock, Trip, samples_of
+from .content import content_of
 from .engines.base import SHA256, Call, Engine, Reply, Roster, Version
 from .errors import RunError, SoleraError
 from .parts.aggregate import RunningMean
@@ -199,11 +199,15 @@ class Federation:
         ledger: Mapping[str, Version] | None = None,
         summing: Summing | None = None,
         elapsed_s: float = 0.0,
+        lent: Packed | None = None,
+        holders: Collection[str] = (),
     ):
+        """`lent`: the public samples, which a client is sent once, with its first call; `holders` have them already."""
         self.engine, self.run_seed = engine, seed
         self.config, self.limits = config or FederationConfig(), limits or Limits()
         self.clients: Roster = engine.roster
-        self.sample_bytes = 0  # of a public sample, if clients do not hold them and have to be sent what is drawn
+        self.lent, self.holders = lent, set(holders)
+        self._lent_bytes = Counter(data=0 if lent is None else sum(t.nbytes for t in lent.tensors))
         self.progress = progress or (lambda what, done, of: None)
         self.summing: Summing = summing or Plain()
         self.ledger: dict[str, Version] = dict(ledger or {})  # only clients that keep a state
@@ -225,6 +229,7 @@ class Federation:
         self.up: dict[str, Traffic] = {}
         self.failures: list[dict[str, str]] = []
         self.answered: set[str] = set()
+        self.supplied: list[str] = []  # the clients that were sent the public samples in this round
         self.verbs: set[str] = set()  # which of map and mean were used: tells what the server saw of clients
         self.waited_s = 0.0  # time spent waiting for clients
         self._timed_calls = True
@@ -254,7 +259,7 @@ class Federation:
 
     @contextlib.contextmanager
     def untimed(self) -> Iterator[None]:
-        """For measuring: exchanges take no simulated time, and every client is there."""
+        """For measuring: exchanges take no simulated time, all clients are there, and none is sent public samples."""
         self._timed_calls = False
         try:
             yield
@@ -425,14 +430,19 @@ class Federation:
         sent, calls = {}, []
         packed: dict[tuple[int, ...], tuple[Packed, Counter[str]]] = {}
         clock, trips = self.clock if self._timed_calls else None, dict[str, Trip]()
+        lent = self.lent if self._timed_calls and not protocol else None
         for k in asked:
             values = {a: v.of(k) if isinstance(v, per_client) else v for a, v in payload.items()}
             key = tuple(id(v) for v in values.values())  # the same objects give the same message: pack it once
             if key not in packed:
-                packed[key] = Packed(values), content_of(values) + Counter(data=self.sample_bytes * public_rows(values))
+                packed[key] = Packed(values), content_of(values)
             sent[k] = values
             m, content = packed[key]
-            size = m.size + content["data"]
+            size = m.size
+            if lent is not None and k not in self.holders:
+                size, content = size + lent.size, content + self._lent_bytes
+                self.holders.add(k)
+                self.supplied.append(k)
             down.sent(size)
             down.held(m, content)
             if clock is not None:
@@ -450,7 +460,7 @@ class Federation:
             waiting = dict.fromkeys(asked)
             early: dict[str, Any] = {}  # replies that arrived before their turn
             heard = {k for k, trip in trips.items() if trip.lost}
-            failures.update(dict.fromkeys(heard, "dropped out during the round (federation.availability.dropout)"))
+            failures.update(dict.fromkeys(heard, LOST))
             turn, valid = 0, 0
             self.progress(task.name, 0, len(asked))
             for r in self._timed(collect()):

@@ -29,6 +29,7 @@ from .data import (
 from .data.augment import Name, Step, check_steps
 from .data.blocks import as_blocks
 from .data.dataset import Arrays, Task
+from .data.public import samples_of
 from .data.sites import Form, Holding, hold
 from .data.sites import Own as SiteData
 from .data.text import LENGTH, WORDS
@@ -48,7 +49,7 @@ from .settings import BelowOne, Hint, Positive, PositiveInt, Problem, Share, set
 from .sites import Remote, SiteHost, prepared
 from .task import Client, Data
 from .tensors import Weights, sent
-from .wire import safe_name
+from .wire import Packed, safe_name
 
 log = logging.getLogger("solera")
 Architecture = str | nn.Module | Callable[[], nn.Module]
@@ -255,7 +256,7 @@ class Scenario:
             {called.get(n, n): variant_of(n, self.options).precision for n in self.options}, positions,
         )  # fmt: skip
         if asked.where == "server" and self.public is not None:
-            self.server.sample_bytes = self.public.sample_bytes
+            self.server.lent = Packed(samples_of(self.public))
         for A in builders:  # built now: before any worker is forked, and wrong models are refused before any work
             model, text = self.server.template(A), bool(dataset.vocabulary)
             check_output(model, dataset.shape, dataset.outputs, A, text, positions)

@@ -14,6 +14,7 @@ from .parts.local import Score
 from .randomness import Parallel, repeatable, seed_from
 from .task import Data
 from .tensors import Weights
+from .wire import Packed
 
 T = TypeVar("T")
 WAY_OUT = (
@@ -74,7 +75,7 @@ class Server:
         self._all_train = all_train
         self._templates: dict[str, nn.Module] = {}
         self.parallel = Parallel(workers)
-        self.sample_bytes = 0  # of a public sample that is sent to clients; 0: they hold the public samples
+        self.lent: Packed | None = None  # the public samples as clients are sent them, if they do not hold them
         self.clock: Clock | None = None  # simulated time, if the run has one
         self.move(place or Placement())
         self.begin()

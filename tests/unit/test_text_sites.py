@@ -4,7 +4,6 @@ simulation of all has."""
 import copy
 import functools
 import json
-import math
 
 import pytest
 import torch
@@ -222,7 +221,9 @@ def test_what_is_sent_of_public_texts_is_the_texts(home, tables):
         scenario = scenario_of(config_of(home, tables))
     letters = sum(len(text) for text, _ in sentences(24, 2) if text in scenario.public.texts)
     assert len(scenario.public) < 24  # a test split was taken out
-    assert scenario.server.sample_bytes == math.ceil(letters / len(scenario.public)) + 8
+    sent = scenario.server.lent
+    assert sum(t.nbytes for t in sent.tensors) == letters + 8 * len(scenario.public), "letters, and a length for each"
+    assert sent.size == len(sent.blob)
 
 
 def test_the_settings_of_encoders_hold_for_sites(home, tables):

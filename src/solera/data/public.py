@@ -10,7 +10,7 @@ are converted to the task's channels and size, and all are normalised with the t
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -60,7 +60,7 @@ class PublicConfig:
     augment: Augment = field(default_factory=list)  # random changes of images, in this order
     fresh: bool = False  # true: new random changes (and new noise or generated images) at each step, not only once
     noise: Noise = "uniform"
-    where: Literal["server", "everywhere"] = "everywhere"  # who holds the public inputs before the run
+    where: Literal["server", "everywhere"] = "everywhere"  # server: sent to each client once, if needed there
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
@@ -107,14 +107,6 @@ class Public:
 
     def __len__(self) -> int:
         return len(self.raw)
-
-    @property
-    def sample_bytes(self) -> int:
-        """The bytes of a sample as it is sent: of texts the mean, rounded up."""
-        if self.texts is not None:
-            raw, lengths = as_bytes(self.texts)
-            return -(-(raw.nbytes + lengths.nbytes) // len(self))
-        return self.raw[:1].numel() * self.raw.element_size()
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """The samples with these indices, ready for a model. Always the same."""
@@ -202,6 +194,21 @@ class Public:
         if self.labels is not None:
             total.update(self.labels.numpy().tobytes())
         return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Public samples as they are sent: texts as texts, because every site has its own tokenizer."""
+
+    raw: Tensor  # of texts: their bytes
+    labels: Tensor | None
+    lengths: Tensor | None = None  # texts only: how many of the bytes are whose
+
+
+def samples_of(public: Public) -> Samples:
+    """What is sent of public samples."""
+    raw, lengths = (public.raw, None) if public.texts is None else as_bytes(public.texts)
+    return Samples(raw, public.labels, lengths)
 
 
 def make_public(cfg: PublicConfig, task: Dataset | Form, held_out: Tensor, seed: int) -> Public | None:

@@ -16,7 +16,7 @@ from ..errors import ConfigError, SoleraError
 from ..federation import QuorumNotMet
 from ..plugins import code_allowed
 from ..runner.facts import facts_of
-from ..runner.loop import Result, check_fit, run
+from ..runner.loop import Result, check_fit, lent_by, run
 from ..runner.sites import server_of_sites
 from ..runs.record import RoundRecord
 from ..runs.words import human_bytes, percent
@@ -25,10 +25,9 @@ from ..sites import Hello
 from ..tensors import weights_of
 from ..track.display import Watcher
 from ..version import __version__
-from ..wire import Limits, WireError, digest, encode, safe_name
+from ..wire import Limits, WireError, digest, safe_name
 from .journal import ENDED
 from .keys import fingerprint
-from .site import samples_of
 
 log = logging.getLogger("solera")
 SITES = "sites.json"  # in a run directory: what sites said when the run began; it stays
@@ -209,8 +208,8 @@ def _compare_versions(scenario: Scenario, said: Mapping[str, Mapping[str, Any]])
 
 def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapping[str, Mapping[str, Any]]) -> None:
     """Send the public samples, once, to the sites that need them and have none."""
-    public = scenario.public
-    if public is None or config.public.where != "server" or config.method.traits().public != "everywhere":
+    public, message = scenario.public, lent_by(config.method, scenario.server)
+    if public is None or message is None:
         return
     if config.public.source in ("noise", "generator"):
         raise ConfigError(
@@ -221,9 +220,8 @@ def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapp
     asked = engine.greet(list(said), scenario.seed)
     lacking = sorted(set(scenario.roster) - {k for k, facts in asked.items() if facts.get("has_public") is True})
     if lacking:
-        blob = encode(samples_of(public))
-        log.info("the public samples, %s, go to %s", human_bytes(len(blob) * len(lacking)), ", ".join(lacking))
-        engine.deliver(lacking, blob)
+        log.info("the public samples, %s, go to %s", human_bytes(message.size * len(lacking)), ", ".join(lacking))
+        engine.deliver(lacking, message.blob)
 
 
 class _Log(Watcher):

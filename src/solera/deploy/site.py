@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from ..compute import compute_of
 from ..config import load_config
 from ..data import Public
+from ..data.public import Samples
 from ..devices import TRICKS, Placement
-from ..encodings import as_bytes, from_bytes
+from ..encodings import from_bytes
 from ..engines.base import SHA256, Call, Host, Reply
 from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
@@ -62,7 +62,7 @@ class Site(Protocol):
         """The digest of what it says of itself."""
         ...
 
-    def public_of(self, samples: "Samples") -> Public:
+    def public_of(self, samples: Samples) -> Public:
         """Samples that the server sent, as this site prepares them."""
         ...
 
@@ -103,7 +103,7 @@ class OwnSite:
         """Of its host as it is now."""
         return host.hello().digest
 
-    def public_of(self, samples: "Samples") -> Public:
+    def public_of(self, samples: Samples) -> Public:
         """Normalised and augmented as its own file says; texts are read with its own model's tokenizer."""
         with code_allowed(self.folder):
             form = form_of_site(self.config, self.name)
@@ -180,21 +180,6 @@ def _call(facts: Mapping[str, Any], blob: bytes, site: Site) -> Reply:
 
 
 # ---- public samples that come from the server ---------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Samples:
-    """Public samples as they are sent: texts as texts, because every site has its own tokenizer."""
-
-    raw: Tensor  # of texts: their bytes
-    labels: Tensor | None
-    lengths: Tensor | None = None  # texts only: how many of the bytes are whose
-
-
-def samples_of(public: Public) -> Samples:
-    """What is sent of public samples."""
-    raw, lengths = (public.raw, None) if public.texts is None else as_bytes(public.texts)
-    return Samples(raw, public.labels, lengths)
 
 
 def _digest_in(facts: Mapping[str, Any], name: str = "public") -> str | None:

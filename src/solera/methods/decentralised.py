@@ -109,7 +109,7 @@ class Decentralised(Method):
         return self.State(state.rounds + 1)
 
     def fits(self, server: Server) -> Iterator[str]:
-        if server.sample_bytes:
+        if server.lent is not None:
             yield "decentralised: peers make the public samples themselves: leave out public.where = 'server'"
         yield from logits_problems("decentralised", server)
         _ = server.public.digest  # computed and cached before workers are forked, not in each worker

@@ -35,7 +35,7 @@ TEACHERS = 60
 STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets to choose from
 NAMING = ("case", "data.name")  # always part of a case's label if they differ
 DRAWN = {"coefficients", "timeline", "timetable", "distilled", "teachers"}  # events that have a figure
-PLAIN = {"variates"}  # events of every round that are not listed; `variates_grow` reports a problem
+PLAIN = {"variates", "public_sent"}  # events that are not listed; `variates_grow` reports a problem
 
 
 def report_data(records: Sequence[Record], target: float | None = None) -> dict[str, Any]:

@@ -13,13 +13,14 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ..compute import Compute, compute_of, resolved
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import TRICKS, Numerics, numerics
 from ..engines import ClientStates, Engine, EngineConfig, EngineSettings, Host, default_workers, engine_of, require
+from ..engines.base import Version
 from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
@@ -44,6 +45,7 @@ from ..task import Data
 from ..track.display import Watcher
 from ..track.export import TrackConfig, Tracking
 from ..version import __version__
+from ..wire import Packed
 from . import facts as detail
 from .facts import Facts
 from .measure import first_if_all_void, measure, measure_validation, not_finite, summarise, traffic, why_unusable
@@ -51,6 +53,7 @@ from .profile import Profile
 from .sites import build_sites
 
 log = logging.getLogger("solera")
+SUPPLIED = "public_sent"  # event of a round: which clients were sent the public samples
 
 
 class NothingLearned(SoleraError):
@@ -248,8 +251,7 @@ def run(
                 watcher.progress(what, done, of)
 
             elapsed_s = _elapsed(here) if federation.availability else 0.0
-            fed = Federation(moving, server.run_seed, federation, None, progress, ledger, elapsed_s=elapsed_s)
-            server.clock, fed.sample_bytes = fed.clock, server.sample_bytes
+            fed = federation_of(moving, server, method, federation, progress, ledger, elapsed_s, _holders(here))
             loop = _Loop(server, test.at(place), method, fed, here, states, config, watcher, held, facts)
             watcher.begin(
                 {
@@ -269,6 +271,33 @@ def run(
                 result = loop(start, state)
         watcher.end(result.summary)
         return result
+
+
+def federation_of(
+    engine: Engine,
+    server: Server,
+    method: Method,
+    config: FederationConfig,
+    progress: Callable[[str, int, int], None] | None = None,
+    ledger: Mapping[str, Version] | None = None,
+    elapsed_s: float = 0.0,
+    holders: Collection[str] = (),
+) -> Federation:
+    """The federation that `method` sees, in a run and in a dry run; and its clock, for the server."""
+    seed, lent = server.run_seed, lent_by(method, server)
+    fed = Federation(engine, seed, config, None, progress, ledger, None, elapsed_s, lent, holders)
+    server.clock = fed.clock
+    return fed
+
+
+def lent_by(method: Method, server: Server) -> Packed | None:
+    """The public samples as each client is sent them, once in a run; None if clients hold or need none."""
+    return server.lent if method.traits().public == "everywhere" else None
+
+
+def _holders(home: RunDirectory) -> set[str]:
+    """The clients that were sent the public samples in the recorded rounds."""
+    return {k for r in home.records() for e in r.events if e["kind"] == SUPPLIED for k in e["clients"]}
 
 
 def _elapsed(home: RunDirectory) -> float:
@@ -391,6 +420,8 @@ class _Loop:
         notes = getattr(fed.engine, "notes", ())  # of the engine: who began where, and what ran out of memory
         while notes:
             server.events.append(notes.popleft())
+        if fed.supplied:
+            server.event(SUPPLIED, clients=fed.supplied)
         if fed.clock is not None:
             server.event("timetable", spans=fed.clock.timetable())
         record = RoundRecord(
@@ -425,8 +456,7 @@ class _Loop:
 
     def _measured(self, t: int, state: Any) -> list[Score]:
         self.watcher.phase(t, "evaluate")
-        with self.fed.untimed():
-            found = measure(self.method, state, self.fed, self.server, self.test, self.config.eval_clients)
+        found = measure(self.method, state, self.fed, self.server, self.test, self.config.eval_clients)
         if self.config.stop.active and self.config.stop.split == "validation":
             found += measure_validation(self.method, state, self.server)
         return found
@@ -503,7 +533,7 @@ def check_start(method: Method, scenario: Scenario, federation: FederationConfig
     check_fit(method, scenario)
     check_quorum(federation, len(scenario.roster))
     with without_training():
-        method.init(Federation(Dry(scenario.roster), scenario.seed, federation), scenario.server)
+        method.init(federation_of(Dry(scenario.roster), scenario.server, method, federation), scenario.server)
 
 
 def _check_stop_rule(config: RunConfig, server: Server) -> None:

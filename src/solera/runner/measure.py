@@ -73,9 +73,10 @@ def measure_own(method: Method, state: Any, fed: Federation, server: Server, eva
     asked = scoring(method, state, fed)
     if asked is None:
         return []
-    if asked.task.returns is MeanScore:
-        return [*rows.scores("own", OWN, _measure_mean(asked, fed, eval_clients))]
-    own = _measure_personal(asked, fed, eval_clients)
+    with fed.untimed():
+        if asked.task.returns is MeanScore:
+            return [*rows.scores("own", OWN, _measure_mean(asked, fed, eval_clients))]
+        own = _measure_personal(asked, fed, eval_clients)
     spread = _spread(list(own.values()))
     found = [*rows.scores("own", OWN, spread)]
     for stage, scored in server.stages.items():

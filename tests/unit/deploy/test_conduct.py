@@ -20,7 +20,9 @@ from solera.errors import ConfigError, SoleraError
 from solera.federation import QuorumNotMet
 from solera.models import hf
 from solera.plugins import code_allowed
-from solera.runner.loop import execute
+from solera.runner.dry import rehearse_config
+from solera.runner.loop import execute, scenario_of
+from solera.runs.read import read_run
 from solera.wire import Limits
 from text_sites import OWN, sentences, text_sites
 
@@ -95,6 +97,20 @@ def test_public_samples_are_sent_once_and_kept(parties):
         assert len(sent) == 1
         assert sent[0]["bytes_in"] >= 60 * 8 * 4, "60 samples of 8 numbers"
         assert sent[0]["bytes_out"] == 0
+
+
+def test_public_samples_are_counted_alike_by_a_dry_run_a_run_and_a_deployment(parties):
+    p = parties(DSFL)
+    p.run()
+    p.simulated()
+    with code_allowed(p.home):
+        config = load_config(p.home / "federation.toml", overrides=["engine.name='inprocess'"])
+        dry, message = rehearse_config(config), scenario_of(config).server.lent
+    counted = [r.traffic for r in read_run(p.server / "runs" / "first").rounds]
+    assert counted == [r.traffic for r in read_run(p.home / "simulated").rounds] == dry.rounds
+    sent = {k: [line["bytes_in"] for line in p.asked(k) if line["task"] == "public"] for k in SITES}
+    assert counted[0].content["down"]["data"] == 3 * 60 * 8 * 4, "60 samples of 8 numbers, for each of 3 sites"
+    assert sent == {k: [message.size] for k in SITES}, "what is counted is what is sent"
 
 
 LOCAL_TABLE = {"epochs": 1, "batch": 4, "lr": 0.05}

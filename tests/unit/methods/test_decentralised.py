@@ -16,6 +16,7 @@ from solera.methods.decentralised import Decentralised, made_from
 from solera.methods.local import LocalOnly
 from solera.parts.local import Local
 from solera.testing import run_toy
+from solera.wire import Packed
 from toys import images, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)
@@ -165,6 +166,6 @@ def test_a_peer_with_another_generator_loses_its_seat(tmp_path):
 
 def test_samples_that_the_server_sends_are_refused(tmp_path):
     world = mixed(tmp_path)
-    world.server.sample_bytes = 64
+    world.server.lent = Packed(torch.zeros(64))
     with pytest.raises(ConfigError, match=r"leave out public.where = 'server'"):
         world.run(METHOD)
