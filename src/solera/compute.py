@@ -12,13 +12,14 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import os
 import re
 import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from annotated_types import Gt, Le
@@ -28,6 +29,8 @@ from .errors import ConfigError
 from .settings import show
 
 AUTO, CPU = "auto", "cpu"
+log = logging.getLogger("solera")
+T = TypeVar("T")
 Share = Annotated[float, Gt(0), Le(1)]
 LOOK_S = 60.0  # the first look at a device loads its driver
 
@@ -107,11 +110,24 @@ def compute_of(engine: Any) -> Compute:
     return compute
 
 
-def resolved(engine: Any) -> Any:
+def resolved(engine: T) -> T:
     """The same settings with the kind of device that "auto" stands for here: a run is continued on the same kind."""
     if getattr(engine, "device", None) != AUTO:
         return engine
-    return dataclasses.replace(engine, device=compute_of(engine).kind)
+    if hint := not_taken():
+        log.warning(hint)
+    return dataclasses.replace(engine, device=compute_of(engine).kind)  # type: ignore[type-var]
+
+
+def not_taken() -> str:
+    """One line about the accelerators that "auto" leaves alone; empty if there are none."""
+    kinds = [kind for kind in found() if not FINDERS[kind].auto]
+    if not kinds:
+        return ""
+    return (
+        f"this machine has {kinds[0]}; engine.device = 'auto' stays on the CPU, because no run on {kinds[0]} has been "
+        f"reported yet: --set engine.device={kinds[0]} uses it"
+    )
 
 
 def _devices(asked: str) -> tuple[str, ...]:
@@ -145,6 +161,8 @@ def _devices(asked: str) -> tuple[str, ...]:
 def _why_not(kind: str) -> str:
     if not FINDERS[kind].built():
         return f"this torch ({torch.__version__}) is built without {kind}"
+    if kind in _ERRORS:
+        return f"looking for a {kind} device failed with {_ERRORS[kind]}"
     return f"no {kind} device is here, or its driver does not answer"
 
 
@@ -170,14 +188,19 @@ def _check_workers(compute: Compute, workers: int) -> None:
         )
 
 
+def can_fork(compute: Compute) -> bool:
+    """Whether processes forked from this one could open the devices. Those that it has used itself they cannot."""
+    return compute.on_cpu or not _used_here(compute.kind)
+
+
 def check_fork(compute: Compute) -> None:
-    """Refuse to fork workers for a device that this process has opened: they could not open it again."""
-    if compute.on_cpu or not getattr(torch.get_device_module(compute.kind), "is_initialized", lambda: False)():
-        return
-    raise ConfigError(
-        f"this program has used {compute.kind} already, and processes forked from it cannot: start the run first, in a "
-        "process of its own (solera run), or set engine.name = 'inprocess'"
-    )
+    """Refuse to fork workers for a device that this process has used."""
+    if not can_fork(compute):
+        kind = compute.kind
+        raise ConfigError(
+            f"this program has used {kind} already (torch.{kind}.is_available() is enough), so processes forked from "
+            "it cannot: set engine.name = 'inprocess', or start the run first, in a process of its own (solera run)"
+        )
 
 
 # ---- what is here -----------------------------------------------------------------------------------
@@ -189,7 +212,7 @@ class Finder:
 
     built: Callable[[], bool]
     look: Callable[[], list[Device]]
-    auto: bool = True  # whether "auto" takes one
+    auto: bool = False  # whether "auto" takes one: not before a report of a run on such hardware
     elsewhere: bool = True  # whether looking opens it, so that a child process has to look
 
 
@@ -234,18 +257,48 @@ def _found(kind: str) -> list[Device]:
     finder = FINDERS[kind]
     if not finder.built():
         return []
-    if not finder.elsewhere or sys.platform != "linux":
+    _ERRORS.pop(kind, None)
+    if not finder.elsewhere or sys.platform != "linux" or _used_here(kind):
         return finder.look()
-    return [Device(**{**d, "precisions": tuple(d["precisions"])}) for d in _in_a_child(finder.look)]
+    told = _in_a_child(finder.look)
+    if isinstance(told, str):
+        _ERRORS[kind] = told
+        return []
+    return [Device(**{**d, "precisions": tuple(d["precisions"])}) for d in told]
 
 
-def _in_a_child(look: Callable[[], list[Device]]) -> list[dict[str, Any]]:
-    """What a forked process sees; nothing if it does not answer in time."""
+_ERRORS: dict[str, str] = {}  # by kind: why a look at its devices failed
+
+
+def _used_here(kind: str) -> bool:
+    """Whether this process has used devices of a kind, so that a forked one cannot.
+
+    torch sets its mark at the fork, so only a forked process can tell: with CUDA a mere `torch.cuda.is_available()`
+    is enough, although `torch.cuda.is_initialized()` still says no.
+    """
+    module = torch.get_device_module(kind)
+    if getattr(module, "is_initialized", lambda: False)():
+        return True
+    marked = getattr(module, "_is_in_bad_fork", None)
+    if marked is None or not FINDERS[kind].elsewhere or sys.platform != "linux":
+        return False
+    pid = os.fork()
+    if pid == 0:
+        os._exit(bool(marked()))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+
+
+def _in_a_child(look: Callable[[], list[Device]]) -> list[dict[str, Any]] | str:
+    """What a forked process sees, or its error; nothing if it does not answer in time."""
     r, w = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.write(w, json.dumps([dataclasses.asdict(d) for d in look()]).encode())
+            try:
+                told: Any = [dataclasses.asdict(d) for d in look()]
+            except Exception as e:
+                told = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+            os.write(w, json.dumps(told).encode())
         finally:
             os._exit(0)
     os.close(w)

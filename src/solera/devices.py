@@ -106,6 +106,19 @@ Precision = Literal["float32", "tf32", "bf16", "fp16"]
 HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+# torch's older setting for all float32 products sets these, too, and cannot be read while they say something else. So
+# where a run needs one of them to differ, it leaves the older setting alone; everywhere else they are put back with it.
+_CUDA_PRECISIONS = tuple(
+    _Knob(
+        f"fp32 precision of cuda {what}",
+        functools.partial(torch._C._get_fp32_precision_getter, "cuda", what),
+        functools.partial(torch._C._set_fp32_precision_setter, "cuda", what),
+        "ieee",
+    )
+    for what in ("matmul", "conv", "rnn")
+)
+
+
 def _device_knobs(kind: str, precision: Precision, deterministic: bool) -> tuple[_Knob, ...]:
     """What is set beside `_KNOBS` where a run computes on a device of this kind. None of it opens the device."""
     if kind == "cpu":
@@ -113,16 +126,8 @@ def _device_knobs(kind: str, precision: Precision, deterministic: bool) -> tuple
     knobs = [_Knob("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode,
                    2 * deterministic)]  # fmt: skip
     if kind == "cuda":
-        wanted = "tf32" if precision == "tf32" else "ieee"  # convolutions are tf32 unless somebody says otherwise
-        knobs += [
-            _Knob(
-                f"fp32 precision of cuda {what}",
-                functools.partial(torch._C._get_fp32_precision_getter, "cuda", what),
-                functools.partial(torch._C._set_fp32_precision_setter, "cuda", what),
-                wanted,
-            )
-            for what in ("matmul", "conv", "rnn")
-        ]
+        wanted = "tf32" if precision == "tf32" else "ieee"  # torch's default for convolutions is tf32
+        knobs += [dataclasses.replace(knob, needed=wanted) for knob in _CUDA_PRECISIONS]
         cudnn = torch.backends.cudnn
         knobs += [
             _Knob("cuDNN deterministic", *_flag(cudnn, "deterministic"), deterministic),
@@ -169,7 +174,10 @@ def numerics(
     """
     _refuse_what_stays()
     own = _device_knobs(kind, precision, deterministic)
-    knobs = (*(k for k in _KNOBS if k.name not in {o.name for o in own}), *own) if own else _KNOBS
+    replaced = {o.name for o in own}
+    if kind == "cuda" and precision == "tf32":
+        replaced.add("float32 matmul precision")
+    knobs = (*(k for k in _KNOBS if k.name not in replaced), *own)
     if threads is not None:  # their number changes the bits of a sum
         knobs += (_Knob("threads", torch.get_num_threads, torch.set_num_threads, threads),)
     with contextlib.ExitStack() as aside:
@@ -185,6 +193,7 @@ def numerics(
             found["default device"] = str(device)
             aside.enter_context(torch.device("cpu"))
         before = [knob.get() for knob in knobs]
+        beside = [knob.get() for knob in _CUDA_PRECISIONS]
         needed = {knob.name: _plain(knob.needed) for knob in knobs}
         found |= {
             k.name: _plain(b) for k, b in zip(knobs, before, strict=True) if b != k.needed and k.name != "threads"
@@ -195,6 +204,7 @@ def numerics(
             yield Numerics({**needed, "autocast": half, "default device": "cpu"}, found, knobs)
         finally:
             _set(knobs, before)
+            _set(_CUDA_PRECISIONS, beside)
 
 
 def _casts(kind: str) -> bool:
@@ -437,8 +447,9 @@ class Placement:
 
     def begin_measuring(self) -> None:
         """Forget how much memory was in use at once so far."""
-        reset = getattr(torch.get_device_module(self.device), "reset_peak_memory_stats", None)
-        if reset is not None:
+        module = torch.get_device_module(self.device)
+        reset = getattr(module, "reset_peak_memory_stats", None)
+        if reset is not None and getattr(module, "is_initialized", lambda: True)():  # CUDA raises before its first use
             reset(self.device)
 
     def measured(self) -> tuple[int, int] | None:

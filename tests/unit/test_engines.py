@@ -17,12 +17,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import solera.engines.processes
 from helpers import Site
 from solera.compute import Compute
 from solera.engines import Call, ClientStates, InProcess, Processes, StateError, Threads, default_engine
 from solera.engines.admission import Admission
 from solera.engines.base import ClientInfo, Roster
 from solera.engines.processes import _let_threads_end
+from solera.engines.serve import serve
 from solera.errors import ConfigError, SoleraError
 from solera.federation import Federation, FederationConfig, QuorumNotMet
 from solera.randomness import Parallel
@@ -224,6 +226,27 @@ def test_a_crash_costs_one_client_and_the_pool_recovers(processes):
         assert replies.failures == {"c01": "its process died"}
         assert [r.t.item() for r in replies.values()] == [0, 2, 3, 4, 5]
     assert len(fed.map(dropped, everyone(fed))) == 6
+
+
+def test_a_worker_that_ends_with_an_error_says_which(tmp_path, monkeypatch):
+    """What goes wrong around a task, as on a device that cannot be opened, is not told as a bare death."""
+
+    def broken(call, *rest):
+        if call.client == "c01":
+            raise RuntimeError("Invalid device argument")
+        return serve(call, *rest)
+
+    monkeypatch.setattr(solera.engines.processes, "serve", broken)
+    engine = Processes(Site(SIZES), ClientStates(tmp_path), 2)
+    try:
+        fed = Federation(engine, 0)
+        for _ in range(2):
+            replies = fed.map(nap, everyone(fed), seconds=0.0)
+            assert list(replies.failures) == ["c01"]
+            said = replies.failures["c01"]
+            assert said.startswith("its process ended with RuntimeError: Invalid device argument (test_engines.py:")
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("kind", list(ENGINES))

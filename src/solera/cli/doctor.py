@@ -114,7 +114,7 @@ def devices() -> list[tuple[str, str]]:
     """The accelerators of this machine, what they need of torch, and what `engine.device = "auto"` would take."""
     import torch
 
-    from ..compute import CPU, FINDERS, compute_of, found
+    from ..compute import CPU, FINDERS, compute_of, found, not_taken
     from ..engines import EngineConfig
 
     built = [kind for kind, finder in FINDERS.items() if finder.built()]
@@ -126,7 +126,7 @@ def devices() -> list[tuple[str, str]]:
         told.append((d.name, f"{d.title}, {memory}; engine.precision: {', '.join(d.precisions)}"))
     if not there:
         told.append(("accelerators", "none that torch finds here"))
-    told.append(("device 'auto'", ", ".join(compute_of(EngineConfig()).devices)))
+    told.append(("device 'auto'", not_taken() or ", ".join(compute_of(EngineConfig()).devices)))
     return told
 
 

@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import os
+import pathlib
 import queue
 import selectors
 import signal
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -251,6 +253,10 @@ class _Worker:
         assert self.call is not None
         try:
             facts, blob = _receive(self.socket, self.buffer, limits.bytes)
+            if "ended" in facts:
+                self.kill()
+                self._answer(Reply(self.call.client, error=str(facts["ended"])))
+                return False
             version, error, fatal = _version(facts["version"]), facts["error"], facts["fatal"]
             if fatal not in ("", "task", "run"):
                 raise ValueError(f"fatal = {str(fatal)[:20]!r}")
@@ -464,48 +470,59 @@ def _patiently(start: Callable[[], T], refused: type[Exception]) -> T:
 
 def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, place: Placement) -> None:
     """A worker: serves one call after another, until the server closes its end."""
+    try:
+        _serve_calls(sock, buffer, host, states, place)
+    except (EOFError, OSError):
+        pass  # the server is gone
+    except Exception as e:  # `serve` reports the errors of a task; this one is of what is around it
+        where = traceback.extract_tb(e.__traceback__)[-1]
+        place_of = f"{pathlib.Path(where.filename).name}:{where.lineno}"
+        with contextlib.suppress(OSError):
+            _send(sock, buffer, {"ended": f"its process ended with {type(e).__name__}: {e} ({place_of})"}, b"")
+
+
+def _serve_calls(sock: socket.socket, buffer: int, host: Host, states: ClientStates, place: Placement) -> None:
     held: dict[int, Packed] = {}
     step = -1
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            facts, blob = _receive(sock, buffer, Limits().bytes)
-            if facts["step"] != step:
-                held, step = {}, facts["step"]
-            if not facts["known"]:
-                held.pop(facts["message"], None)
-                held[facts["message"]] = Received(blob, facts["task"])
-                for old in list(held)[:-KEEP_MESSAGES]:
-                    del held[old]
-            message = held[facts["message"]]
-            call = Call(
-                facts["client"],
-                facts["task"],
-                facts["step"],
-                facts["seed"],
-                facts["run_seed"],
-                message,
-                _version(facts["after"]),
-                tuple(Version(*v) for v in facts["keep"]),
-                facts["keep_from"],
-                facts["deadline_s"],
-            )
-            on_device, place.alone = place.device.type != "cpu", facts["alone"]
-            if on_device:
-                place.begin_measuring()
-            reply = serve(call, host, states, place)
-            memory = place.measured() if on_device else None
-            body = reply.message.blob if isinstance(reply.message, Packed) else b""
-            told: dict[str, Any] = {
-                "version": reply.version,
-                "error": reply.error,
-                "fatal": reply.fatal,
-                "seconds": reply.seconds,
-            }
-            told |= {"short": reply.short, "pieces": reply.pieces, "memory": memory}
-            try:
-                _send(sock, buffer, told, body)
-            except _BufferFull as e:  # not this client's fault, and on another machine it would have answered
-                _send(sock, buffer, told | {"error": str(e), "fatal": "run"}, b"")
+    while True:
+        facts, blob = _receive(sock, buffer, Limits().bytes)
+        if facts["step"] != step:
+            held, step = {}, facts["step"]
+        if not facts["known"]:
+            held.pop(facts["message"], None)
+            held[facts["message"]] = Received(blob, facts["task"])
+            for old in list(held)[:-KEEP_MESSAGES]:
+                del held[old]
+        message = held[facts["message"]]
+        call = Call(
+            facts["client"],
+            facts["task"],
+            facts["step"],
+            facts["seed"],
+            facts["run_seed"],
+            message,
+            _version(facts["after"]),
+            tuple(Version(*v) for v in facts["keep"]),
+            facts["keep_from"],
+            facts["deadline_s"],
+        )
+        on_device, place.alone = place.device.type != "cpu", facts["alone"]
+        if on_device:
+            place.begin_measuring()
+        reply = serve(call, host, states, place)
+        memory = place.measured() if on_device else None
+        body = reply.message.blob if isinstance(reply.message, Packed) else b""
+        told: dict[str, Any] = {
+            "version": reply.version,
+            "error": reply.error,
+            "fatal": reply.fatal,
+            "seconds": reply.seconds,
+        }
+        told |= {"short": reply.short, "pieces": reply.pieces, "memory": memory}
+        try:
+            _send(sock, buffer, told, body)
+        except _BufferFull as e:  # not this client's fault, and on another machine it would have answered
+            _send(sock, buffer, told | {"error": str(e), "fatal": "run"}, b"")
 
 
 def _version(told: list[Any] | None) -> Version | None:

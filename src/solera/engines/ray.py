@@ -94,7 +94,7 @@ class RayConfig:
     address: str = ""  # "HOST:PORT" of a cluster's head, "auto" on a machine of one; "": Ray is started here
     workers: WorkerCount = 0  # clients at once; 0: as many as the cluster has room for
     threads: ThreadCount = 1  # torch's threads within one client's or the server's work: as many CPUs has a worker
-    device: str = AUTO  # of the server and of all workers: "cpu", "cuda"; auto: an accelerator if there is one here
+    device: str = AUTO  # of the server and of all workers: "cpu", "cuda"; auto: "cpu"
     per_device: PositiveInt = 1  # clients at once on one accelerator: a worker has that share of one
     precision: Precision = "float32"  # of products on an accelerator; bf16 and fp16: mixed precision
     deterministic: bool = True  # on an accelerator: only algorithms that repeat their bits

@@ -6,11 +6,12 @@ moves the messages (`base.Engine`). `host` is where the clients live, `states` w
 
 import dataclasses
 import difflib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from ..compute import AUTO, Compute, Share, check_fork, compute_of
+from ..compute import AUTO, Compute, Share, can_fork, check_fork, compute_of
 from ..devices import Precision
 from ..errors import ConfigError
 from ..plugins import Registry
@@ -23,6 +24,8 @@ from .ray import RayConfig
 from .states import ClientStates
 from .threads import Threads
 from .together import check_batched
+
+log = logging.getLogger("solera")
 
 
 class EngineSettings(Protocol):
@@ -78,7 +81,7 @@ class EngineConfig:
     name: str = AUTO  # which of them
     workers: WorkerCount = 0  # clients at once; 0: one for each core, or `per_device` on each accelerator
     threads: ThreadCount = 1  # torch's threads within one client's or the server's work
-    device: str = AUTO  # "cpu", "cuda", "cuda:0,1", "mps", "xpu"; auto: an accelerator if there is one
+    device: str = AUTO  # "cpu", "cuda", "cuda:0,1", "mps", "xpu"; auto: the CPU
     per_device: PositiveInt = 1  # clients at once on one accelerator, as far as its memory allows
     precision: Precision = "float32"  # of products on an accelerator; bf16 and fp16: mixed precision
     deterministic: bool = True  # on an accelerator: only algorithms that repeat their bits
@@ -111,21 +114,29 @@ class EngineConfig:
                 f"engine.name = 'threads' with engine.device = {show(self.device)}: threads share the random "
                 "numbers of a device; use 'processes' or 'inprocess'"
             )
+        if name == "processes":
+            check_fork(compute)
         if self.vectorize:
             check_batched(host)
 
     def open(self, host: Host, states: ClientStates) -> Engine:
         """Start the engine of that name."""
         name, workers, compute = self._chosen()
-        if name == "processes":
-            check_fork(compute)
+        if self.name == AUTO and name == "inprocess" and not can_fork(compute):
+            log.warning(
+                "this program has used %s already, so processes forked from it cannot: clients are trained one after "
+                "another in this process; to have several at once, start the run in a process of its own (solera run)",
+                compute.kind,
+            )
         return OPENED[name](host, states, workers, compute)
 
     def _chosen(self) -> tuple[str, int, Compute]:
         """The name of the engine, its workers, and where they compute."""
         compute = compute_of(self)
         workers = self.workers or compute.at_once or default_workers()
-        name = self.name if self.name != AUTO else "inprocess" if self.vectorize else default_engine(workers)
+        name = self.name
+        if name == AUTO:
+            name = "inprocess" if self.vectorize or not can_fork(compute) else default_engine(workers)
         return name, workers, compute
 
 

@@ -156,6 +156,7 @@ def simulate(
     config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine_of(engine)
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
+    engine = resolved(engine)
     compute = compute_of(engine)
     check_fit(method, scenario)
     if isinstance(engine, EngineConfig):

@@ -449,6 +449,8 @@ class _Module(types.ModuleType):
         return SIM.peak
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
+        if not SIM.used:
+            raise RuntimeError("Invalid device argument: the device is not initialized")  # as CUDA's does
         SIM.peak = self.memory_allocated(device)
 
     def empty_cache(self) -> None:
