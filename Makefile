@@ -2,19 +2,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+RUN := $(VENV)/.run
+STAMP := $(VENV)/.dev
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
 
 .PHONY: help run test lint docs unit faults deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-$(STAMP): pyproject.toml requirements.lock
+$(RUN): pyproject.toml requirements.lock  # what a run needs
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'
+	$(INSTALL) .
+	@touch $(RUN)
+
+$(STAMP): $(RUN)  # and what only tests, lint and the site need: Ray, Flower, MLflow, transformers ...
+	$(INSTALL) '.[dev]'
 	@touch $(STAMP)
 
-run: $(STAMP)    ## the quickstart: three architectures, averaging against FedDF, on embedded data
+run: $(RUN)      ## the quickstart: three architectures, averaging against FedDF, on embedded data
 	$(BIN)/solera quickstart
 
 test: $(STAMP) lint unit   ## style, layers, types, then every test (one of them builds the site)
