@@ -61,6 +61,14 @@ def in_company_of(act, pause=0.0):
         thread.join()
 
 
+def eventually(true):
+    """Soon, on an idle machine; on a busy one it may take its time."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def fork_and_draw():
     pid = os.fork()
     if pid == 0:
@@ -186,16 +194,18 @@ def test_a_thread_that_only_waits_is_not_taken_for_one_at_work():
     release = threading.Event()
     thread = threading.Thread(target=release.wait)
     thread.start()
-    time.sleep(0.1)
-    before = randomness._others()[thread.native_id]
-    sum(range(10**5))
-    assert randomness._others()[thread.native_id] == before
+
+    def rests():
+        before = randomness._others()[thread.native_id]
+        sum(range(10**5))
+        return randomness._others()[thread.native_id] == before
+
+    eventually(rests)  # once it has begun to wait
     release.set()
     thread.join()
     with in_company_of(lambda: None):
         others = randomness._others()
-        time.sleep(0.1)
-        assert randomness._at_work(others)
+        eventually(lambda: randomness._at_work(others))
 
 
 def test_a_thread_that_python_does_not_list_is_seen_as_well():
@@ -206,11 +216,11 @@ def test_a_thread_that_python_does_not_list_is_seen_as_well():
             time.sleep(0.001)
         done.set()
 
+    listed = len(randomness._others())
     _thread.start_new_thread(live, ())
-    time.sleep(0.1)
+    eventually(lambda: len(randomness._others()) > listed)
     others = randomness._others()
-    time.sleep(0.1)
-    assert randomness._at_work(others)
+    eventually(lambda: randomness._at_work(others))
     stop.set()
     done.wait()
 

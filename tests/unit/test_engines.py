@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import pathlib
 import signal
 import stat
 import struct
@@ -48,6 +49,21 @@ class Number:
 def nap(client: Client, seconds: float) -> Number:
     time.sleep(seconds)
     return Number(torch.tensor([os.getpid(), threading.get_ident()]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Met:
+    t: Tensor = at_most(3, dtype=torch.int64)
+
+
+@task("test_engines.meet")
+def meet(client: Client, place: str, count: int) -> Met:
+    """Come to a place and wait until `count` are there, or for a minute."""
+    folder, end = pathlib.Path(place), time.monotonic() + 60
+    (folder / client.id).touch()
+    while len([*folder.iterdir()]) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    return Met(torch.tensor([os.getpid(), threading.get_ident(), len([*folder.iterdir()])]))
 
 
 @task("test_engines.nap_if_first")
@@ -196,27 +212,24 @@ def test_the_digest_is_of_the_server_state_and_of_what_clients_have(engine):
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_clients_really_run_at_once(kind, tmp_path):
+    """Each of three waits for the others: one after another, they would never meet."""
     engine = ENGINES[kind](Site(SIZES), ClientStates(tmp_path), 3)
+    (tmp_path / "place").mkdir()
     try:
         fed = Federation(engine, 0)
-        fed.map(nap, everyone(fed), seconds=0.0)
-        began = time.monotonic()
-        replies = fed.map(nap, everyone(fed), seconds=0.3)
-        assert time.monotonic() - began < 1.5  # one after another would take 1.8 s
-        workers = {tuple(r.t.tolist()) for r in replies.values()}
-        assert len(workers) == 3
+        replies = fed.map(meet, everyone(fed)[:3], place=str(tmp_path / "place"), count=3)
+        assert [r.t[2].item() for r in replies.values()] == [3] * 3
+        assert len({tuple(r.t[:2].tolist()) for r in replies.values()}) == 3
     finally:
         engine.close()
 
 
-def test_submitted_work_overlaps_the_servers(processes):
-    fed = Federation(processes, 0)
-    fed.map(nap, everyone(fed), seconds=0.0)
-    began = time.monotonic()
-    pending = fed.submit(nap, ["c00", "c01"], seconds=0.5)
-    time.sleep(0.5)  # the server's own work
-    pending()
-    assert time.monotonic() - began < 0.9
+def test_submitted_work_overlaps_the_servers(processes, tmp_path):
+    """The clients wait for a third, which the server only sends after `submit` has returned."""
+    (tmp_path / "place").mkdir()
+    pending = Federation(processes, 0).submit(meet, ["c00", "c01"], place=str(tmp_path / "place"), count=3)
+    (tmp_path / "place" / "server").touch()
+    assert [r.t[2].item() for r in pending().values()] == [3, 3]
 
 
 def test_a_crash_costs_one_client_and_the_pool_recovers(processes):
@@ -254,10 +267,9 @@ def test_a_straggler_loses_its_seat_and_its_state_does_not_advance(kind, tmp_pat
     states = ClientStates(tmp_path)
     engine = ENGINES[kind](Site(SIZES), states, 2)
     try:
-        fed = Federation(engine, 0, FederationConfig(deadline_s=0.5))
-        began = time.monotonic()
-        replies = fed.map(nap_if_first, everyone(fed), seconds=1.0 if kind != "processes" else 30.0)
-        assert time.monotonic() - began < 5
+        fed = Federation(engine, 0, FederationConfig(deadline_s=2.0))
+        # A worker process is ended at its deadline; waiting for it would take longer than a test may.
+        replies = fed.map(nap_if_first, everyone(fed), seconds=2.5 if kind != "processes" else 3600.0)
         assert list(replies.failures) == ["c00"]
         assert "deadline" in replies.failures["c00"]
         assert "c00" not in fed.ledger
@@ -272,7 +284,7 @@ def test_an_engine_that_is_closed_leaves_no_process_behind(tmp_path):
     pids = {int(r.t[0]) for r in fed.map(nap, everyone(fed), seconds=0.0).values()}
     fork_server = engine._fork_server.pid
     engine.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and any(_alive(p) for p in [*pids, fork_server]):
         time.sleep(0.02)
     assert not [p for p in [*pids, fork_server] if _alive(p)]
@@ -322,7 +334,7 @@ def test_workers_end_when_the_server_is_killed(tmp_path):
     pids = [int(p) for p in server.stdout.readline().split()]
     server.kill()
     server.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and any(_alive(p) for p in pids):
         time.sleep(0.02)
     assert pids
@@ -448,12 +460,10 @@ def swallow(client: Client, weights: Weights) -> Number:
 def test_a_worker_that_hangs_does_not_hold_up_the_others(tmp_path):
     engine = Processes(Site(SIZES), ClientStates(tmp_path), 2)
     try:
-        fed = Federation(engine, 0, FederationConfig(deadline_s=1.0))
+        fed = Federation(engine, 0, FederationConfig(deadline_s=5.0))
         hung = int(next(iter(fed.map(who, ["c00"]).values())).t)
         os.kill(hung, signal.SIGSTOP)  # it is idle: it will not even read its next call
-        began = time.monotonic()
         replies = fed.map(swallow, everyone(fed), weights={"w": torch.zeros(1_000_000)})
-        assert time.monotonic() - began < 8
         assert len(replies.failures) == 1
         assert "deadline" in next(iter(replies.failures.values()))
         assert hung not in {int(r.t) for r in replies.values()}

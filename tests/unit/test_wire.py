@@ -215,10 +215,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_messages_are_refused_quickly(name):
-    began = time.perf_counter()
+    began = time.process_time()  # not the clock on the wall: the machine may have other things to do
     with pytest.raises(WireError):
         decode(HOSTILE[name], Update)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_limits_are_checked_before_content():

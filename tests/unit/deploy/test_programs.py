@@ -38,17 +38,26 @@ def program(tmp_path, code, **options):
     return Program("it", [sys.executable, "-c", code], dict(os.environ), tmp_path / "it.log", **options)
 
 
-def watched(p, seconds):
-    """Watch a program for a while, as from the main thread."""
-    supervisor = Supervisor()
+def watched(p, until=lambda said: False):
+    """Watch a program, as from the main thread, until it has said enough or a minute has passed."""
+    supervisor, over = Supervisor(), threading.Event()
+
+    def look():
+        end = time.monotonic() + 60
+        while not (p.log.exists() and until(p.log.read_text())) and time.monotonic() < end:
+            if over.wait(0.02):
+                return
+        supervisor._stop(15, None)
+
     with supervisor:
-        timer = threading.Timer(seconds, lambda: supervisor._stop(15, None))
-        timer.start()
+        thread = threading.Thread(target=look)
+        thread.start()
         try:
             supervisor.start(p)
             supervisor.watch()
         finally:
-            timer.cancel()
+            over.set()
+            thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +72,7 @@ def test_a_program_that_ends_is_started_again_and_all_end_together(tmp_path, mon
     monkeypatch.setattr(programs, "PAUSES_S", (0.0,))
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(0.3 if not os.path.exists('mark') else 60)"
     p = program(tmp_path, code)
-    watched(p, 2.5)
+    watched(p, lambda said: said.count("\n") >= 2)
     pids = [int(line) for line in (tmp_path / "it.log").read_text().split()]
     assert len(pids) >= 2
     for pid in pids:
@@ -75,13 +84,13 @@ def test_what_starting_again_cannot_mend_ends_it_with_the_reason(tmp_path):
     refused = Reason("no such key", "the key is refused", final=True)
     p = program(tmp_path, "print('no such key'); raise SystemExit(1)", reasons=[refused])
     with pytest.raises(SoleraError, match=r"it ended: the key is refused"):
-        watched(p, 30)
+        watched(p)
 
 
 def test_what_time_can_mend_is_named_and_tried_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(programs, "PAUSES_S", (0.0,))
     p = program(tmp_path, "print('expired'); raise SystemExit(1)", reasons=[Reason("expired", "it has expired")])
-    watched(p, 2.0)
+    watched(p, lambda said: said.count("expired") >= 2)
     assert "it ended: it has expired; it starts again in 0 s" in caplog.text
     assert (tmp_path / "it.log").read_text().count("expired") >= 2
 
