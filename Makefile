@@ -6,7 +6,7 @@ RUN := $(VENV)/.run
 STAMP := $(VENV)/.dev
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
 
-.PHONY: help run test lint docs unit faults deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny clean
+.PHONY: help run test test-all lint docs unit rest faults deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -23,7 +23,9 @@ $(STAMP): $(RUN)  # and what only tests, lint and the site need: Ray, Flower, ML
 run: $(RUN)      ## the quickstart: three architectures, averaging against FedDF, on embedded data
 	$(BIN)/solera quickstart
 
-test: $(STAMP) lint unit   ## style, layers, types, then every test (one of them builds the site)
+test: $(STAMP) lint unit   ## style, layers, types, then all that a change can break
+
+test-all: test rest        ## and what needs the machine for itself
 
 lint: $(STAMP)   ## ruff, import-linter, mypy
 	$(BIN)/ruff check src tests examples scripts benchmarks
@@ -34,8 +36,11 @@ lint: $(STAMP)   ## ruff, import-linter, mypy
 docs: $(STAMP)   ## the site, into site/; what is wrong with it is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-unit: $(STAMP)   ## all fast tests, on all cores
-	$(BIN)/pytest -n auto --dist loadfile -m "not slow"
+unit: $(STAMP)   ## the tests of `make test`, on all cores
+	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not rest"
+
+rest: $(STAMP)   ## Ray, a real network, the report in a browser, the site, the simulated device: one after another
+	$(BIN)/pytest -m "rest and not slow"
 
 faults: $(STAMP) ## the slow ones: many kills, long fuzzing
 	$(BIN)/pytest -m slow --ignore tests/deploy

@@ -19,6 +19,7 @@ from solera.report.serve import LiveView, Source
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:  # for the whole file: one line in the summary
     pytest.skip("the report was not tested in a browser: apt-get install chromium", allow_module_level=True)
+pytestmark = pytest.mark.rest
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 
 NASTY = '</script><img src="x" onerror="window.injected = 1"><b onclick="1">&amp;'

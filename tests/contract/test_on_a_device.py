@@ -14,6 +14,7 @@ import solera.methods  # noqa: F401  (registers them)
 from solera.method import METHODS, find_method
 from solera.testing import run_toy, small
 
+pytestmark = pytest.mark.rest
 CASES = pathlib.Path(__file__).resolve().parents[1] / "on_a_device"
 
 

@@ -24,7 +24,8 @@ def run(file: str) -> None:
 
 
 @needs_a_namespace
-@pytest.mark.timeout(900)  # half a minute of work; on a machine that is busy with other tests it starts slowly
+@pytest.mark.rest
+@pytest.mark.timeout(900)  # a minute of work; Ray starts slowly, or not at all, beside other tests
 def test_the_engine_on_a_ray_of_its_own():
     run("cases_ray.py")
 

@@ -44,7 +44,7 @@ def net(demo, tmp_path_factory):
         os.chdir(here)
 
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.rest, pytest.mark.timeout(600)]
 
 
 def test_the_network_ends_in_the_digest_of_its_rehearsal(net, demo):

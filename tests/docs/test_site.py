@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 for needed in ("mkdocs", "latex2mathml"):
     pytest.importorskip(needed, reason=f"the site needs {needed}: pip install 'solera[docs]'")
 
+pytestmark = pytest.mark.rest
 TYPESET = ["feddf", "fedet", "fedeed", "framework", "mnfl", "fedavg", "fedprox", "scaffold"]
 
 

@@ -27,7 +27,13 @@ SIM.register()  # before the first backward pass
 # One round with sums of float32: how far numbers may be from those with sums of float64. Adam makes more of small
 # differences: the largest seen is 2e-4.
 STATED = 1e-3
-FEW = ("cronus", "dsfl", "feddf", "fedet", "fedgems")  # of those with sums over teachers; the others are slow tests
+# One of each family; the others are slow tests.
+FAMILIES = ("ditto", "fedavg", "feddf", "fedeed", "fedet", "fedgen", "fedgkt", "fedmd", "mnfl", "pfedme", "scaffold")
+FEW = ("cronus", "dsfl", "feddf", "fedet", "fedgems")  # of those with sums over teachers
+
+
+def slow_but(few):
+    return [pytest.param(n, marks=[pytest.mark.slow] * (n not in few)) for n in sorted(METHODS)]
 
 
 def result(name, out, method=None, **engine):
@@ -44,7 +50,7 @@ def on_the_cpu(name):
     return result(name, pathlib.Path(tempfile.mkdtemp()) / "cpu", device="cpu")
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", slow_but(FAMILIES))
 def test_a_method_has_the_bits_of_the_cpu(name, tmp_path):
     wanted = on_the_cpu(name)
     with simulated_device() as sim:
@@ -55,7 +61,7 @@ def test_a_method_has_the_bits_of_the_cpu(name, tmp_path):
     assert {m.weights[n].device.type for m in found.models.values() for n in m.weights} <= {"cpu"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FEW)) for n in sorted(METHODS)])
+@pytest.mark.parametrize("name", slow_but(FEW))
 def test_a_method_needs_no_float64_there(name, tmp_path):
     """As on Apple's "mps": a tensor of float64 raises there. Sums over teachers are float32, those over clients not."""
     with simulated_device(float64=False):

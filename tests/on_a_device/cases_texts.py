@@ -62,7 +62,7 @@ def configured(kind, folder, device, steps=3):
 
 
 def slow_but(*fast):
-    """All kinds, of which only some are in `make test`."""
+    """All kinds, of which only some are in `make rest`."""
     return [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in fast)) for kind in KINDS]
 
 

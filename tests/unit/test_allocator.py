@@ -7,8 +7,11 @@ import pytest
 
 PROGRAM = """
 import ctypes, resource, sys
-from solera.devices import keep_freed_memory
-print(keep_freed_memory() if "keep" in sys.argv else "")
+if "keep" in sys.argv:
+    from solera.devices import keep_freed_memory
+    print(keep_freed_memory())
+else:
+    print()
 c = ctypes.CDLL(None)
 c.malloc.restype = ctypes.c_void_p
 c.free.argtypes = [ctypes.c_void_p]
