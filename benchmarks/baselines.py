@@ -43,7 +43,7 @@ NOTED = pathlib.Path(__file__).parent / "results" / "baselines-rates.json"
 BASE: Tables = {
     "run": {"rounds": 10},
     "data": {"name": "fashion-mnist", "train_size": 3000, "test_size": 1000, "client_test": 0.25},
-    "partition": {"kind": "dirichlet", "variant": "block", "clients": 20, "alpha": 0.1},
+    "partition": {"kind": "dirichlet", "variant": "equal", "clients": 20, "alpha": 0.1},
     "public": {"source": "held-out", "size": 300},
     "models": {"clients": ["lenet5"]},
 }

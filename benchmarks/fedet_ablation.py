@@ -26,7 +26,7 @@ LARGE, SMALL = "mcmahan-cnn", ("mlp", "lenet5", "tiny-cnn")
 
 BASE: Tables = {
     "data": {"name": "fashion-mnist", "test_size": 1000},
-    "partition": {"kind": "dirichlet", "variant": "block", "clients": 20, "alpha": 0.1},
+    "partition": {"kind": "dirichlet", "variant": "equal", "clients": 20, "alpha": 0.1},
     "public": {"source": "held-out", "size": 2000},
     "models": {"clients": list(SMALL), "server": LARGE, "head": "shared"},
     "federation": {"fraction": 0.4},

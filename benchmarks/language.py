@@ -34,7 +34,7 @@ FUSION: Tables = {"steps": 25, "batch": 16, "optimizer": "adam", "schedule": "co
 BASE: Tables = {
     "run": {"rounds": ROUNDS, "eval_every": ROUNDS},
     "data": {"train_size": 1600, "test_size": 400, "length": 24},
-    "partition": {"kind": "dirichlet", "variant": "block", "clients": 6},
+    "partition": {"kind": "dirichlet", "variant": "equal", "clients": 6},
     "public": {"source": "held-out", "size": 400, "per_round": 200},
     "models": {"clients": CLIENTS, "head": "shared", "lora": {"rank": 8}},
     "method": {"local": {"steps": 20, "batch": 16, "optimizer": "adam"}},

@@ -25,7 +25,7 @@ LOCAL: Tables = {"epochs": 4, "batch": 32, "lr": 0.05}
 ADAM: Tables = {"steps": 100, "batch": 64}
 BASE: Tables = {
     "run": {"rounds": 10},
-    "partition": {"kind": "dirichlet", "variant": "block", "clients": 20},
+    "partition": {"kind": "dirichlet", "variant": "equal", "clients": 20},
     "models": {"clients": ["lenet5"]},
     "federation": {"fraction": 0.4},
 }

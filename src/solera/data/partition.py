@@ -108,6 +108,11 @@ class PartitionConfig:
         """Settings that contradict each other."""
         if self.min_per_class and self.kind in ("classes", "user"):
             yield f"min_per_class = {self.min_per_class}: with kind = {self.kind!r} clients do not have all classes"
+        if self.min_size > 1 and self.kind == "dirichlet" and self.variant != "class":
+            yield (
+                f"min_size = {self.min_size}: variant {self.variant!r} has sizes of its own and ignores it; "
+                'use variant = "class", or leave min_size out'
+            )
 
     def __post_init__(self) -> None:
         if self.clients is None and self.kind != "user":

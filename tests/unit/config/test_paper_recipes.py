@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from solera.config import load_config, recipe_names, recipe_text
+from solera.experiments.papers import load_paper, paper_names
 
 # ---- FedDF (Lin et al., NeurIPS 2020), section 4 and appendix -----------------------------------------
 
@@ -16,7 +17,7 @@ FEDDF = {
     "data.name": "cifar10",
     "data.validation": 0.1,  # "10 % of the training set"
     "partition.kind": "dirichlet",
-    "partition.variant": "client",  # appendix C.2: q ~ Dir(alpha p) for each client
+    "partition.variant": "equal",  # code: each class by Dir(alpha 1); section 4.1: alpha = 100 is "identical" data
     "partition.clients": 20,
     "partition.alpha": 1.0,
     "public.source": "dataset",
@@ -137,7 +138,7 @@ GROUPS = {
     "run.rounds": 100,
     "data.name": "cifar10",
     "partition.kind": "dirichlet",
-    "partition.variant": "client",  # Hsu et al., as FedDF's text
+    "partition.variant": "equal",  # "followed Lin et al. (2020)"
     "partition.clients": 20,
     "partition.alpha": 1.0,
     "public.source": "dataset",
@@ -242,22 +243,21 @@ TABLE2 = PERSONAL | {
     "method.coefficients.lr": 0.01,
     "method.coefficients.lam": 1.0,  # ours
 }
-CLIENTS = FEDDF | {"partition.variant": "client"}  # appendix C.2: q ~ Dir(alpha p) for each client
-AVERAGING = {k: v for k, v in CLIENTS.items() if not k.startswith("method.")} | {
+AVERAGING = {k: v for k, v in FEDDF.items() if not k.startswith("method.")} | {
     "method.name": "fedavg",
     "method.average": "uniform",
-    **{k: v for k, v in CLIENTS.items() if k.startswith("method.local.")},
+    **{k: v for k, v in FEDDF.items() if k.startswith("method.local.")},
 }
 
 PAPERS = {
-    "feddf/fig2": CLIENTS,
-    "feddf/fig9": CLIENTS,
-    "feddf/fig10": CLIENTS | {"data.name": "cifar100", "public.name": "imagenet32"},
+    "feddf/fig2": FEDDF,
+    "feddf/fig9": FEDDF,
+    "feddf/fig10": FEDDF | {"data.name": "cifar100", "public.name": "imagenet32"},
     "feddf/fig11": {
         "run.rounds": 10,
         "data.name": "ag-news",
         "partition.kind": "dirichlet",
-        "partition.variant": "client",
+        "partition.variant": "equal",
         "partition.clients": 10,
         "partition.alpha": 1.0,
         "public.source": "held-out",
@@ -267,10 +267,10 @@ PAPERS = {
         "method.name": "feddf",
     },
     "feddf/fig12": AVERAGING,
-    "feddf/fig13": CLIENTS,
-    "feddf/fig15": CLIENTS | {"partition.alpha": 100.0},
-    "feddf/fig16": CLIENTS,
-    "feddf/fig17": CLIENTS | {"partition.alpha": 0.01},
+    "feddf/fig13": FEDDF,
+    "feddf/fig15": FEDDF | {"partition.alpha": 100.0},
+    "feddf/fig16": FEDDF,
+    "feddf/fig17": FEDDF | {"partition.alpha": 0.01},
     "feddf/table1": FEDDF
     | {
         "run.rounds": 700,  # the largest number is 546 +- 191
@@ -457,6 +457,11 @@ def test_no_value_of_a_recipe_is_left_out_here(name):
     tables.pop("paper", None)  # of `solera reproduce`; no settings of the run
     written = {key for key, _ in _settings(tables)}
     assert written - UNPINNED <= set(PAPERS[name])
+
+
+@pytest.mark.parametrize("name", [n for n in paper_names() if n.startswith(("feddf/", "fedeed/"))])
+def test_the_literal_partition_is_named_as_an_open_point(name):
+    assert any("--set partition.variant=client" in text for text in load_paper(name).open)
 
 
 def test_every_recipe_of_a_papers_table_is_here():

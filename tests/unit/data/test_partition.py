@@ -392,6 +392,7 @@ def test_a_million_clients_are_two_tensors(kind):
         ({"kind": "shards"}, r"PartitionConfig\.kind = \"shards\": expected one of 'iid', 'dirichlet'"),
         ({"variant": "hsu"}, r"PartitionConfig\.variant = \"hsu\""),
         ({"variant": "class", "alpha": 1e-3, "clients": 50}, r"10000 redraws never gave each of 50 clients"),
+        ({"variant": "equal", "min_size": 6}, r'min_size = 6: variant .equal. has sizes of its own.*variant = "class"'),
         ({"variant": "class", "min_size": 6, "clients": 16, "alpha": 0.1}, r"redraws never .* partition\.min_size = 6"),
     ],
 )
@@ -425,6 +426,25 @@ def test_wrong_labels_and_numbers_are_refused():
 
 
 # ---- FedDF's three divisions, and less data in the same one ------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_alpha_of_100_mimics_identical_local_data(seed):
+    """FedDF's own sentence about alpha (section 4.1), which its Figure 10 draws for CIFAR-100 and 20 clients."""
+    labels = torch.arange(45_000) % 100
+
+    def shares(variant):
+        counts = class_counts(make(labels, 100, seed, alpha=100.0, variant=variant), labels, 100).double()
+        return counts / counts.sum(1, keepdim=True)
+
+    def effective(shares):
+        return float(torch.special.entr(shares).sum(1).exp().mean())
+
+    equal, literal = shares("equal"), shares("client")
+    assert float(equal.max()) < 0.03
+    assert effective(equal) == pytest.approx(98.8, abs=0.4)
+    assert float(literal.max()) > 0.05
+    assert effective(literal) < 65
 
 
 def test_equal_cuts_the_joined_lists_of_block_into_equal_parts():

@@ -23,7 +23,7 @@ FUSION = {"steps": 2, "batch": 8}
 BASE = {
     "run": {"rounds": 2},
     "data": {"name": "toy-text", "length": 12, "train_size": 80, "test_size": 12},
-    "partition": {"clients": 4, "alpha": 1.0, "min_size": 4},
+    "partition": {"clients": 4, "alpha": 1.0},
     "public": {"size": 16},
     "models": {
         "clients": ["transformer", "wide"],

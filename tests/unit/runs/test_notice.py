@@ -92,7 +92,7 @@ def test_rounds_that_were_not_measured_say_nothing():
 def test_a_run_says_it_in_its_line_in_its_metrics_and_in_the_report_and_a_resumed_one_says_the_same(tmp_path):
     """SCAFFOLD at a rate far too large for it."""
     method = Scaffold(Local(epochs=3, batch=8, lr=2.0))
-    split = PartitionConfig(clients=8, alpha=0.1, min_size=2)
+    split = PartitionConfig(clients=8, alpha=0.1)
     lines, events = {}, {}
     for name, stops in (("whole", (6,)), ("resumed", (2, 4, 6))):
         text = io.StringIO()
