@@ -163,6 +163,10 @@ class Line:
     border: float
     noise: float
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise <= 1 / 2:  # above, the best threshold is not the border, and `joint` would be another
+            raise ValueError(f"noise = {self.noise}: must lie between 0 and 1/2")
+
     def cdf(self, k: int, x: Tensor) -> Tensor:
         """Of client k's inputs."""
         return ((x - self.starts[k]) / self.width).clamp(0, 1)
@@ -180,7 +184,7 @@ class Line:
     @property
     def joint(self) -> float:
         """The risk of the true border on a client and on the target together: the noise, twice."""
-        return 2 * min(self.noise, 1 - self.noise)
+        return 2 * self.noise
 
     def risk(self, threshold: Tensor, k: int | None = None) -> Tensor:
         """The risk of thresholds on client k; None: on the target."""
@@ -196,14 +200,19 @@ class Line:
 
 
 def fit_threshold(x: Tensor, y: Tensor) -> tuple[float, float]:
-    """The threshold with the fewest mistakes on these samples (the leftmost of several), and its empirical risk."""
+    """The threshold with the fewest mistakes on these samples (the leftmost of several), and its empirical risk. A
+    label is predicted as 1 right of it, so equal samples are on one side of every threshold."""
     order = x.argsort()
     x, y = x[order], y[order].long()
     ones, zeros = y.cumsum(0), (1 - y).cumsum(0)
     zero = torch.zeros(1, dtype=torch.long)
     wrong = torch.cat([zero, ones]) + (zeros[-1] - torch.cat([zero, zeros]))  # ones left of it, zeros right of it
-    best = int(wrong.argmin())
+    between = torch.ones(len(x) + 1, dtype=torch.bool)
+    between[1:-1] = x[1:] > x[:-1]
+    best = int(wrong.masked_fill(~between, len(x) + 1).argmin())
     at = x[0] - 1 if best == 0 else x[-1] + 1 if best == len(x) else (x[best - 1] + x[best]) / 2
+    if 0 < best < len(x) and at == x[best]:  # neighbours among the floating-point numbers have no middle
+        at = x[best - 1]
     return float(at), wrong[best].item() / len(x)
 
 

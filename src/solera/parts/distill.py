@@ -42,7 +42,7 @@ class Distill:
     every: PositiveInt = 100  # steps between evaluations on the validation set, if there is one
     patience: PositiveInt | None = 1000  # stop this many steps after the best evaluation; None: never
     student_norm: Literal["train", "frozen"] = "train"  # BatchNorm statistics of the student
-    keep_init_if_better: bool = False  # keep the initial student if it is best on the validation set
+    keep_init_if_better: bool = False  # keep the initial student if none is as good on the validation set
     swa_every: PositiveInt | None = None  # stochastic weight averaging (SWA): average the weights every this many steps
     swa_start: NonNegativeInt = 0  # first step of SWA; if training ends before it, the last weights count
     cache_dtype: Literal["float32", "float16"] = "float32"  # of the teachers' cached predictions; float16 has 3 digits
@@ -151,8 +151,10 @@ def distill(
     `teacher` is a Cache (looked up by sample), a Memo (by step) or a function of a batch of inputs. Each returns the
     targets of `loss(logits, *targets)`: (probabilities, entropy) for the built-in KL loss. `validate(student)` is the
     accuracy for early stopping: the student then ends with the best weights (strictly better, evaluated every `every`
-    steps and at the last one), otherwise with the last. If a loss or weights are not finite, distillation stops and the
-    student gets its best finite weights, or its initial ones. So it does where fp16 is too narrow for all gradients.
+    steps and at the last one), otherwise with the last. With `cfg.keep_init_if_better` it ends with its initial weights
+    if these are strictly better than all of them; patience counts from the first look in either case.
+    If a loss or weights are not finite, distillation stops and the student gets its best finite weights, or its initial
+    ones. So it does where fp16 is too narrow for all gradients.
     With weight averaging (`cfg.swa_every`) there is no early stopping: the student ends with the averaged weights, and
     its BatchNorm statistics are estimated anew from public samples.
     Samples that are drawn anew at each step (`public.fresh`) need a teacher that predicts at each step: a function, or
@@ -171,8 +173,7 @@ def distill(
     parameters, device = [p for p in student.parameters() if p.requires_grad], device_of(student)
     optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
     best, mean = _Best(student, validate), RunningMean()
-    if cfg.keep_init_if_better:
-        best.look(0)
+    untrained, start = best.judge() if cfg.keep_init_if_better else None, best.weights
     frozen = cfg.student_norm == "frozen" or walk.shape[1] == 1  # a batch of one has no variance for BatchNorm to use
     train_mode(student, frozen)
 
@@ -211,6 +212,8 @@ def distill(
             reestimate(student, take(public, walk.flatten()[: min(len(chosen), NORM_SAMPLES)]))
     if cfg.swa_every is not None and step and (mean.total or not diverged):
         diverged = not best.look(step) or diverged
+    if untrained is not None and (best.accuracy is None or untrained > best.accuracy):  # a tie is the trained student's
+        best.step, best.weights, best.accuracy = 0, start, untrained
     student.load_state_dict(best.weights)
     student.eval()
     return Distilled(step, best.step, diverged, losses.recent, best.accuracy)
@@ -239,13 +242,17 @@ class _Best:
         weights = weights_of(self.student)
         if not is_finite(weights):
             return False
-        accuracy = None
-        if self.validate is not None:
-            with evaluating(self.student):
-                accuracy = self.validate(self.student)
+        accuracy = self.judge()
         if accuracy is None or self.accuracy is None or accuracy > self.accuracy:
             self.step, self.weights, self.accuracy = step, weights, accuracy
         return True
+
+    def judge(self) -> float | None:
+        """The student's accuracy as it is now; None without validation."""
+        if self.validate is None:
+            return None
+        with evaluating(self.student):
+            return self.validate(self.student)
 
 
 def _targets(teacher: Teacher | Cache | Memo, step: int, indices: Tensor, inputs: Tensor) -> Targets:

@@ -294,7 +294,7 @@ def test_the_best_student_on_the_validation_set_is_kept(tmp_path):
         assert accuracy == noted[P]["accuracy"]
         start = world.server.model(P, average.weights[P])
         assert accuracy >= evaluate(start, validation.inputs, validation.labels).accuracy
-        assert noted[P]["steps"] - noted[P]["best_step"] in (0, 3)
+        assert noted[P]["best_step"] == 0 or noted[P]["steps"] - noted[P]["best_step"] in (0, 3)
 
 
 def test_batchnorm_statistics_of_the_student_follow_the_public_samples(tmp_path):

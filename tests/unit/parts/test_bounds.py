@@ -155,6 +155,32 @@ def test_the_best_threshold(y, threshold, risk):
     assert fit_threshold(x, torch.tensor(y)[order].bool()) == (threshold, risk)
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "threshold", "risk"),
+    [
+        ([1, 1], [0, 1], 0.0, 0.5),  # no threshold lies between them
+        ([1, 1, 2], [0, 1, 1], 0.0, 1 / 3),
+        ([1, 2, 2, 2, 3], [0, 0, 1, 0, 1], 2.5, 0.2),
+        ([2, 2, 2], [1, 0, 0], 3.0, 1 / 3),
+        ([1.0, 1.0 + 2**-52], [0, 1], 1.0, 0.0),  # their middle is rounded to the right one, which it must not be
+    ],
+)
+def test_equal_samples_are_on_one_side_of_the_best_threshold(x, y, threshold, risk):
+    inputs, labels = torch.tensor(x, dtype=torch.float64), torch.tensor(y).bool()
+    for order in (range(len(x)), reversed(range(len(x)))):
+        rows = torch.tensor(list(order))
+        at, found = fit_threshold(inputs[rows], labels[rows])
+        assert (at, found) == (pytest.approx(threshold), pytest.approx(risk))
+        assert ((inputs > at) != labels).double().mean().item() == found, "the risk is that of the threshold"
+
+
+def test_more_noise_than_a_half_is_refused():
+    assert Line((0.0,), 1.0, 0.5, 0.5).joint == 1.0
+    for noise in (0.51, 0.9, -0.1):
+        with pytest.raises(ValueError, match=r"noise = .*between 0 and 1/2"):
+            Line((0.0,), 1.0, 0.5, noise)
+
+
 def test_the_bounds_hold_in_the_toy_far_more_often_than_they_say():
     line = Line(tuple(0.06 * k for k in range(5)), 0.4, 0.3, 0.1)
     g = torch.Generator().manual_seed(0)

@@ -442,6 +442,35 @@ def test_the_undistilled_student_wins_only_if_allowed_and_better():
         distill(mlp(0), PUBLIC, ensemble(1), Distill(steps=1, keep_init_if_better=True), 0)
 
 
+@pytest.mark.parametrize(
+    ("initial", "looks", "best", "steps"),
+    [
+        (0.5, [0.3, 0.5, 0.4, 0.4], 4, 8),  # a tie is the trained student's
+        (0.6, [0.3, 0.5, 0.4, 0.4], 0, 8),  # the initial one is better, and did not stop anything early
+        (0.6, [0.3, 0.3, 0.3, 0.3], 0, 6),  # patience counts from the first look, at step 2
+        (0.2, [0.3, 0.3, 0.3, 0.3], 2, 6),
+    ],
+)
+def test_the_undistilled_student_loses_ties_and_patience_counts_from_the_first_look(initial, looks, best, steps):
+    student, accuracies = Constant(0.0, 0.0), iter([initial, *looks])
+    seen: dict[float, float] = {}
+
+    def validate(model: nn.Module) -> float:
+        accuracy = next(accuracies)
+        seen.setdefault(accuracy, model.logits[0].item())
+        return accuracy
+
+    cfg = Distill(steps=8, every=2, patience=4, optimizer="sgd", lr=0.1, keep_init_if_better=True)
+    loss = lambda z, _: z[:, 0].mean()  # noqa: E731
+    done = distill(student, torch.zeros(2, 1), lambda x: (x,), cfg, 0, loss=loss, validate=validate)
+    accuracy = initial if best == 0 else max(looks)
+    assert (done.best_step, done.steps, done.accuracy) == (best, steps, accuracy)
+    if initial != accuracy or best == 0:
+        assert student.logits[0].item() == seen[accuracy]
+    else:
+        assert student.logits[0].item() < seen[initial] == 0
+
+
 # ---- G7: falling back ------------------------------------------------------------------------------
 
 

@@ -66,6 +66,28 @@ def test_other_exchanges_of_a_method_are_exact_as_well(name, settings, tmp_path)
     assert dry.facts()["exact"]
 
 
+LENT = [n for n in sorted(METHODS) if small(find_method(n)()).traits().public == "everywhere" and n != "decentralised"]
+
+
+@pytest.mark.parametrize("name", LENT)
+def test_public_samples_are_sent_once_to_each_client_that_is_asked(name, tmp_path):
+    """Whatever the method asks of it, in the run, in two halves of it and in the dry run."""
+    method = small(find_method(name)())
+    public = PublicConfig(size=60, labels=method.traits().public_labels == "needed", where="server")
+    dry = rehearse(toy_for(method, public=public), method, RunConfig(rounds=ROUNDS), SOME)
+    run_toy(method, tmp_path / "whole", rounds=ROUNDS, public=public)
+    for rounds in (1, ROUNDS):
+        run_toy(method, tmp_path / "halves", rounds=rounds, public=public)
+    whole, halves = (read_run(tmp_path / out).rounds for out in ("whole", "halves"))
+    assert [r.traffic for r in halves] == [r.traffic for r in whole]
+    if not dry.varies:
+        assert [sent.bytes for sent in dry.rounds] == [r.traffic.bytes for r in whole]
+    everyone = [k for r in whole for e in r.events if e["kind"] == "public_sent" for k in e["clients"]]
+    one = sum(t.nbytes for t in toy_for(method, public=public).server.lent.tensors)
+    assert sum(r.traffic.content["down"]["data"] for r in whole) == len(everyone) * one > 0
+    assert len(everyone) == len(set(everyone))
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "why"),
     [
