@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from .. import flower_inside
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, RunError, SoleraError
 from ..flower_inside import CONNECTED, NO_KEYS_HERE, NOT_ACTIVATED, TRYING, UNREGISTERED, Node
 from .journal import keep_journal, lines_from, read_lines
 from .keys import expiry, fingerprint, make_node_key
@@ -135,13 +135,24 @@ def connect(folder: Path, link: str, insecure: bool) -> None:
 
 def registered(folder: Path) -> dict[str, Node]:
     """The sites whose keys the SuperLink has on its list, or has had: by name, as its database has them."""
-    names, nodes = _keys(folder), flower_inside.nodes_in(folder / DATABASE)
-    return {names[key]: n for n in nodes if (key := fingerprint(n.key, f"node {n.id}")) in names}
+    names = _keys(folder)
+    return {names[key]: node for key, node in _nodes(folder) if key in names}
 
 
 def _keys(folder: Path) -> dict[str, str]:
     """The names of the sites by their keys, those in `keys`."""
     return {fingerprint(f.read_bytes(), str(f)): f.stem for f in sorted((folder / "keys").glob("*.pub"))}
+
+
+def _nodes(folder: Path) -> list[tuple[str, Node]]:
+    """All nodes that the SuperLink has ever known, each with its key as keys are compared."""
+    found = []
+    for node in flower_inside.nodes_in(folder / DATABASE):
+        try:
+            found.append((fingerprint(node.key, f"node {node.id}"), node))
+        except ConfigError:  # others can add what they like
+            found.append(("", node))
+    return found
 
 
 class _Roll:
@@ -154,17 +165,16 @@ class _Roll:
 
     def call(self, env: dict[str, str]) -> None:
         """Register keys that are new, take off those that are no longer in `keys`, say whose key was taken off."""
-        names, known = _keys(self.folder), registered(self.folder)
+        names, known, nodes = _keys(self.folder), registered(self.folder), _nodes(self.folder)
         new = sorted(set(names.values()) - set(known))
+        old = [n.id for key, n in nodes if key not in names and n.status != UNREGISTERED]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:  # each is a program that takes seconds to start
-            register = pool.map(lambda k: flower_inside.register(env, self.folder / "keys" / f"{k}.pub"), new)
-            for k, _ in zip(new, register, strict=True):
+            added = pool.map(lambda k: flower_inside.register(env, self.folder / "keys" / f"{k}.pub"), new)
+            struck = pool.map(lambda node: flower_inside.unregister(env, node), old)
+            for k, _ in zip(new, added, strict=True):
                 log.info("%s is registered", k)
-        ours = {n.id for n in known.values()}
-        for node in flower_inside.nodes_in(self.folder / DATABASE):
-            if node.id not in ours and node.status != UNREGISTERED and fingerprint(node.key, "a key") not in names:
-                flower_inside.unregister(env, node.id)
-                log.warning("node %s is taken off the list: its key is not, or no longer, in keys", node.id)
+            for node, _ in zip(old, struck, strict=True):
+                log.warning("node %s is taken off the list: its key is not, or no longer, in keys", node)
         self.look()
 
     def look(self) -> None:
@@ -172,7 +182,12 @@ class _Roll:
         if time.monotonic() < self.next:
             return
         self.next = time.monotonic() + ROLL_S
-        for k, node in registered(self.folder).items():
+        try:
+            known = registered(self.folder)
+        except SoleraError as e:  # the server goes on
+            log.warning("the list of nodes cannot be compared with keys: %s", e)
+            return
+        for k, node in known.items():
             if node.status == UNREGISTERED and node.id not in self.struck:
                 self.struck.add(node.id)
                 log.error(

@@ -128,14 +128,15 @@ def test_a_key_in_keys_decides_who_is_on_the_list(server, caplog):
     new_key(folder, "stranger")
     flower_inside.register({}, folder / "keys" / "stranger.pub")
     (folder / "keys" / "stranger.pub").unlink()
+    nodes.append(Node("14", b"no key", "registered", None))
     caplog.clear()
     commands._Roll(folder).call({})
     now = registered(folder)
     assert set(now) == {"b"}
     assert now["b"].status == "registered"
     assert now["b"].key != before["b"].key
-    assert {n.id for n in nodes if n.status == "unregistered"} == {"11", "12", "13"}
-    assert caplog.text.count("is taken off the list: its key is not, or no longer, in keys") == 3
+    assert {n.id for n in nodes if n.status == "unregistered"} == {"11", "12", "13", "14"}
+    assert caplog.text.count("is taken off the list: its key is not, or no longer, in keys") == 4
 
 
 def test_a_site_that_was_locked_out_is_named_at_the_start_with_the_way_out(server, caplog):
@@ -166,11 +167,16 @@ def test_a_site_that_is_locked_out_while_the_server_runs_is_named_once(server, c
     assert caplog.text.count("a is locked out") == 1
 
 
-def test_a_file_in_keys_that_is_no_key_is_named(server):
+def test_a_file_in_keys_that_is_no_key_is_named_and_does_not_end_a_server_that_runs(server, caplog, monkeypatch):
     folder, _ = server
+    monkeypatch.setattr(commands, "ROLL_S", 0.0)
+    roll = commands._Roll(folder)
+    roll.call({})
     (folder / "keys" / "c.pub").write_text("no key\n")
     with pytest.raises(ConfigError, match=r"c\.pub is not the public key of a site"):
         commands._Roll(folder).call({})
+    roll.look()
+    assert "c.pub is not the public key of a site" in caplog.text
 
 
 def test_status_has_the_sites_by_name_also_those_that_are_locked_out(server, monkeypatch):
