@@ -6,7 +6,7 @@ RUN := $(VENV)/.run
 STAMP := $(VENV)/.dev
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
 
-.PHONY: help run test test-all lint docs unit rest faults deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny clean
+.PHONY: help run test test-all lint docs unit rest faults deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny versions clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -72,6 +72,9 @@ bench-record: $(STAMP) ## measure this machine for the guard
 
 reproduce-tiny: $(STAMP) ## every table and figure of the four papers on embedded data (less than an hour); stopped, it continues
 	$(BIN)/solera reproduce all --scale tiny --workers 0 --out build/reproduce --summary benchmarks/results/reproduce-tiny.json
+
+versions: $(STAMP) ## the core tests with the oldest and the newest packages that are allowed, deployments with each flwr (long)
+	$(BIN)/python scripts/versions.py $(VERSIONS)
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build site src/*.egg-info

@@ -1,13 +1,17 @@
-"""Requests to a SuperLink as a SuperNode sends them, made by hand: right ones, and ones that must be refused."""
+"""Requests to a SuperLink made by hand: right ones, ones that must be refused, and those of an outsider who holds no
+more than the public certificate."""
 
 import base64
 import datetime
+import hashlib
 import http.client
 import pathlib
 import ssl
 
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.control_pb2 import StartRunRequest, UnregisterNodeRequest
+from flwr.proto.fab_pb2 import Fab
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
@@ -57,3 +61,14 @@ def heartbeat(address, key, node_id, headers=None, ca=None):
     """Say that a node is there."""
     request = SendNodeHeartbeatRequest(node=Node(node_id=node_id), heartbeat_interval=30.0)
     return post(address, "/v1/fleet/send-node-heartbeat", request, signed(key) if headers is None else headers, ca)
+
+
+def unregister(address, node_id, ca):
+    """Take a node off the list, at the control interface."""
+    return post(address, "/v1/control/unregister-node", UnregisterNodeRequest(node_id=node_id), {}, ca)
+
+
+def start_run(address, fab, ca):
+    """Submit an app, at the control interface."""
+    request = StartRunRequest(fab=Fab(hash_str=hashlib.sha256(fab).hexdigest(), content=fab), user_prompt="go")
+    return post(address, "/v1/control/start-run", request, {}, ca)

@@ -87,7 +87,7 @@ def test_no_site_holds_what_is_anothers(net):
 
 def test_who_does_not_belong_is_refused_every_time_and_the_server_goes_on(net, tmp_path):
     """With requests made by hand; `make deploy-faults` does it with Flower's own programs."""
-    nodes = {k: int(about["node"]) for k, about in registered(net.server).items()}
+    nodes = {k: int(node.id) for k, node in registered(net.server).items()}
     a, b = key_of(net.sites / "hospital-a"), key_of(net.sites / "hospital-b")
     (tmp_path / "other").mkdir()
     make_authority(tmp_path / "other")

@@ -6,20 +6,25 @@
 import contextlib
 import http.client
 import http.server
+import io
+import json
 import os
 import shutil
 import signal
 import ssl
 import subprocess
 import threading
+import zipfile
 
 import pytest
 
-from deployments import SITES, SOLERA, Deployment, config_of, until
-from fleet import activate, key_of
+from deployments import SITES, SOLERA, Deployment, config_of, solera, until
+from fleet import activate, key_of, start_run, unregister
+from solera.deploy.commands import registered
 from solera.deploy.keys import make_authority, make_node_key, make_server_certificate
-from solera.deploy.programs import environment, flower
-from solera.deploy.templates import APP, CONNECTION
+from solera.deploy.programs import environment
+from solera.deploy.templates import APP
+from solera.flower_inside import CONNECTION, program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FEDAVG = 'name = "fedavg"\n[method.local]\nepochs = 1\nbatch = 16\nlr = 0.05'
@@ -91,7 +96,7 @@ def test_a_key_that_is_not_registered_is_refused_and_logged_on_both_sides(networ
     log = network.server / "log" / "superlink.log"
     before = log.read_text().count("No SuperNode found with the given public key")
     with intruder(network, folder) as (out, _):
-        until(lambda: "the server does not know this site's key" in out.read_text(), 120)
+        until(lambda: "the server refuses this site's key: node.pub was not among its keys" in out.read_text(), 120)
     assert log.read_text().count("No SuperNode found with the given public key") > before
 
 
@@ -107,10 +112,81 @@ def test_an_app_with_code_runs_nowhere(network, tmp_path):
         code = f"import pathlib\nfrom flwr.{kind}\npathlib.Path({str(canary)!r}).touch()\napp = {kind.split()[-1]}()\n"
         (app / "evil" / f"{side}.py").write_text(code)
     env = environment(network.server)
-    run = [flower("flwr"), "run", str(app), CONNECTION, "--stream"]
+    run = [program("flwr"), "run", str(app), CONNECTION, "--stream"]
     with contextlib.suppress(subprocess.TimeoutExpired):  # it streams until the run has ended
         subprocess.run(run, env=env, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
     assert not canary.exists()
+
+
+def test_an_app_of_a_kind_that_no_deployment_has_runs_nowhere(network, tmp_path):
+    """Flower has a program of its own for agents, and its SuperExec starts it, too."""
+    canary, fab = tmp_path / "canary", io.BytesIO()
+    tables = APP.replace('serverapp = "solera.deploy.serverapp:app"', 'agentapp = "evil.agent:app"')
+    code = (
+        f"import pathlib\nfrom flwr.agentapp import AgentApp\npathlib.Path({str(canary)!r}).touch()\napp = AgentApp()\n"
+    )
+    with zipfile.ZipFile(fab, "w") as z:
+        z.writestr("pyproject.toml", tables)
+        z.writestr("evil/__init__.py", "")
+        z.writestr("evil/agent.py", code)
+    log = network.server / "log" / "superexec.log"
+    before = log.read_text().count("a deployment has no use for flwr-agentapp: refused")
+    assert start_run(network.address, fab.getvalue(), network.server / "ca.crt") == 200
+    until(lambda: log.read_text().count("a deployment has no use for flwr-agentapp: refused") > before, 60)
+    assert not canary.exists()
+
+
+def test_a_site_that_an_outsider_has_locked_out_is_named_and_comes_back_with_a_new_key(network):
+    """One call without a login does it, and Flower never takes the key again."""
+    node = registered(network.server)["west"].id
+    assert unregister(network.address, int(node), network.server / "ca.crt") == 200
+    until(lambda: "west is locked out" in network.said("server"), 120)  # the server looks now and then
+
+    network.stop("west")
+    for name in ("registered", "again"):
+        before = len(network.log("server"))
+        network.stop("server")
+        network.start_server()
+        said = network.said("server", before)
+        assert said.count("west is locked out: its key was taken off the list") == 1, name
+        assert "west is registered" not in said
+    network.start_sites("west")
+    until(lambda: "or the key was taken off the list" in network.output("west"), 120)
+    network.stop("west")
+    status = json.loads(solera("deploy", "status", network.server, "--json"))
+    assert {n["site"]: n["status"] for n in status["nodes"]}["west"] == "unregistered"
+    assert "locked out" in solera("deploy", "status", network.server)
+
+    assert "has a new key" in solera("deploy", "rekey", network.site("west"))
+    shutil.copy(network.site("west") / "node.pub", network.server / "keys" / "west.pub")
+    network.stop("server")
+    network.start_server()
+    network.start_sites("west")
+    assert network.finish("recovered") == network.expected
+    assert network.failures("recovered") == []
+    assert registered(network.server)["west"].id != node
+
+
+def test_a_stolen_key_is_worth_nothing_after_a_new_one(network, folder, tmp_path):
+    """And the node that has it, though Flower knew it, is off the list."""
+    thief = shutil.copytree(folder, tmp_path / "thief")
+    network.stop("west")
+    solera("deploy", "rekey", network.site("west"))
+    shutil.copy(network.site("west") / "node.pub", network.server / "keys" / "west.pub")
+    old = registered(network.server)
+    network.stop("server")
+    network.start_server()
+    network.start_sites("west")
+    assert "west" not in old, "the old key is not that of a site any more"
+    with intruder(network, thief) as (out, _):
+        until(lambda: "the server refuses this site's key" in out.read_text(), 120)
+    assert network.finish("rekeyed") == network.expected
+
+
+def test_a_copied_key_is_refused_while_its_site_is_there_and_told_why(network, folder):
+    with intruder(network, folder) as (out, _):
+        until(lambda: "another node is there with a copy of the key" in out.read_text(), 120)
+        assert network.finish("beside") == network.expected
 
 
 def test_after_all_that_the_server_goes_on(network):

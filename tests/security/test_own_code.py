@@ -346,7 +346,7 @@ def test_what_a_message_or_a_checkpoint_says_is_never_a_path(folder):
     own = ["__init__.py", "deploy/gate.py", "deploy/standby.py", "models/hub.py", "models/lora.py", "plugins.py"]
     assert sorted(callers) == sorted([*own, "engines/ray.py"])
     assert "for name in LOAD:" in (ROOT / "src/solera/deploy/standby.py").read_text()
-    assert "PROGRAMS[program]" in (ROOT / "src/solera/deploy/gate.py").read_text()
+    assert "GATED[program]" in (ROOT / "src/solera/deploy/gate.py").read_text()
     lora = (ROOT / "src/solera/models/lora.py").read_text()
     assert set(re.findall(r"import_module\(([^)]+)\)", lora)) == {'"peft"', '"peft.tuners.lora"'}
     text = "".join((ROOT / "src/solera/models" / file).read_text() for file in ("hf.py", "hub.py"))

@@ -26,6 +26,9 @@ ServerFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Without TLS and authentication: on this machine only, to try things out.")
 ]
+Firewall = Annotated[
+    bool, typer.Option("--behind-firewall", help="At an address that others reach: a firewall lets in sites only.")
+]
 
 
 class DeploymentFailed(SoleraError):
@@ -56,18 +59,24 @@ def init(
     host: Annotated[
         list[str] | None, typer.Option(help="Another name or address under which sites reach it. Repeatable.")
     ] = None,
+    proxy: Annotated[
+        str | None, typer.Option(help="Where sites reach the proxy in front of the server, HOST:PORT.")
+    ] = None,
+    behind_firewall: Firewall = False,
     systemd: Annotated[bool, typer.Option("--systemd", help="Also write systemd units.")] = False,
     compose: Annotated[bool, typer.Option("--compose", help="Also write a compose file.")] = False,
     debug: Debug = False,
 ) -> None:
     """Write a folder for the server and one for each site: configuration, certificates, keys, commands.
 
-    Example: [bold]solera deploy init hospitals.toml --address 10.0.0.5:8000 -o deployment[/bold]
+    Example: [bold]solera deploy init hospitals.toml --proxy fl.example.org:443 -o deployment[/bold]
     """
     _needs_flower()
     from ..deploy.init import init as write
+    from ..deploy.programs import check_exposure
 
-    sites = write(config, out, address, host or [], systemd, compose)
+    check_exposure(address, behind_firewall, proxy)
+    sites = write(config, out, address, host or [], systemd, compose, behind_firewall, proxy)
     typer.echo(f"{out}: the server and {len(sites)} sites ({', '.join(sites)}); {out / 'README.md'} says how to go on")
 
 
@@ -90,10 +99,27 @@ def renew(
 
 @app.command(epilog=EXIT_CODES)
 @reported
+def rekey(
+    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of the site.")],
+    debug: Debug = False,
+) -> None:
+    """Make a new key for a site whose key was stolen, lost or locked out. To be run at the site.
+
+    Example: [bold]solera deploy rekey deployment/sites/hospital-a[/bold]
+    """
+    _needs_flower()
+    from ..deploy.commands import rekey as renewed
+
+    typer.echo(renewed(folder))
+
+
+@app.command(epilog=EXIT_CODES)
+@reported
 def server(
     folder: ServerFolder,
     address: Annotated[str | None, typer.Option(help="Where to listen, HOST:PORT. Default: in deploy.toml.")] = None,
     insecure: Insecure = False,
+    behind_firewall: Firewall = False,
     debug: Debug = False,
 ) -> None:
     """Run the server until it is stopped: a Flower SuperLink with TLS, known keys only, and a database.
@@ -104,7 +130,7 @@ def server(
     from ..deploy.commands import serve
 
     _say()
-    serve(folder, address, insecure)
+    serve(folder, address, insecure, behind_firewall)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -183,7 +209,8 @@ def status(folder: ServerFolder, json: Json = False, debug: Debug = False) -> No
         return
     typer.echo(f"server at {found['address']}: {'reachable' if found['reachable'] else 'not reachable'}")
     for node in found["nodes"]:
-        typer.echo(f"  {node['site'] or 'node'} ({node.get('node-id')}): {node.get('status')}")
+        out = ": locked out, it needs `solera deploy rekey`" if node.get("status") == "unregistered" else ""
+        typer.echo(f"  {node['site'] or 'node'} ({node.get('node-id')}): {node.get('status')}{out}")
     for run, rounds in found["directories"].items():
         typer.echo(f"  run {run}: {rounds} rounds done")
 

@@ -1,42 +1,46 @@
 """What `solera deploy server|client|submit|status` do: Flower's programs, with safe settings."""
 
+import base64
 import concurrent.futures
-import contextlib
 import dataclasses
-import json
+import hashlib
 import logging
-import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from .. import flower_inside
 from ..errors import ConfigError, RunError, SoleraError
+from ..flower_inside import CONNECTED, NO_KEYS_HERE, NOT_ACTIVATED, TRYING, UNREGISTERED, Node
 from .journal import keep_journal, lines_from, read_lines
-from .keys import expiry
+from .keys import expiry, fingerprint, make_node_key
 from .programs import (
     INSECURE,
     Program,
     Reason,
     Supervisor,
+    check_exposure,
     environment,
-    flower,
     free_port,
     is_loopback,
     reachable,
     split,
     wait_for_port,
 )
-from .templates import CONNECTION
 
 log = logging.getLogger("solera")
 REASONS = (
-    Reason("[code: 2004]", "the server does not know this site's key: node.pub must be among its keys when it starts"),
-    Reason("[code: 2001]", "the server wants a key, and --insecure shows none"),
+    Reason(
+        NOT_ACTIVATED,
+        "the server refuses this site's key: node.pub was not among its keys when it started, or another node is there "
+        "with a copy of the key, or the key was taken off the list; `solera deploy status` at the server tells which",
+    ),
+    Reason(NO_KEYS_HERE, "the server wants a key, and --insecure shows none"),
     Reason("certificate has expired", "the server's certificate has expired: it needs `solera deploy renew`"),
     Reason(
         "CERTIFICATE_VERIFY_FAILED",
@@ -44,9 +48,9 @@ REASONS = (
         final=True,
     ),
 )
-CONNECTED, TRYING = "SuperNode ID:", "Connection attempt failed"  # what a SuperNode prints
 SAY_AGAIN_S = 60.0  # how often it is said that the server cannot be reached
-REGISTERED, JOURNAL = "registered.json", Path("log", "server.jsonl")
+DATABASE, JOURNAL = Path("state", "superlink.db"), Path("log", "server.jsonl")
+ROLL_S = 30.0  # how often the server looks whether all of its sites are still on the list
 LOOK_S, ASK_S = 0.5, 30.0  # while a run is waited for: at its log, and at Flower's list of runs
 
 
@@ -67,53 +71,40 @@ def settings_of(folder: Path, name: str) -> dict[str, Any]:
 # ---- the server -------------------------------------------------------------------------------------
 
 
-def serve(folder: Path, address: str | None = None, insecure: bool = False) -> None:
+def serve(folder: Path, address: str | None = None, insecure: bool = False, behind_firewall: bool = False) -> None:
     """Run the SuperLink and what executes runs, until a signal comes."""
     folder = folder.absolute()
     given = settings_of(folder, "server")
+    flower_inside.check_version()
     address = address or given["address"]
     host, port = split(address)
     keep_journal(folder / JOURNAL)
     if insecure:
         _warn_insecure(address)
     else:
+        check_exposure(address, behind_firewall or given.get("behind_firewall") is True, given.get("proxy"))
         _check_certificate(folder)
-    env = environment(folder)
-    connect(folder, address, insecure)
-    secret = ["--superexec-auth-secret-file", str(folder / "secret")]
-    tls = ["--insecure"] if insecure else [
-        "--ssl-ca-certfile", str(folder / "ca.crt"),
-        "--ssl-certfile", str(folder / "server.crt"),
-        "--ssl-keyfile", str(folder / "server.key"),
-        "--enable-supernode-auth",
-    ]  # fmt: skip
-    database = folder / "state" / ("insecure.db" if insecure else "superlink.db")
-    if not database.is_file():  # it is new, or somebody has removed it
-        (folder / "state" / REGISTERED).unlink(missing_ok=True)
+    env, here = environment(folder), reachable(address)
+    connect(folder, here, insecure)
+    database = folder / ("state/insecure.db" if insecure else DATABASE)
     link = Program(
-        "superlink",
-        [
-            flower("flower-superlink"), *tls, "--host", host, "--port", str(port), "--isolation", "process",
-            "--database", str(database), "--disable-runtime-dependency-installation", *secret,
-        ],
-        env, folder / "log" / "superlink.log",
+        "superlink", flower_inside.superlink(folder, host, port, database, insecure), env,
+        folder / "log" / "superlink.log",
     )  # fmt: skip
-    root = ["--insecure"] if insecure else ["--root-certificates", str(folder / "ca.crt")]
-    here = reachable(address)
     execute = Program(
-        "superexec",
-        [flower("flower-superexec"), "--runtime-api-address", here, *root, *secret],
-        env | ({INSECURE: "1"} if insecure else {}), folder / "log" / "superexec.log",
+        "superexec", flower_inside.superexec(folder, here, insecure), env | ({INSECURE: "1"} if insecure else {}),
+        folder / "log" / "superexec.log",
     )  # fmt: skip
+    roll = _Roll(folder)
     with Supervisor() as programs:
         programs.start(link)
         wait_for_port(here, link, lambda: programs.stopping)
         if not insecure and not programs.stopping:
-            register(folder, env)
+            roll.call(env)
         if not programs.stopping:
             programs.start(execute)
             log.info("the server listens at %s%s", address, " without TLS" if insecure else "")
-            programs.watch()
+            programs.watch((lambda: None) if insecure else roll.look)
     log.info("the server has ended")
 
 
@@ -134,62 +125,76 @@ def _check_certificate(folder: Path) -> None:
         log.warning("server.crt expires in %.0f days: renew it with `solera deploy renew`", left / 86400)
 
 
-def connect(folder: Path, address: str, insecure: bool) -> None:
+def connect(folder: Path, link: str, insecure: bool) -> None:
     """Tell the command `flwr` where this server is."""
-    how: dict[str, Any] = {"address": reachable(address)}
-    how |= {"insecure": True} if insecure else {"root-certificates": str(folder / "ca.crt")}
     home = folder / "state" / "flwr"
     home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: how}}))
+    told = flower_inside.connection(link, None if insecure else folder / "ca.crt")
+    (home / "config.toml").write_text(tomli_w.dumps(told))
 
 
-def register(folder: Path, env: dict[str, str]) -> None:
-    """Make the sites' public keys known to the SuperLink, which keeps them in its database."""
-    known = registered(folder)
-    new = {key.stem: key for key in sorted((folder / "keys").glob("*.pub"))}
-    new = {k: key for k, key in new.items() if known.get(k, {}).get("key") != key.read_text().strip()}
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:  # each is a program that takes seconds to start
-        for k, node in zip(new, pool.map(lambda k: _register(k, new[k], env), new), strict=True):
-            known[k] = {"key": new[k].read_text().strip(), "node": node}
-            log.info("%s is registered", k)
-    (folder / "state" / REGISTERED).write_text(json.dumps(known))
+def registered(folder: Path) -> dict[str, Node]:
+    """The sites whose keys the SuperLink has on its list, or has had: by name, as its database has them."""
+    names = _keys(folder)
+    return {names[key]: node for key, node in _nodes(folder) if key in names}
 
 
-def _register(k: str, key: Path, env: dict[str, str]) -> str:
-    out = flwr(["supernode", "register", str(key), CONNECTION, "--format", "json"], env, check=False)
-    said = _json_in(out)
-    if not said.get("success") and "already" not in out.lower():
-        raise SoleraError(f"the key of {k} cannot be registered: {' '.join(out.split())[-300:]}")
-    return str(said.get("node-id", ""))
+def _keys(folder: Path) -> dict[str, str]:
+    """The names of the sites by their keys, those in `keys`."""
+    return {fingerprint(f.read_bytes(), str(f)): f.stem for f in sorted((folder / "keys").glob("*.pub"))}
 
 
-def registered(folder: Path) -> dict[str, dict[str, str]]:
-    """The sites whose keys the SuperLink knows: each one's key, and its node where Flower has said it."""
-    file = folder / "state" / REGISTERED
-    return json.loads(file.read_text()) if file.is_file() else {}
+def _nodes(folder: Path) -> list[tuple[str, Node]]:
+    """All nodes that the SuperLink has ever known, each with its key as keys are compared."""
+    found = []
+    for node in flower_inside.nodes_in(folder / DATABASE):
+        try:
+            found.append((fingerprint(node.key, f"node {node.id}"), node))
+        except ConfigError:  # others can add what they like
+            found.append(("", node))
+    return found
 
 
-def flwr(arguments: Sequence[str], env: dict[str, str], check: bool = True) -> str:
-    """Run the command `flwr` and return what it printed."""
-    done = subprocess.run(  # noqa: S603  (the program is found beside Python)
-        [flower("flwr"), *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300
-    )
-    out = done.stdout + done.stderr
-    if check and done.returncode != 0:
-        raise SoleraError(f"flwr {arguments[0]} failed: {' '.join(out.split())[-400:]}")
-    return out
+class _Roll:
+    """Who is on the SuperLink's list. `keys` says who should be; others can change the list, as the control interface
+    has no login, so it is compared with the list that there is, not with a note of what was once registered."""
 
+    def __init__(self, folder: Path):
+        self.folder, self.next = folder, 0.0
+        self.struck: set[str] = set()  # nodes of which it was said
 
-def _json_in(text: str) -> dict[str, Any]:
-    """The JSON object in what a command printed."""
-    start = text.find("{")
-    while start >= 0:
-        with contextlib.suppress(ValueError):
-            found, _ = json.JSONDecoder().raw_decode(text[start:])
-            if isinstance(found, dict):
-                return found
-        start = text.find("{", start + 1)
-    return {}
+    def call(self, env: dict[str, str]) -> None:
+        """Register keys that are new, take off those that are no longer in `keys`, say whose key was taken off."""
+        names, known, nodes = _keys(self.folder), registered(self.folder), _nodes(self.folder)
+        new = sorted(set(names.values()) - set(known))
+        old = [n.id for key, n in nodes if key not in names and n.status != UNREGISTERED]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:  # each is a program that takes seconds to start
+            added = pool.map(lambda k: flower_inside.register(env, self.folder / "keys" / f"{k}.pub"), new)
+            struck = pool.map(lambda node: flower_inside.unregister(env, node), old)
+            for k, _ in zip(new, added, strict=True):
+                log.info("%s is registered", k)
+            for node, _ in zip(old, struck, strict=True):
+                log.warning("node %s is taken off the list: its key is not, or no longer, in keys", node)
+        self.look()
+
+    def look(self) -> None:
+        """Say, once, who cannot come back."""
+        if time.monotonic() < self.next:
+            return
+        self.next = time.monotonic() + ROLL_S
+        try:
+            known = registered(self.folder)
+        except SoleraError as e:  # the server goes on
+            log.warning("the list of nodes cannot be compared with keys: %s", e)
+            return
+        for k, node in known.items():
+            if node.status == UNREGISTERED and node.id not in self.struck:
+                self.struck.add(node.id)
+                log.error(
+                    "%s is locked out: its key was taken off the list through the control interface, at %s, and Flower "
+                    "takes no key twice; run `solera deploy rekey` at the site, and keep others away from /v1/control/",
+                    k, node.struck_at,
+                )  # fmt: skip
 
 
 # ---- a site -----------------------------------------------------------------------------------------
@@ -199,14 +204,12 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
     """Run this site's node until a signal comes."""
     folder = folder.absolute()
     given = settings_of(folder, "site")
+    flower_inside.check_version()
     address = address or given["address"]
     split(address)
     keep_journal(folder / "log" / "site.jsonl", site=given["name"])
     if insecure and not is_loopback(address):
         raise ConfigError(f"--insecure to {address}: only on the loopback interface")
-    how = ["--insecure"] if insecure else [  # Flower uses keys with TLS only
-        "--root-certificates", str(folder / "ca.crt"), "--auth-supernode-private-key", str(folder / "node.key"),
-    ]  # fmt: skip
     forks = sys.platform == "linux"
     env = environment(folder, standby=forks)
     ready = Program(
@@ -215,7 +218,7 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
     )  # fmt: skip
     node = Program(
         "supernode",
-        [flower("flower-supernode"), *how, "--superlink", address, "--host", "127.0.0.1", "--port", str(free_port())],
+        flower_inside.supernode(folder, address, free_port(), insecure),
         env,
         folder / "log" / "supernode.log",
         reasons=REASONS,
@@ -248,6 +251,24 @@ class _Connection:
             log.warning("no answer from the server at %s: trying again (is it up, and is TLS on there?)", self.address)
 
 
+def rekey(folder: Path) -> str:
+    """A new key for a site, made at the site: the private half never travels. Returns what is left to do."""
+    name = settings_of(folder, "site")["name"]
+    for file in ("node.key", "node.pub"):
+        if (folder / file).exists():
+            (folder / file).replace(folder / f"{file}.old")
+    make_node_key(folder, name)
+    told = hashlib.sha256(base64.b64decode((folder / "node.pub").read_text().split()[1])).digest()
+    return (
+        f"{name} has a new key, SHA256:{base64.b64encode(told).decode().rstrip('=')}; the old one is in node.key.old\n"
+        f"1. Send {folder / 'node.pub'} to the server's people. Only this file: node.key never leaves this machine.\n"
+        f"2. On the server: check with `ssh-keygen -lf node.pub` that it is this key, put it in the place of "
+        f"keys/{name}.pub\n   in the server's folder, and restart `solera deploy server`: it takes the old key off its "
+        f"list. A run goes on.\n"
+        f"3. Then restart `solera deploy client {folder}` here."
+    )
+
+
 # ---- runs -------------------------------------------------------------------------------------------
 
 
@@ -271,13 +292,8 @@ def submit(folder: Path, name: str, config: str = "server.toml") -> Submitted:
     since = (folder / JOURNAL).stat().st_size if (folder / JOURNAL).is_file() else 0
     if not (folder / config).is_file() or Path(config).name != config:
         raise ConfigError(f"{config}: there is no such file in {folder}")
-    chosen = f'run="{name}" config="{config}"'
-    words = ["run", str(folder / "app"), CONNECTION, "--format", "json", "--run-config", chosen]
-    out = flwr(words, environment(folder), check=False)
-    said = _json_in(out)
-    if not said.get("success"):
-        raise SoleraError(f"the server does not take the run: {' '.join(out.split())[-400:]}")
-    return Submitted(name, int(said["run-id"]), folder / "runs" / name, since)
+    run_id = flower_inside.start_run(environment(folder), folder / "app", {"run": name, "config": config})
+    return Submitted(name, run_id, folder / "runs" / name, since)
 
 
 def wait_for(
@@ -301,9 +317,9 @@ def wait_for(
         time.sleep(LOOK_S)
         over, now = news(), time.monotonic()
         if over or now - asked >= ASK_S:  # asking starts a program that takes seconds
-            status, asked = run_status(env, run.id), now
+            status, asked = flower_inside.run_status(env, run.id), now
             while over and not status.startswith("finished") and time.monotonic() - now < ASK_S:
-                status = run_status(env, run.id)  # Flower notices a little later
+                status = flower_inside.run_status(env, run.id)  # Flower notices a little later
             if status.startswith("finished"):
                 news()
                 return status
@@ -311,26 +327,18 @@ def wait_for(
             raise RunError(f"the run {run.name} has not ended after {patience_s:g} s; it goes on")
 
 
-def run_status(env: dict[str, str], run_id: int) -> str:
-    """Flower's status of a run, such as `running` or `finished:completed`."""
-    found = _json_in(flwr(["list", CONNECTION, "--run-id", str(run_id), "--format", "json"], env, check=False))
-    runs = found.get("runs") or [{}]
-    return str(runs[0].get("status", "unknown"))
-
-
 def status(folder: Path) -> dict[str, Any]:
     """What the server knows now: nodes, runs as Flower sees them, and how far each run directory is."""
     folder = folder.absolute()
     given = settings_of(folder, "server")
-    env = environment(folder)
-    nodes = _json_in(flwr(["supernode", "list", CONNECTION, "--format", "json"], env, check=False))
-    runs = _json_in(flwr(["list", CONNECTION, "--format", "json"], env, check=False))
-    names = {about["node"]: k for k, about in registered(folder).items()}
+    runs, nodes = flower_inside.runs_and_nodes(environment(folder))
+    sites = {node.id: k for k, node in registered(folder).items()}
+    found = [{"site": sites.get(str(n.get("node-id"))), **n} for n in nodes or []]
     return {
         "address": given["address"],
-        "reachable": bool(nodes.get("success")),
-        "nodes": [{"site": names.get(str(n.get("node-id"))), **n} for n in nodes.get("nodes", [])],
-        "runs": runs.get("runs", []),
+        "reachable": nodes is not None,
+        "nodes": [n for n in found if n["site"] or n.get("status") != UNREGISTERED],
+        "runs": runs,
         "directories": {d.name: _rounds(d) for d in sorted((folder / "runs").glob("*")) if d.is_dir()},
     }
 

@@ -2,17 +2,17 @@
 
 Flower lets whoever can reach a SuperLink's control interface submit an app, and runs its code on the server and on
 every node. A deployment of Solera needs none of that: its app is one `pyproject.toml` that names two installed modules.
-So `solera deploy` puts two programs called `flwr-serverapp` and `flwr-clientapp` first on the path of what it starts.
-They are Flower's own, with one step before an app is unpacked: it must be exactly that file, or nothing runs.
+So `solera deploy` puts programs of its own first on the path of what it starts. `flwr-serverapp` and `flwr-clientapp`
+are Flower's, with one step before an app is unpacked: it must be exactly that file, or nothing runs. The others that
+Flower would start for an app (agents, simulations) refuse.
 
-The step is put in the place of a function inside flwr, so this module belongs to one version of it. Where the function
-is not found, the programs refuse to start.
+The step is put in the place of a function inside flwr (`flower_inside.py`). Where the function is not found, or
+the version of flwr is one that was not tried, the programs refuse to start.
 """
 
 import importlib
 import io
 import os
-import re
 import stat
 import sys
 import tomllib
@@ -22,17 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SoleraError
+from ..flower_inside import GATED, INSTALL, OWN_NOTES, UNUSED, check_version
 from . import handover
 
 COMPONENTS = {"serverapp": "solera.deploy.serverapp:app", "clientapp": "solera.deploy.clientapp:app"}
 ALLOWED = {"pyproject.toml"}
-OWN_NOTES = re.compile(r"\.info/[A-Z]+")  # what Flower adds when it packs an app: hashes, nothing that runs
 MOST_BYTES = 1 << 16
-PROGRAMS = {
-    "flwr-serverapp": ("flwr.superlink.runtime.run_serverapp", "flwr.superlink.cli", "flwr_serverapp"),
-    "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", "flwr.supernode.cli", "flwr_clientapp"),
-}
-INSTALL = "install_from_fab"
 
 
 class AppRefused(SoleraError):
@@ -73,18 +68,24 @@ def guarded(install: Callable[..., Any]) -> Callable[..., Any]:
 
 def main(program: str) -> None:
     """Run Flower's program of that name behind the gate."""
-    where, cli, entry = PROGRAMS[program]
+    if program not in GATED:
+        sys.exit(f"solera: a deployment has no use for {program}: refused")
+    try:
+        check_version()
+    except SoleraError as e:
+        sys.exit(f"solera: {e}")
+    where, cli, entry = GATED[program]
     module = importlib.import_module(where)
     if not callable(getattr(module, INSTALL, None)):
-        sys.exit(f"solera: {where} of this flwr has no {INSTALL}: apps cannot be checked; install flwr 1.41")
+        sys.exit(f"solera: {where} of this flwr has no {INSTALL}: apps cannot be checked")
     setattr(module, INSTALL, guarded(getattr(module, INSTALL)))
     getattr(importlib.import_module(cli), entry)()
 
 
 def write_programs(folder: Path, standby: bool = False) -> None:
-    """The two programs, in a folder that comes first on the path. `standby`: a site's hands over (`handover.py`)."""
+    """The programs, in a folder that comes first on the path. `standby`: a site's hands over (`handover.py`)."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in PROGRAMS:
+    for name in (*GATED, *UNUSED):
         file = folder / name
         text = f"#!{sys.executable}\nfrom solera.deploy.gate import main\n\nmain({name!r})\n"
         if standby and name == "flwr-clientapp":

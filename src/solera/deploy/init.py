@@ -27,11 +27,19 @@ SITE_TABLES = ("data", "public", "models", "method")
 
 
 def init(
-    config: Path, target: Path, address: str, hosts: Sequence[str] = (), systemd: bool = False, compose: bool = False
+    config: Path,
+    target: Path,
+    address: str,
+    hosts: Sequence[str] = (),
+    systemd: bool = False,
+    compose: bool = False,
+    behind_firewall: bool = False,
+    proxy: str | None = None,
 ) -> list[str]:
     """Write the folders of a deployment of `config`, whose [sites] are the clients; returns their names.
 
-    `hosts` are more names and addresses under which sites reach the server; the certificate is valid for those.
+    `hosts` are more names and addresses under which sites reach the server; the certificate is valid for those. With a
+    `proxy`, HOST:PORT, sites are told its address.
     """
     tables = _read(config)
     with code_allowed(config.parent):  # whoever deploys it has named it
@@ -41,15 +49,20 @@ def init(
     tables["public"] = {"where": "server", **tables.get("public", {})}  # sites get what they need of it from the server
     sites = {safe_name(name, "site name"): dict(table) for name, table in tables["sites"].items()}
     host, _ = split(address)
-    names = list(dict.fromkeys([*([] if host in ("0.0.0.0", "::") else [host]), *hosts, *LOCAL]))  # noqa: S104
+    outside = [split(proxy)[0]] if proxy else []
+    names = list(dict.fromkeys([*outside, *([] if host in ("0.0.0.0", "::") else [host]), *hosts, *LOCAL]))  # noqa: S104
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} exists and is not empty: keys are never overwritten; name another folder")
     (target / "ca").mkdir(parents=True)
     (target / "ca").chmod(0o700)
     make_authority(target / "ca")
     _server(config, target, tables, sites, address, names)
+    guard: dict[str, Any] = {"behind_firewall": True} if behind_firewall else {}
+    guard |= {"proxy": proxy} if proxy else {}
+    with (target / "server" / "deploy.toml").open("a") as file:
+        file.write(tomli_w.dumps(guard))
     for name, site in sites.items():
-        _site(config, target, tables, name, site, f"{names[0]}:{split(address)[1]}")
+        _site(config, target, tables, name, site, proxy or f"{names[0]}:{split(address)[1]}")
     if systemd:
         _units(target, list(sites))
     if compose:
@@ -195,7 +208,7 @@ def _units(target: Path, sites: list[str]) -> None:
 
 
 def _compose(target: Path, sites: list[str], port: int) -> None:
-    more = f', "--address", "0.0.0.0:{port}"'
+    more = f', "--address", "0.0.0.0:{port}", "--behind-firewall"'  # no port is published
     text = templates.COMPOSE_HEAD + templates.COMPOSE_SERVICE.format(
         service="server", command="server", folder="server", more=more
     )

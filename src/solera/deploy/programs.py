@@ -4,9 +4,9 @@ after them. A program that ends by itself is started again; all of them end toge
 import contextlib
 import ctypes
 import dataclasses
+import ipaddress
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,15 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, SoleraError
+from ..flower_inside import HOME, SAFE
 from .gate import write_programs
 
 log = logging.getLogger("solera")
-SAFE = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; by default 1
-}
 FOLDER = "SOLERA_DEPLOYMENT"  # in the environment: the folder of the server or the site
 INSECURE = "SOLERA_INSECURE"  # in the environment of a server that was started with --insecure
 READY_S = 120.0  # until a program must accept connections
@@ -44,17 +39,8 @@ def environment(folder: Path, standby: bool = False) -> dict[str, str]:
     path = os.pathsep.join([str(bin_), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     home = folder / "state" / "flwr"
     home.mkdir(parents=True, exist_ok=True)
-    own = {"PATH": path, "FLWR_HOME": str(home), FOLDER: str(folder), "PYTHONUNBUFFERED": "1"}
+    own = {"PATH": path, HOME: str(home), FOLDER: str(folder), "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **SAFE, **own}
-
-
-def flower(program: str) -> str:
-    """The path of one of Flower's programs, which are installed beside Python."""
-    beside = Path(sys.executable).parent / program
-    found = str(beside) if beside.is_file() else shutil.which(program)
-    if found is None:
-        raise ConfigError(f"{program} is not installed: pip install 'solera[flower]'")
-    return found
 
 
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: not between fork and exec
@@ -236,4 +222,22 @@ def free_port() -> int:
 def is_loopback(address: str) -> bool:
     """Whether only this machine reaches the address."""
     host = split(address)[0]
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(address: str, behind_firewall: bool = False, proxy: str | None = None) -> None:
+    """Refuse a server at an address that others reach, unless the operator has said what keeps strangers away."""
+    if is_loopback(address):
+        return
+    if not behind_firewall and not proxy:
+        raise ConfigError(
+            f"address {address}: Flower's control interface is there, too, and has no login: a stranger who reaches it "
+            "can stop runs and lock sites out for good. Listen on 127.0.0.1 behind a proxy that passes on /v1/fleet/ "
+            "alone (one on another machine is named in deploy.toml: proxy = 'HOST:PORT'), or say that a firewall lets "
+            "in nothing but sites that you trust with this: --behind-firewall"
+        )
+    who = f"the proxy {proxy}" if proxy else "sites that you trust with the control interface"
+    log.warning("%s can be reached from other machines: it is for you to see that only %s can", address, who)

@@ -21,13 +21,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from .gate import PROGRAMS
+from ..flower_inside import GATED
 from .gate import main as behind_the_gate
 from .handover import SOCKET
 from .programs import die_with_parent
 
 PROGRAM = "flwr-clientapp"
-LOAD = ("solera.deploy.site", "solera.deploy.clientapp", *PROGRAMS[PROGRAM][:2])
+LOAD = ("solera.deploy.site", "solera.deploy.clientapp", *GATED[PROGRAM][:2])
 MOST_BYTES = 1 << 22  # of a request: arguments and environment
 LOOK_S = 0.05  # how often it is seen that a copy has ended
 

@@ -1,7 +1,5 @@
 """The files of a deployment as text."""
 
-CONNECTION = "solera"  # what the command `flwr` calls the server
-
 APP = """\
 # The app of a Solera deployment. It holds no code: both components are installed modules.
 [project]

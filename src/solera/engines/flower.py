@@ -1,9 +1,9 @@
 """Clients on other machines, reached through Flower: the engine of a deployment.
 
-Only Flower's public interface is used: the server pushes and pulls messages on a `Grid`, a site answers one kind of
-query. A message is one array of bytes, the safetensors encoding of `wire` as it is, and one line of JSON beside it.
-Flower moves and stores it without looking inside; the receiver compares its header with the declared type before
-anything is built from it.
+Only Flower's public interface is used, and the codes of its errors (`flower_inside.py`): the server pushes and pulls
+messages on a `Grid`, a site answers one kind of query. A message is one array of bytes, the safetensors encoding of
+`wire` as it is, and one line of JSON beside it. Flower moves and stores it without looking inside; the receiver
+compares its header with the declared type before anything is built from it.
 
 Who a site is follows from the key of its node, which the SuperLink has checked, never from what the site says. A call
 can be repeated (`serve` starts from the state that the call names), so a site that went away in the middle of one is
@@ -23,6 +23,7 @@ from annotated_types import Ge, Le
 from ..compute import AUTO, Share
 from ..devices import Precision
 from ..errors import ConfigError, RunError
+from ..flower_inside import CODES, GONE, TOO_LATE
 from ..settings import Hint, Positive, PositiveInt, settings
 from ..stopping import check_stop
 from ..wire import Limits, Packed, WireError, safe_name
@@ -39,15 +40,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two looks for replies
 SLACK_S = 120.0  # a message of which Flower says nothing is given up so long after its time
 SAY_AGAIN_S = 60.0  # how often a wait is mentioned
 FOREVER_S = 12 * 3600.0  # what Flower keeps a message for, where no deadline is set
-GONE = 5  # Flower's codes: the node left while it had the message
-TOO_LATE = 3  # the message's time is over
-CODES = {
-    1: "its program could not be loaded",
-    2: "its program raised an error",
-    4: "its reply was lost on the way",
-    7: "it refuses the app",
-    8: "its process died",
-}
 
 
 @settings

@@ -1,6 +1,8 @@
 """The gate: no app but Solera's own gets past it."""
 
 import io
+import os
+import subprocess
 import sys
 import zipfile
 
@@ -69,11 +71,11 @@ def test_nothing_is_unpacked_that_was_not_checked():
     assert len(unpacked) == 1
 
 
-@pytest.mark.parametrize("program", sorted(gate.PROGRAMS))
+@pytest.mark.parametrize("program", sorted(gate.GATED))
 def test_the_gate_is_in_front_of_flowers_program(program, monkeypatch):
     import importlib
 
-    where, cli, entry = gate.PROGRAMS[program]
+    where, cli, entry = gate.GATED[program]
     module, called = importlib.import_module(where), []
     monkeypatch.setattr(module, gate.INSTALL, lambda content, **k: None)
     monkeypatch.setattr(importlib.import_module(cli), entry, lambda: called.append(program))
@@ -86,16 +88,26 @@ def test_the_gate_is_in_front_of_flowers_program(program, monkeypatch):
 def test_without_the_function_that_it_guards_it_does_not_start(monkeypatch):
     import importlib
 
-    where, cli, entry = gate.PROGRAMS["flwr-clientapp"]
+    where, cli, entry = gate.GATED["flwr-clientapp"]
     monkeypatch.delattr(importlib.import_module(where), gate.INSTALL)
     monkeypatch.setattr(importlib.import_module(cli), entry, lambda: pytest.fail("it started"))
     with pytest.raises(SystemExit, match="apps cannot be checked"):
         gate.main("flwr-clientapp")
 
 
+@pytest.mark.parametrize("program", sorted(gate.UNUSED))
+def test_no_other_program_of_flower_is_started_for_an_app(program, tmp_path, monkeypatch):
+    """An app of another kind (an agent, a simulation) would be unpacked and run by a program of its own."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    write_programs(tmp_path)
+    done = subprocess.run([tmp_path / program, "--token", "x"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"solera: a deployment has no use for {program}: refused\n"
+
+
 def test_the_programs_run_this_python(tmp_path):
     write_programs(tmp_path / "bin")
-    for name in ("flwr-serverapp", "flwr-clientapp"):
+    for name in (*gate.GATED, *gate.UNUSED):
         file = tmp_path / "bin" / name
         assert file.read_text().startswith(f"#!{sys.executable}\n")
         assert file.stat().st_mode & 0o777 == 0o700

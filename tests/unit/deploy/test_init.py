@@ -85,9 +85,32 @@ def test_units_and_a_compose_file(config, tmp_path):
     assert "NoNewPrivileges=true" in unit
     assert "deploy client" in (tmp_path / "d" / "sites" / "east" / "solera-site.service").read_text()
     compose = (tmp_path / "d" / "compose.yaml").read_text()
-    assert '"/deployment", "--address", "0.0.0.0:8000"' in compose
+    assert '"/deployment", "--address", "0.0.0.0:8000", "--behind-firewall"' in compose
     assert compose.count('"--server", "server:8000"') == 3
     assert table(tmp_path / "d" / "sites" / "east" / "deploy.toml")["address"] == "fl.example:8000"
+
+
+def test_behind_a_proxy_sites_are_told_its_address_and_its_name_is_in_the_certificate(config, tmp_path):
+    from cryptography import x509
+
+    out = tmp_path / "d"
+    assert said_by("init", config, "-o", out, "--address", "10.0.0.5:8000", "--proxy", "fl.example:443")[0] == 0
+    assert table(out / "sites" / "east" / "deploy.toml")["address"] == "fl.example:443"
+    assert table(out / "server" / "deploy.toml") == {
+        "role": "server", "address": "10.0.0.5:8000", "proxy": "fl.example:443",
+    }  # fmt: skip
+    certificate = x509.load_pem_x509_certificate((out / "server" / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == {"fl.example", "localhost"}
+
+
+def test_an_address_that_others_reach_needs_a_word_on_what_keeps_them_away(config, tmp_path):
+    code, text = said_by("init", config, "-o", tmp_path / "a", "--address", "10.0.0.5:8000")
+    assert code == 2
+    assert "has no login" in text
+    assert not (tmp_path / "a").exists()
+    assert said_by("init", config, "-o", tmp_path / "b", "--address", "10.0.0.5:8000", "--behind-firewall")[0] == 0
+    assert table(tmp_path / "b" / "server" / "deploy.toml")["behind_firewall"] is True
 
 
 def test_keys_are_never_overwritten(config, tmp_path):

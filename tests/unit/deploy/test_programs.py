@@ -16,6 +16,7 @@ from solera.deploy.programs import (
     Program,
     Reason,
     Supervisor,
+    check_exposure,
     environment,
     is_loopback,
     reachable,
@@ -31,7 +32,9 @@ def test_flowers_programs_see_no_telemetry_no_installation_and_a_home_of_their_o
     assert env["FLWR_DISABLE_UPDATE_CHECK"] == env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert env["FLWR_HOME"] == str(tmp_path / "state" / "flwr")
     first = env["PATH"].split(os.pathsep)[0]
-    assert sorted(os.listdir(first)) == ["flwr-clientapp", "flwr-serverapp"]
+    assert sorted(os.listdir(first)) == [
+        "flwr-agentapp", "flwr-clientapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation",
+    ]  # fmt: skip
 
 
 def program(tmp_path, code, **options):
@@ -121,12 +124,23 @@ def test_addresses():
     assert split("[::1]:80") == ("::1", 80)
     assert reachable("0.0.0.0:80") == "127.0.0.1:80"
     assert reachable("10.1.2.3:80") == "10.1.2.3:80"
-    assert [is_loopback(f"{h}:1") for h in ("127.0.0.1", "localhost", "0.0.0.0", "10.0.0.1")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert all(is_loopback(f"{h}:1") for h in ("127.0.0.1", "127.9.9.9", "localhost", "[::1]"))
+    assert not any(is_loopback(f"{h}:1") for h in ("0.0.0.0", "10.0.0.1", "[::]", "127.example.org", "fl.example.org"))
+
+
+def test_an_address_that_others_reach_needs_a_word_on_what_keeps_them_away(caplog):
+    for address in ("10.0.0.5:8000", "0.0.0.0:8000", "fl.example.org:8000"):
+        with pytest.raises(ConfigError, match=r"no login.*--behind-firewall") as e:
+            check_exposure(address)
+        assert address in str(e.value)
+        assert "\n" not in str(e.value)
+        check_exposure(address, behind_firewall=True)
+        check_exposure(address, proxy="fl.example.org:443")
+        assert f"{address} can be reached from other machines" in caplog.text
+        assert "only the proxy fl.example.org:443 can" in caplog.text
+    caplog.clear()
+    check_exposure("127.0.0.1:8000")
+    assert not caplog.text
 
 
 def test_a_log_has_one_json_object_a_line_with_the_time(tmp_path):
