@@ -31,11 +31,15 @@ from .programs import (
     split,
     wait_for_port,
 )
-from .templates import CONNECTION
+from .templates import CONNECTION, NO_TASKS
 
 log = logging.getLogger("solera")
 REASONS = (
-    Reason("[code: 2004]", "the server does not know this site's key: node.pub must be among its keys when it starts"),
+    Reason(
+        "[code: 2004]",
+        "the server does not know this site's key (node.pub must be among its keys when it starts), or a node with the "
+        "same key is connected (a copy of this folder)",
+    ),
     Reason("[code: 2001]", "the server wants a key, and --insecure shows none"),
     Reason("certificate has expired", "the server's certificate has expired: it needs `solera deploy renew`"),
     Reason(
@@ -201,6 +205,7 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
     given = settings_of(folder, "site")
     address = address or given["address"]
     split(address)
+    _check_tasks(folder / "site.toml", given["name"])
     keep_journal(folder / "log" / "site.jsonl", site=given["name"])
     if insecure and not is_loopback(address):
         raise ConfigError(f"--insecure to {address}: only on the loopback interface")
@@ -226,6 +231,16 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
         programs.start(node)
         programs.watch(_Connection(node, address).look)
     log.info("%s has left", given["name"])
+
+
+def _check_tasks(file: Path, name: str) -> None:
+    """Refuse to start a site that would refuse every task."""
+    try:
+        tables = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{file} cannot be read: {e}") from None
+    if "tasks" not in tables.get("sites", {}).get(name, {}):
+        raise ConfigError(NO_TASKS.format(name=name))
 
 
 class _Connection:
