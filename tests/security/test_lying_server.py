@@ -170,6 +170,11 @@ def test_an_error_does_not_tell_where_files_are(tmp_path):
     def fail(client: Client) -> None:
         raise FileNotFoundError(2, "No such file", f"{tmp_path}/my patients/of ward 7.csv")
 
+    def explain(client: Client) -> None:
+        raise ValueError(f"{tmp_path}/my patients/of ward 7.csv: row 3 has no label")
+
+    with task_of_its_own(site, "test.explain", explain, type(None)):
+        assert "ValueError: (a path): row 3 has no label" in ask(site, "test.explain")[0]["error"]
     with task_of_its_own(site, "test.fail", fail, type(None)):
         told, _ = ask(site, "test.fail")
         assert str(tmp_path) in last(site)["outcome"], "its own people are told"

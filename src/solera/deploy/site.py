@@ -45,7 +45,7 @@ from .journal import write_line
 log = logging.getLogger("solera")
 LINGER_S = 10.0  # after its deadline a task that does not react ends with its process
 MOST_RUNS, MOST_PUBLIC = 100, 20  # runs whose state a site keeps, and sets of public samples: a server could fill it
-PATHS = re.compile(r"""(?<=')/[^']*|(?<=")/[^"]*|(?<![\w./])/[^\s'",;:()]+""")  # of files, in an error's text
+PATHS = re.compile(r"""(?<=')/[^']*|(?<=")/[^"]*|(?<![\w./])/\S.*?(?=[:;,] |[()'"]|$)""")  # in an error's text
 
 
 class Site(Protocol):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from solera.deploy import commands
-from solera.deploy.commands import Submitted, _Connection, register, registered, wait_for
+from solera.deploy.commands import REASONS, Submitted, _Connection, register, registered, wait_for
 from solera.deploy.journal import write_line
 from solera.deploy.programs import Program
 from solera.errors import RunError, SoleraError
@@ -32,6 +32,13 @@ def test_a_run_is_followed_through_the_servers_log(tmp_path, statuses):
     heard = []
     assert wait_for(tmp_path, run, 60, heard.append) == "finished:completed"
     assert [text.split(" ", 1)[1] for text in heard] == ["round 0", "the end"]
+
+
+def test_a_site_whose_key_is_not_admitted_is_told_both_reasons():
+    """Flower has one code for a key that it does not know and one that another node shows."""
+    (means,) = (r.means for r in REASONS if r.prints == "[code: 2004]")
+    assert "does not know this site's key" in means
+    assert "a node with the same key is connected (a copy of this folder)" in means
 
 
 def test_a_run_that_says_nothing_is_asked_for_now_and_then(tmp_path, statuses, monkeypatch):
