@@ -28,7 +28,7 @@ from solera.config import Config, load_config
 from solera.data import SOURCES, load
 from solera.engines import ENGINES
 from solera.experiments.sweep import plan
-from solera.method import METHODS, name_of
+from solera.method import METHODS, name_of, prepare_scoring
 from solera.models import MODELS
 from solera.runner.loop import check_fit, execute
 from solera.scenario import build_scenario
@@ -70,6 +70,13 @@ def rows(page: pathlib.Path) -> Iterator[tuple[list[str], list[str]]]:
 
 def name(page: pathlib.Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def test_the_page_on_deployments_says_what_a_lying_server_gets_from_each_task():
+    prepare_scoring()
+    ours = [n for n, t in TASKS.items() if t.fn.__module__.startswith("solera.methods.")]
+    found = [cells[0] for heads, cells in rows(DOCS / "howto" / "deploy.md") if heads[1] == "what a lying server gets"]
+    assert sorted(t for cell in found for t in re.findall(r"`([^`]+)`", cell)) == sorted(ours)
 
 
 # ---- every method has a page, and every mark in its code a row --------------------------------------

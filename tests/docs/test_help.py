@@ -76,7 +76,7 @@ def runs(tmp_path_factory) -> Path:
     """The runs and the file that the examples speak of: runs/toy-feddf-s0, runs/toy-fedavg-s0, my-sweep.toml."""
     home = tmp_path_factory.mktemp("examples")
     (home / "my-sweep.toml").write_text(SWEEP)
-    (home / "hospitals.toml").write_text('[method]\nname = "feddf"\n[sites.hospital-a]\nmodel = "mlp"\n')
+    (home / "hospitals.toml").write_text('[method]\nname = "fedavg"\n[sites.hospital-a]\nmodel = "mlp"\n')
     for method in ("feddf", "fedavg"):
         in_seconds(
             load_config("toy", [f"method.name={method}", "engine.name=inprocess"]), home / f"runs/toy-{method}-s0"

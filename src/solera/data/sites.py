@@ -50,6 +50,8 @@ class SiteConfig:
     key: str | None = None  # deployment: the file of its public key
     columns: list[str] = field(default_factory=list)  # of a table: inputs in order (texts: one or two); []: usual names
     label_column: str = "label"  # of a table: the class
+    tasks: list[str] | None = None  # deployment: those that the site answers; `solera deploy init` writes them
+    bounds: dict[str, Any] | None = None  # deployment: of their arguments; `solera deploy init` writes them
 
 
 @dataclass(frozen=True)

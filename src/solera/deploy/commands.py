@@ -32,6 +32,7 @@ from .programs import (
     split,
     wait_for_port,
 )
+from .templates import NO_TASKS
 
 log = logging.getLogger("solera")
 REASONS = (
@@ -207,6 +208,7 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
     flower_inside.check_version()
     address = address or given["address"]
     split(address)
+    _check_tasks(folder / "site.toml", given["name"])
     keep_journal(folder / "log" / "site.jsonl", site=given["name"])
     if insecure and not is_loopback(address):
         raise ConfigError(f"--insecure to {address}: only on the loopback interface")
@@ -229,6 +231,16 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
         programs.start(node)
         programs.watch(_Connection(node, address).look)
     log.info("%s has left", given["name"])
+
+
+def _check_tasks(file: Path, name: str) -> None:
+    """Refuse to start a site that would refuse every task."""
+    try:
+        tables = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{file} cannot be read: {e}") from None
+    if "tasks" not in tables.get("sites", {}).get(name, {}):
+        raise ConfigError(NO_TASKS.format(name=name))
 
 
 class _Connection:

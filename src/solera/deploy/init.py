@@ -17,6 +17,7 @@ from ..models.hub import SMALL
 from ..plugins import code_allowed, is_path
 from ..wire import safe_name
 from . import templates
+from .bounds import asked_by
 from .keys import expiry, make_authority, make_node_key, make_secret, make_server_certificate
 from .programs import split
 
@@ -43,7 +44,8 @@ def init(
     """
     tables = _read(config)
     with code_allowed(config.parent):  # whoever deploys it has named it
-        models = load_config(config).models  # what is wrong with it is said now, not on four machines
+        loaded = load_config(config)  # what is wrong with it is said now, not on four machines
+    models = loaded.models
     # A site, which knows its own model only, could not tell what heads all of them need.
     tables["models"] = {"norm": models.norm, "head": models.head, **tables.get("models", {})}
     tables["public"] = {"where": "server", **tables.get("public", {})}  # sites get what they need of it from the server
@@ -53,6 +55,10 @@ def init(
     names = list(dict.fromkeys([*outside, *([] if host in ("0.0.0.0", "::") else [host]), *hosts, *LOCAL]))  # noqa: S104
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} exists and is not empty: keys are never overwritten; name another folder")
+    with code_allowed(config.parent):
+        tasks, bounds = asked_by(loaded)
+    for site in sites.values():  # what is in the configuration already, its author has chosen
+        site.update({"tasks": tasks, "bounds": bounds} | site)
     (target / "ca").mkdir(parents=True)
     (target / "ca").chmod(0o700)
     make_authority(target / "ca")

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
 from ..errors import ConfigError, SoleraError
+from ..method import prepare_scoring
 from ..plugins import code_allowed
 from ..runner.sites import form_of_site, site_host
 from ..sites import SiteHost
@@ -36,11 +38,14 @@ from ..task import TASKS
 from ..tensors import weights_of
 from ..version import __version__
 from ..wire import Limits, Packed, WireError, decode, digest, safe_name
+from .bounds import check_asked, noted
 from .commands import settings_of
 from .journal import write_line
 
 log = logging.getLogger("solera")
 LINGER_S = 10.0  # after its deadline a task that does not react ends with its process
+MOST_RUNS, MOST_PUBLIC = 100, 20  # runs whose state a site keeps, and sets of public samples: a server could fill it
+PATHS = re.compile(r"""(?<=')/[^']*|(?<=")/[^"]*|(?<![\w./])/\S.*?(?=[:;,] |[()'"]|$)""")  # in an error's text
 
 
 class Site(Protocol):
@@ -62,6 +67,10 @@ class Site(Protocol):
         """The digest of what it says of itself."""
         ...
 
+    def check(self, task: str, arguments: Mapping[str, Any], host: Any) -> None:
+        """Refuse a task that it does not answer, and arguments that are out of bounds."""
+        ...
+
     def public_of(self, samples: Samples) -> Public:
         """Samples that the server sent, as this site prepares them."""
         ...
@@ -79,12 +88,14 @@ class OwnSite:
         self.name = settings_of(folder, "site")["name"]
         with code_allowed(folder):
             self.config = load_config(folder / "site.toml")
+        prepare_scoring()
         self.place = compute_of(self.config.engine).place()
         if set(self.config.sites) != {self.name}:
             raise ConfigError(
                 f"{folder / 'site.toml'} describes {', '.join(sorted(self.config.sites)) or 'no site'}, deploy.toml "
                 f"says that this is {self.name}"
             )
+        self.own = self.config.sites[self.name]
 
     def host(self, run_seed: int) -> SiteHost:
         """Its own data and model."""
@@ -102,6 +113,10 @@ class OwnSite:
     def hello(self, host: SiteHost) -> str:
         """Of its host as it is now."""
         return host.hello().digest
+
+    def check(self, task: str, arguments: Mapping[str, Any], host: SiteHost) -> None:
+        """By the tasks and bounds in its file."""
+        check_asked(self.name, self.own.tasks, self.own.bounds or {}, task, arguments, host)
 
     def public_of(self, samples: Samples) -> Public:
         """Normalised and augmented as its own file says; texts are read with its own model's tokenizer."""
@@ -122,24 +137,29 @@ def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:
     """The reply to a message, always. `record` and the result are Flower's records."""
     begun, size = time.monotonic(), 0
     facts: dict[str, Any] = {}
+    asked: dict[str, Any] = {}  # the arguments of a task, as far as they were read
     try:
         facts, blob = unpack(record, limits or Limits())
         size = len(blob)
         with site.place.numerics(threads=1):  # as on every engine: the number of threads changes the bits of a sum
-            told, body = _act(facts, blob, site)
+            told, body = _act(facts, blob, site, asked)
     except (Exception, SystemExit, KeyboardInterrupt) as e:
         told, body = {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}, None
     said = {"protocol": PROTOCOL, "site": site.name, "nonce": facts.get("nonce"), **told}
-    _note(site, facts, size, said, body, time.monotonic() - begun)
+    _note(site, facts, noted(asked), size, said, body, time.monotonic() - begun)
+    if "error" in said:  # the log has all of it; where files are is not the server's to know
+        said["error"] = PATHS.sub("(a path)", said["error"].replace(str(site.folder), "(a path)"))
     return pack(said, body)
 
 
-def _act(facts: Mapping[str, Any], blob: bytes, site: Site) -> tuple[dict[str, Any], bytes | None]:
+def _act(
+    facts: Mapping[str, Any], blob: bytes, site: Site, asked: dict[str, Any]
+) -> tuple[dict[str, Any], bytes | None]:
     """Do what is asked, if it is asked of this site."""
     if facts.get("what") == "who":
         return {}, None  # its name is in every reply
-    if (asked := text_in(facts, "site")) != site.name:
-        raise WireError(f"asked of {asked!r}, this is {site.name!r}: the server has another key under that name")
+    if (name := text_in(facts, "site")) != site.name:
+        raise WireError(f"asked of {name!r}, this is {site.name!r}: the server has another key under that name")
     what = text_in(facts, "what")
     if what == "hello":
         seed, public = facts.get("run_seed"), _digest_in(facts)
@@ -150,22 +170,24 @@ def _act(facts: Mapping[str, Any], blob: bytes, site: Site) -> tuple[dict[str, A
         return {"has_public": keep_public(site, _digest_in(facts), blob)}, None
     if what != "call":
         raise WireError(f"{what!r} is not something that can be asked")
-    reply = _call(facts, blob, site)
+    reply = _call(facts, blob, site, asked)
     if reply.error is not None:
         return {"error": reply.error, "fatal": reply.fatal, "seconds": reply.seconds}, None
     assert isinstance(reply.message, Packed)
     return {"version": reply.version, "seconds": reply.seconds}, reply.message.blob
 
 
-def _call(facts: Mapping[str, Any], blob: bytes, site: Site) -> Reply:
+def _call(facts: Mapping[str, Any], blob: bytes, site: Site, asked: dict[str, Any]) -> Reply:
     task = text_in(facts, "task")
     if task not in TASKS:
         raise WireError(f"unknown task {task!r}: it is not part of solera {__version__}, nor of this site's own code")
     inbox = decode(blob, TASKS[task].inbox)
-    message = Packed({a: getattr(inbox, a) for a in TASKS[task].takes})
+    asked.update((a, getattr(inbox, a)) for a in TASKS[task].takes)
+    message = Packed(asked)
     message.memo[task] = inbox
     call = call_of_facts(facts, message)
-    states = ClientStates(site.folder / "state" / "runs" / safe_name(text_in(facts, "run"), "run name"))
+    run = site.folder / "state" / "runs" / safe_name(text_in(facts, "run"), "run name")
+    _check_room(run, MOST_RUNS, "the state of {} runs")
     TRICKS["cpu"].set_allocator()
     with _time_limit(call):
         host = site.host(call.run_seed)
@@ -176,7 +198,20 @@ def _call(facts: Mapping[str, Any], blob: bytes, site: Site) -> Reply:
             )
         if (public := _digest_in(facts)) is not None:
             site.lend(host, _read_public(site, public))
-        return serve(call, host, states, site.place)
+        site.check(task, asked, host)
+        reply = serve(call, host, ClientStates(run), site.place)
+        if reply.error is None and reply.version == call.after:  # `serve` has not looked: nothing was saved
+            decode(reply.message, TASKS[task].returns, asked)
+        return reply
+
+
+def _check_room(path: Path, most: int, what: str) -> None:
+    """Refuse a new name in a folder that has enough of them: names come from the server."""
+    if not path.exists() and path.parent.is_dir() and len(os.listdir(path.parent)) >= most:
+        raise SoleraError(
+            f"this site keeps {what.format(most)} already: its people remove those of runs that are over from "
+            f"state/{path.parent.name}"
+        )
 
 
 # ---- public samples that come from the server ---------------------------------------------------------
@@ -204,6 +239,7 @@ def keep_public(site: Site, sha256: str | None, blob: bytes) -> bool:
             "data.mean, data.std and public.augment must be the same in both files"
         )
     file = _public_file(site, sha256)
+    _check_room(file, MOST_PUBLIC, "{} sets of public samples")
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(f".{os.getpid()}.draft")
     draft.write_bytes(blob)
@@ -258,14 +294,21 @@ def _time_limit(call: Call) -> Iterator[None]:
 
 
 def _note(
-    site: Site, facts: Mapping[str, Any], size: int, said: Mapping[str, Any], body: bytes | None, seconds: float
+    site: Site,
+    facts: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    size: int,
+    said: Mapping[str, Any],
+    body: bytes | None,
+    seconds: float,
 ) -> None:
     """One line for the site's operator."""
     line = {
         "site": site.name,
         "run": str(facts.get("run"))[:64],
         "task": str(facts.get("task") or facts.get("what"))[:64],
-        "step": facts.get("step"),
+        "step": str(facts.get("step"))[:20] if type(facts.get("step")) is not int else facts["step"],
+        "arguments": arguments,
         "bytes_in": size,
         "bytes_out": len(body or b""),
         "seconds": round(seconds, 3),

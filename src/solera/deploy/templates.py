@@ -21,6 +21,11 @@ run = "run"
 config = "server.toml"
 """
 
+NO_TASKS = (
+    "site.toml lacks sites.{name}.tasks, the tasks that the site answers: run `solera deploy init` with the run's "
+    "configuration into another folder, and copy tasks and bounds from the new sites/{name}/site.toml"
+)
+
 SERVER_TOML = """\
 # What the server runs. It knows of each site its model and its key, not its data.
 """
@@ -28,6 +33,10 @@ SERVER_TOML = """\
 SITE_TOML = """\
 # What this site brings: its own data and model, from its own files. The server never sends code, and nothing that the
 # server sends is a path. data, shape and normalisation must agree with the server's; the site's data stays here.
+#
+# The site answers `tasks` and no others, and no argument outside of `bounds`: a number must lie between the smallest
+# and the largest that are listed, a text must be one of those; "own examples" is the number of the training samples
+# here, and for "*" (seeds, digests) any value will do. `solera deploy init` took both from the run's configuration.
 """
 
 DEPLOY_SERVER = """\
@@ -60,7 +69,8 @@ Made by `solera deploy init`. Each folder below goes to one machine, with Python
    `solera report server/runs/first -o report.html`.
 
 `solera deploy status server` shows who is connected and how far runs are, `solera deploy logs FOLDER` what happened.
-At a site, `log/asked.jsonl` has one line for every question of the server: the task, and how many bytes left the site.
+At a site, `log/asked.jsonl` has one line for every question of the server: the task, its arguments, and how many bytes
+left the site. A site refuses what `tasks` and `bounds` in its `site.toml` do not name.
 A run that was stopped goes on when it is submitted again under the same name.
 
 The server's certificate is valid for {names} until {until}; `solera deploy renew` makes a new one.

@@ -28,6 +28,7 @@ from ..settings import Hint, Positive, PositiveInt, settings
 from ..stopping import check_stop
 from ..wire import Limits, Packed, WireError, safe_name
 from .base import SHA256, Call, Engine, Host, Reply, Roster, Version
+from .serve import most_due
 from .states import ClientStates
 
 log = logging.getLogger("solera")
@@ -36,6 +37,7 @@ QUERY = "query.call"  # the one kind of message
 STYPE = "solera.safetensors"  # says what the bytes are: never Flower's own arrays, which allocate what a header claims
 FACTS, BODY = "facts", "message"
 MOST_FACTS = 1 << 20  # characters of JSON beside a message
+STEPS_END = 10**12  # a step has at most the twelve digits that it has in the name of a state file
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two looks for replies
 SLACK_S = 120.0  # a message of which Flower says nothing is given up so long after its time
 SAY_AGAIN_S = 60.0  # how often a wait is mentioned
@@ -105,7 +107,7 @@ def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
             raise WireError(f"a message is one array of {STYPE}")
         blob = arrays["bytes"].data
         if len(blob) > limits.bytes:
-            raise WireError(f"{len(blob)} bytes are over the limit of {limits.bytes}")
+            raise WireError(f"a message of {len(blob)} bytes, expected at most {limits.bytes}")
         return facts, blob if isinstance(blob, bytes) else bytes(blob)
     except WireError:
         raise
@@ -140,8 +142,8 @@ def facts_of_call(
 def call_of_facts(facts: Mapping[str, Any], message: Packed) -> Call:
     """The call that a site is sent; WireError if it is none."""
     numbers = {}
-    for name in ("step", "seed", "run_seed", "keep_from"):
-        if type(facts.get(name)) is not int:
+    for name, end in (("step", STEPS_END), ("keep_from", STEPS_END), ("seed", 1 << 63), ("run_seed", 1 << 63)):
+        if type(facts.get(name)) is not int or not 0 <= facts[name] < end:
             raise WireError(f"{name} = {str(facts.get(name))[:20]!r}")
         numbers[name] = facts[name]
     deadline_s = facts.get("deadline_s")
@@ -176,7 +178,9 @@ def version_of(told: Any) -> Version | None:
     if not (isinstance(told, list | tuple) and len(told) == 2):
         raise WireError(f"version {str(told)[:80]!r}")
     step, sha256 = told
-    if type(step) is not int or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
+    if type(step) is not int or not 0 <= step < STEPS_END:
+        raise WireError(f"version {str(told)[:80]!r}")
+    if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
         raise WireError(f"version {str(told)[:80]!r}")
     return Version(step, sha256)
 
@@ -398,7 +402,9 @@ class Flower:
         try:
             if message.metadata.src_node_id != task.node:
                 raise WireError("the reply comes from another node")
-            facts, blob = unpack(message.content, self.limits)
+            due = 0 if task.call is None else most_due(task.call)
+            limits = dataclasses.replace(self.limits, bytes=min(due, self.limits.bytes))
+            facts, blob = unpack(message.content, limits)
             if facts.get("nonce") != task.nonce:
                 raise WireError("it answers another call: a reply that was sent before is refused")
             if facts.get("site") != task.site:

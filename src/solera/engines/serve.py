@@ -15,7 +15,7 @@ from ..errors import SoleraError
 from ..randomness import SharedGenerator, repeatable
 from ..task import TASKS, Task
 from ..tensors import Weights
-from ..wire import Packed, WireError, decode
+from ..wire import Layout, Packed, WireError, decode
 from .base import Call, Host, Reply
 from .states import ClientStates, StateError
 
@@ -99,6 +99,19 @@ def arguments_of(call: Call) -> tuple[Task, dict[str, Any]]:
     if inbox is None:  # many clients share one message: look at it once
         inbox = call.message.memo[call.task] = decode(call.message, task.inbox)
     return task, {a: getattr(inbox, a) for a in task.takes}
+
+
+def most_due(call: Call) -> int:
+    """Bytes of the largest reply that a call can have. To a question that is refused there is none."""
+    try:
+        task, sent = arguments_of(call)
+        return Layout(task.returns, sent).size
+    except WireError:
+        return 0
+    except TypeError as e:
+        raise SoleraError(
+            f"the task {call.task} cannot be deployed: {e}; a reply is made of tensors, numbers and truth values"
+        ) from None
 
 
 Snapshot = dict[str, dict[str, tuple[Tensor, int]]]

@@ -70,12 +70,14 @@ def rehearse_config(config: Config) -> Rehearsal:
     return rehearse(scenario, config.method, config.run, config.federation)
 
 
-def rehearse(scenario: Scenario, method: Method, config: RunConfig, federation: FederationConfig) -> Rehearsal:
+def rehearse(
+    scenario: Scenario, method: Method, config: RunConfig, federation: FederationConfig, engine: Dry | None = None
+) -> Rehearsal:
     """Go through all rounds of a run. It refuses what the run would refuse, and writes nothing."""
     check_fit(method, scenario)
     check_quorum(federation, len(scenario.roster))
     method = _unjudged(method)
-    engine, server, sent = Dry(scenario.roster), scenario.server, []
+    engine, server, sent = engine or Dry(scenario.roster), scenario.server, []
     fed = federation_of(engine, server, method, federation)
     with sole_run(), numerics(), seeded(seed_from(scenario.seed, "run")), without_training():
         state = method.init(fed, server)

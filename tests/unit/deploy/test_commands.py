@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from solera import flower_inside
 from solera.cli.main import app
 from solera.deploy import commands
-from solera.deploy.commands import Submitted, _Connection, registered, wait_for
+from solera.deploy.commands import REASONS, Submitted, _Connection, registered, wait_for
 from solera.deploy.journal import write_line
 from solera.deploy.keys import make_node_key
 from solera.deploy.programs import Program
@@ -43,6 +43,14 @@ def test_a_run_is_followed_through_the_servers_log(tmp_path, statuses):
     heard = []
     assert wait_for(tmp_path, run, 60, heard.append) == "finished:completed"
     assert [text.split(" ", 1)[1] for text in heard] == ["round 0", "the end"]
+
+
+def test_a_site_whose_key_is_not_admitted_is_told_every_reason():
+    """Flower has one code for a key that it does not know, one that another node shows and one that was struck off."""
+    (means,) = (r.means for r in REASONS if r.prints == flower_inside.NOT_ACTIVATED)
+    assert "node.pub was not among its keys" in means
+    assert "another node is there with a copy of the key" in means
+    assert "taken off the list" in means
 
 
 def test_a_run_that_says_nothing_is_asked_for_now_and_then(tmp_path, statuses, monkeypatch):

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from grids import LocalGrid, LocalSite, error, in_a_flower_task, site_of  # noqa: F401
 from solera.engines import ClientStates, InProcess, engine_named
 from solera.engines.flower import STYPE, Flower, FlowerConfig, Nodes, pack, unpack
-from solera.errors import ConfigError
+from solera.errors import ConfigError, SoleraError
 from solera.federation import Federation
 from solera.testing import check_engine, toy
 from solera.testing.contracts import echo
@@ -216,6 +216,54 @@ def test_a_site_cannot_speak_in_the_name_of_another(net):
     assert "c00" in replies
 
 
+def test_a_reply_is_no_larger_than_what_is_due(net):
+    """It costs its client, is not read, and does not count as traffic."""
+    grid, _, open_engine, _ = net
+    fed, replies = asked(open_engine())
+    one = fed.up["testing.echo"].bytes // 4
+
+    def flood(message):
+        nonce = json.loads(message.content["facts"]["json"])["nonce"]
+        facts = {"protocol": 1, "site": "c01", "nonce": nonce, "version": None, "seconds": 0.1}
+        return Message(pack(facts, b"\0" * 5_000_000), reply_to=message)
+
+    grid.faults["c01"] = flood
+    fed.begin(1)
+    replies = fed.map(echo, list(fed.clients), value=1.0, weights=WEIGHTS)
+    assert list(replies) == ["c00", "c02", "c03"]
+    assert replies.failures == {"c01": f"a message of 5000000 bytes, expected at most {one}"}
+    assert fed.up["testing.echo"].bytes == 3 * one
+
+
+def test_a_message_beside_a_hello_is_refused(net, caplog):
+    grid, _, open_engine, scenario = net
+
+    def flood(message):
+        nonce = json.loads(message.content["facts"]["json"])["nonce"]
+        return Message(pack({"protocol": 1, "site": "c01", "nonce": nonce}, b"x"), reply_to=message)
+
+    grid.faults["c01"] = flood
+    assert set(open_engine().greet(list(scenario.roster), 0)) == {"c00", "c02", "c03"}
+    assert "the reply of c01 is refused: a message of 1 bytes, expected at most 0" in caplog.text
+
+
+def test_a_task_whose_reply_has_no_limit_is_not_deployed():
+    from solera.engines.base import Call
+    from solera.engines.serve import most_due
+    from solera.task import TASKS, Client, task
+    from solera.wire import Packed
+
+    @task("test_flower_engine.told")
+    def told(client: Client) -> str:
+        return "anything"
+
+    try:
+        with pytest.raises(SoleraError, match=r"told cannot be deployed: a reply of type .*str.*: its size cannot be"):
+            most_due(Call("c00", told.name, 1, 1, 1, Packed({})))
+    finally:
+        del TASKS[told.name]
+
+
 def test_a_site_cannot_end_the_run(net):
     grid, _, open_engine, _ = net
 
@@ -270,7 +318,7 @@ FACTS = {"json": json.dumps({"protocol": 1})}
         (lambda: RecordDict({"facts": ConfigRecord(FACTS), "more": ConfigRecord()}), "records"),
         (lambda: RecordDict({"facts": ConfigRecord(FACTS), "message": ConfigRecord()}), "one array"),
         (lambda: arrays(Array("float32", (1 << 40,), "numpy.ndarray", b"\x93NUMPY")), "one array"),
-        (lambda: arrays(Array("uint8", (9,), STYPE, b"123456789")), "9 bytes are over the limit of 8"),
+        (lambda: arrays(Array("uint8", (9,), STYPE, b"123456789")), "9 bytes, expected at most 8"),
     ],
 )
 def test_what_is_no_message_is_refused(record, said):

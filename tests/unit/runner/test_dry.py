@@ -1,6 +1,7 @@
 """A dry run sends what the run will send, trains nothing and leaves nothing."""
 
 import dataclasses
+from unittest import mock
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from torch import nn
 import solera.methods  # noqa: F401  (registers them)
 from solera.config import RunConfig, load_config
 from solera.data import PublicConfig
-from solera.engines import Call, ClientInfo, Roster
+from solera.deploy.bounds import Noting, check_asked
+from solera.engines import Call, ClientInfo, InProcess, Roster
 from solera.engines.dry import Dry
+from solera.engines.serve import arguments_of
 from solera.errors import ConfigError, RunError
 from solera.federation import FederationConfig
 from solera.method import METHODS, find_method
@@ -33,9 +36,25 @@ SOME = FederationConfig(fraction=0.75)
 
 
 def both(method, out):
-    """A dry run, what it says will be sent in each round, and what the run sends."""
-    dry = rehearse(toy_for(method), method, RunConfig(rounds=ROUNDS), SOME)
-    run_toy(method, out, rounds=ROUNDS)
+    """A dry run, what it says will be sent in each round, and what the run sends.
+
+    What a deployment's sites would write down in the dry run is what they answer in the run: each call is looked at.
+    """
+    scenario, begin, asked = toy_for(method), InProcess.start, []
+    noting = Noting(scenario.roster)
+    dry = rehearse(scenario, method, RunConfig(rounds=ROUNDS), SOME, noting)
+    bounds = noting.bounds(bool(method.traits().bytes_vary))
+
+    def start(engine, calls):
+        for call in calls:
+            task, arguments = arguments_of(call)
+            check_asked(call.client, noting.tasks, bounds, task.name, arguments, engine)
+            asked.append(task.name)
+        return begin(engine, calls)
+
+    with mock.patch.object(InProcess, "start", start):
+        run_toy(method, out, rounds=ROUNDS)
+    assert set(asked) == noting.tasks
     return dry, [sent.bytes for sent in dry.rounds], [r.traffic.bytes for r in read_run(out).rounds]
 
 
