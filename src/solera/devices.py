@@ -106,6 +106,11 @@ Precision = Literal["float32", "tf32", "bf16", "fp16"]
 HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+# oneDNN and NNPACK have no setting for the same bits on another processor. Without them, products and convolutions are
+# MKL's, and all else torch's own; the environment fixes the kernels of both (`compute.PORTABLE`).
+_PORTABLE_KNOBS = tuple(dataclasses.replace(knob, needed=False) for knob in _KNOBS if knob.name in ("oneDNN", "NNPACK"))
+
+
 # torch's older setting for all float32 products sets these, too, and cannot be read while they say something else. So
 # where a run needs one of them to differ, it leaves the older setting alone; everywhere else they are put back with it.
 _CUDA_PRECISIONS = tuple(
@@ -164,7 +169,11 @@ class Numerics:
 
 @contextlib.contextmanager
 def numerics(
-    threads: int | None = None, kind: str = "cpu", precision: Precision = "float32", deterministic: bool = True
+    threads: int | None = None,
+    kind: str = "cpu",
+    precision: Precision = "float32",
+    deterministic: bool = True,
+    portable: bool = False,
 ) -> Iterator[Numerics]:
     """Compute as if nothing had been set in torch, with so many `threads` (left out: as many as there are).
 
@@ -173,7 +182,7 @@ def numerics(
     is refused.
     """
     _refuse_what_stays()
-    own = _device_knobs(kind, precision, deterministic)
+    own = (*_device_knobs(kind, precision, deterministic), *(_PORTABLE_KNOBS if portable else ()))
     replaced = {o.name for o in own}
     if kind == "cuda" and precision == "tf32":
         replaced.add("float32 matmul precision")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import fingerprint as numeric
 from ..compute import compute_of
 from ..config import Config, load_config, to_toml
 from ..devices import TRICKS
@@ -204,6 +205,13 @@ def _compare_versions(scenario: Scenario, said: Mapping[str, Mapping[str, Any]])
                 "%s initialises its model to other numbers (torch %s there): the run is not repeatable to the bit",
                 k, str(facts.get("torch"))[:40],
             )  # fmt: skip
+
+    ours = numeric.fingerprint()
+    if apart := {k: theirs for k, facts in said.items() if (theirs := str(facts.get("fingerprint"))[:16]) != ours}:
+        log.warning(
+            "sites that compute other bits than the server (fingerprint %s): %s; the run is repeatable to the bit only "
+            "on these machines", ours, ", ".join(f"{k} ({theirs})" for k, theirs in apart.items()),
+        )  # fmt: skip
 
 
 def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapping[str, Mapping[str, Any]]) -> None:

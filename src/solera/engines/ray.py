@@ -37,6 +37,7 @@ from torch import Tensor
 from ..compute import AUTO, Compute, Share, compute_of
 from ..devices import TRICKS, Precision
 from ..errors import ConfigError, SoleraError
+from ..fingerprint import fingerprint
 from ..plugins import files_of_code, take_over
 from ..randomness import OURS
 from ..settings import PositiveInt, Problem, settings, show
@@ -285,11 +286,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def instructions() -> str:
-    """The vector instructions that torch uses on this machine: other ones may add up in another order."""
-    return torch.backends.cpu.get_cpu_capability()
-
-
 def modules_of_tasks() -> list[str]:
     """The modules that register the tasks of this process, but the program itself: a worker imports them."""
     return sorted({t.fn.__module__ for t in TASKS.values()} - {"__main__"})
@@ -403,7 +399,7 @@ class Worker:
         TRICKS["cpu"].set_allocator()
         torch.set_num_threads(luggage.threads)
         self.host, self.place = luggage.host, luggage.compute.place()
-        return {"machine": socket.gethostname(), "pid": os.getpid(), "instructions": instructions()}
+        return {"machine": socket.gethostname(), "pid": os.getpid(), "fingerprint": fingerprint()}
 
     def serve(self, call: Call, number: int, box: list[Any], state: Any) -> tuple[Reply, Any, Any]:
         """One call without its message, which is in the store: in `box`, so that it is fetched only if it is new."""
@@ -608,10 +604,10 @@ class Ray:
             return
         self._failed[seat.number] = 0
         seat.ready, seat.about = True, told
-        if told["instructions"] != instructions():
+        if told["fingerprint"] != fingerprint():
             log.warning(
-                "%s computes with %s, this machine with %s: a repeated run has the same bits only on the same machines",
-                seat.machine, told["instructions"], instructions(),
+                "%s computes other bits than this machine (fingerprint %s there, %s here): a repeated run has the same "
+                "bits only on the same machines", seat.machine, told["fingerprint"], fingerprint(),
             )  # fmt: skip
 
     def _replace(self, seat: _Seat) -> None:
