@@ -1,5 +1,6 @@
 """The numeric fingerprint: of the kernels of a machine, and of nothing else."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from solera.errors import PORTABLE
 from solera.fingerprint import fingerprint, numbers
 
 OTHER_CPU = {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
@@ -92,3 +94,72 @@ def other_maker(tmp_path_factory):
 
 def test_a_processor_of_another_maker_has_another_fingerprint(plain, other_maker):
     assert in_another_process(LD_PRELOAD=other_maker)[0] != plain
+
+
+# ---- engine.portable ------------------------------------------------------------------------------------
+
+needs_portable = pytest.mark.skipif(
+    not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() == "DEFAULT",
+    reason="needs an x86 processor with AVX2, and a torch with MKL",
+)
+
+
+def portable(**variables):
+    return in_another_process("from solera.fingerprint import fingerprint; print(fingerprint(True))", **variables)[0]
+
+
+@needs_portable
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"ONEDNN_MAX_CPU_ISA": "SSE41"},
+        {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+        {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F"},
+    ],
+)
+def test_portable_runs_have_one_fingerprint_on_other_processors(plain, other):
+    """As far as the libraries can be told to take this processor for another one."""
+    here = portable(**PORTABLE)
+    assert here == portable(**PORTABLE, **other)
+    assert here != plain
+
+
+@needs_portable
+def test_portable_runs_have_one_fingerprint_on_processors_of_either_maker(other_maker):
+    here = portable(**PORTABLE)
+    assert here == portable(**PORTABLE, LD_PRELOAD=other_maker)
+    assert here == portable(**PORTABLE, LD_PRELOAD=other_maker, MKL_ENABLE_INSTRUCTIONS="SSE4_2")
+    assert portable() != portable(LD_PRELOAD=other_maker), "without the environment it is not portable"
+
+
+SMALL = ["run.rounds=1", "data.train_size=300", "data.test_size=50", "public.size=40", "method.fusion.steps=2"]
+
+
+def run_toy(out, engine, **variables):
+    """What a run of the command line ended with; it begins without the variables that it needs."""
+    settings = [word for s in (*SMALL, "engine.portable=true") for word in ("--set", s)]
+    command = ["-m", "solera.cli.main", "run", "toy", *settings, "--engine", engine, "--out", str(out), "--json"]
+    clean = {k: v for k, v in os.environ.items() if k not in OTHER_CPU}
+    done = subprocess.run([sys.executable, *command], env=clean | variables, capture_output=True, text=True, check=True)
+    assert "set aside" not in done.stderr, "the program has set nothing"
+    return json.loads(done.stdout)
+
+
+@needs_portable
+def test_a_portable_run_ends_in_one_digest_on_processors_of_either_maker(tmp_path, other_maker):
+    """The command line puts itself into the environment that it needs."""
+    here = run_toy(tmp_path / "here", "processes")
+    there = run_toy(tmp_path / "there", "inprocess", LD_PRELOAD=other_maker, ONEDNN_MAX_CPU_ISA="SSE41")
+    assert here["digest"] == there["digest"]
+    assert here["environment"]["fingerprint"] == there["environment"]["fingerprint"] == portable(**PORTABLE)
+    assert json.loads((tmp_path / "here" / "run.json").read_text())["experiment"]["engine"] == {"portable": True}
+
+
+def test_a_program_that_has_loaded_torch_without_the_environment_is_told_what_to_do():
+    ask = (
+        "import solera.testing as t, solera.engines as e, solera.compute as c, solera.errors\n"
+        "try: c.compute_of(e.EngineConfig(portable=True))\n"
+        "except solera.errors.ConfigError as error: print(type(error).__name__)"
+    )
+    (told,) = in_another_process(ask)
+    assert told == ("NotPortable" if torch.backends.mkl.is_available() else "ConfigError")

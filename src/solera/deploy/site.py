@@ -99,7 +99,7 @@ class OwnSite:
         told = dataclasses.asdict(host.hello())
         weights = digest(weights_of(host.template()))
         versions = {"solera": __version__, "torch": torch.__version__}
-        return {**told, "weights": weights, **versions, "fingerprint": fingerprint()}
+        return {**told, "weights": weights, **versions, "fingerprint": fingerprint(self.place.portable)}
 
     def hello(self, host: SiteHost) -> str:
         """Of its host as it is now."""

@@ -245,7 +245,8 @@ def run(
         with contextlib.closing(engine(states)) as moving:  # before the server opens a device: this may fork
             place = getattr(moving, "place", place)  # clients in this process have put their data there
             server.move(place)
-            if start < config.rounds and (moved := here.computed_on(fingerprint())):  # after forks: it trains
+            facts = dataclasses.replace(facts, fingerprint=fingerprint(compute.portable))
+            if start < config.rounds and (moved := here.computed_on(facts.fingerprint)):
                 watcher.warn(moved)
             if profile_host is not None:
                 watcher = Profile(watcher, moving, profile_host, states, here, server.parallel)
@@ -492,7 +493,7 @@ class _Loop:
         if self.facts.stand_ins:
             summary[STAND_INS] = self.facts.stand_ins
         how = {"numerics": self.held.needed, "set_aside": self.held.found}
-        summary["environment"] |= {"fingerprint": fingerprint(), **how}
+        summary["environment"] |= {"fingerprint": self.facts.fingerprint, **how}
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)
 
