@@ -92,7 +92,7 @@ def test_what_was_rehearsed_is_what_is_deployed(parties, method, models):
 def test_sites_that_compute_other_bits_are_named(parties, caplog, monkeypatch):
     p = parties(SCAFFOLD, EQUAL, rounds=1)
     told = iter(["feedfacefeedface", fingerprint(), fingerprint()])  # as the sites are greeted
-    monkeypatch.setattr("solera.deploy.site.fingerprint", lambda: next(told))
+    monkeypatch.setattr("solera.deploy.site.fingerprint", lambda portable: next(told))
     p.run()
     (line,) = [r.getMessage() for r in caplog.records if "other bits" in r.getMessage()]
     assert f"than the server (fingerprint {fingerprint()})" in line

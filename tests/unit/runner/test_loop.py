@@ -107,7 +107,7 @@ def test_a_run_records_its_machine_and_says_that_it_goes_on_on_another_one(tmp_p
     assert fingerprints_of(tmp_path) == [here] == [result.summary["environment"]["fingerprint"]]
     run(tmp_path, rounds=2, watcher=told, resume=True)
     assert (told.warnings, fingerprints_of(tmp_path)) == ([], [here])
-    monkeypatch.setattr(loop, "fingerprint", lambda: "feedfacefeedface")
+    monkeypatch.setattr(loop, "fingerprint", lambda portable: "feedfacefeedface")
     finished = run(tmp_path, rounds=2, watcher=told, resume=True)
     assert (told.warnings, fingerprints_of(tmp_path)) == ([], [here])  # nothing was left to do
     moved = run(tmp_path, rounds=3, watcher=told, resume=True)
