@@ -6,7 +6,7 @@ RUN := $(VENV)/.run
 STAMP := $(VENV)/.dev
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
 
-.PHONY: help run test test-all lint docs unit rest faults deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny versions clean
+.PHONY: help run test test-all lint docs unit rest faults golden other-cpu deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny versions clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -53,6 +53,15 @@ deploy-matrix: $(STAMP) ## six methods over a real network with TLS and node key
 
 deploy-faults: $(STAMP) ## a real network whose parts raise, die, hang, leave, return; who is refused (half an hour or more)
 	SOLERA_FAULTS=benchmarks/results/flower-faults.json $(BIN)/pytest -m slow tests/deploy/test_faults.py tests/deploy/test_refusals.py
+
+# Another processor, as far as a library can be told to compute as if it were on one.
+OTHER_CPU = MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+golden: $(STAMP) ## record the final states of all methods on this machine, and as another processor computes them
+	SOLERA_RECORD_GOLDEN=1 $(BIN)/pytest -q tests/golden -k test_record
+	SOLERA_RECORD_GOLDEN=1 $(OTHER_CPU) $(BIN)/pytest -q tests/golden -k test_record
+
+other-cpu: $(STAMP) ## the tests of `make test`, with the bits of another processor
+	$(OTHER_CPU) $(BIN)/pytest -n auto --dist worksteal -m "not slow and not rest"
 
 mutants: $(STAMP) ## change the source at random and see whether the tests notice (two hours); fails on an open survivor
 	$(BIN)/python scripts/mutants.py $(MUTANTS)

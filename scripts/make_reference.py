@@ -103,6 +103,7 @@ MEANINGS = {
     "engine.precision": "of products on an accelerator; `bf16` and `fp16` are mixed precision",
     "engine.deterministic": "on an accelerator: use only algorithms that repeat their bits",
     "engine.resident": "share of an accelerator's memory for data that stays there",
+    "engine.portable": "[the same bits on any x86 processor](reliability.md#on-any-x86-processor) with AVX2, slower",
     "Local.epochs": "passes over the client's data",
     "Local.steps": "minibatches, instead of epochs",
     "Local.batch": "samples in a minibatch; a client with fewer uses all of them",

@@ -14,6 +14,7 @@ import functools
 import json
 import logging
 import os
+import platform
 import re
 import select
 import signal
@@ -25,7 +26,7 @@ import torch
 from annotated_types import Gt, Le
 
 from .devices import TRICKS, Placement, Precision, device_memory
-from .errors import ConfigError
+from .errors import PORTABLE, ConfigError, NotPortable
 from .settings import show
 
 AUTO, CPU = "auto", "cpu"
@@ -55,6 +56,7 @@ class Compute:
     deterministic: bool = True
     resident: float = 0.5
     vectorize: bool = False
+    portable: bool = False
 
     @property
     def kind(self) -> str:
@@ -79,7 +81,7 @@ class Compute:
         """The place of a worker. Ask in its own process, after the fork: it is of no use to another."""
         device = self.device_of(worker)
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
-        return Placement(device, self.resident / sharing, self.precision, self.deterministic)
+        return Placement(device, self.resident / sharing, self.precision, self.deterministic, self.portable)
 
     def memory(self) -> dict[str, int | None]:
         """The memory of each device, in bytes; None of one that does not tell."""
@@ -88,10 +90,10 @@ class Compute:
         return {d.name: d.memory for d in found().get(self.kind, []) if d.name in self.devices}
 
     def facts(self) -> dict[str, Any]:
-        """What the bits of a result depend on. On the CPU that is nothing here, unless clients are batched."""
+        """What the bits of a result depend on. On the CPU that is nothing here, by default."""
         batched = {"vectorize": True} if self.vectorize else {}
         if self.on_cpu:
-            return batched
+            return batched | ({"portable": True} if self.portable else {})
         return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic, **batched}
 
 
@@ -103,6 +105,8 @@ def compute_of(engine: Any) -> Compute:
     told = {f.name: getattr(engine, f.name) for f in dataclasses.fields(Compute)[1:] if hasattr(engine, f.name)}
     compute = Compute(_devices(str(getattr(engine, "device", CPU))), **told)
     _check_precision(compute)
+    if compute.portable:
+        _check_portable(compute)
     if not getattr(engine, "elsewhere", False):
         _check_workers(compute, getattr(engine, "workers", 0))
     if compute.kind == "cuda" and compute.deterministic:
@@ -176,6 +180,24 @@ def _check_precision(compute: Compute) -> None:
         if precision not in device.precisions:
             has = ", ".join(device.precisions)
             raise ConfigError(f"engine.precision = {show(precision)}: {device.name} ({device.title}) has {has}")
+
+
+def _check_portable(compute: Compute) -> None:
+    if not compute.on_cpu:
+        raise ConfigError(f"engine.portable = true with engine.device = {show(compute.kind)}: only on the CPU")
+    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkl.is_available():
+        raise ConfigError("engine.portable = true: only on an x86 processor, with a torch that is built with MKL")
+    if any(os.environ.get(name) != value for name, value in PORTABLE.items()):
+        named = " and ".join(f"{name}={value}" for name, value in PORTABLE.items())
+        raise NotPortable(
+            f"engine.portable = true needs {named} in the environment before torch is loaded: start the program with "
+            "them (solera run does so itself)"
+        )
+    if (used := torch.backends.cpu.get_cpu_capability()) != "AVX2":
+        raise ConfigError(
+            f"engine.portable = true: torch computes with {used} here, not with AVX2: the processor has none, or torch "
+            "was loaded before the environment was set; leave it out, or start the program with the variables"
+        )
 
 
 def _check_workers(compute: Compute, workers: int) -> None:

@@ -106,6 +106,11 @@ Precision = Literal["float32", "tf32", "bf16", "fp16"]
 HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+# oneDNN and NNPACK have no setting for the same bits on another processor. Without them, products and convolutions are
+# MKL's, and all else torch's own; the environment fixes the kernels of both (`errors.PORTABLE`).
+_PORTABLE_KNOBS = tuple(dataclasses.replace(knob, needed=False) for knob in _KNOBS if knob.name in ("oneDNN", "NNPACK"))
+
+
 # torch's older setting for all float32 products sets these, too, and cannot be read while they say something else. So
 # where a run needs one of them to differ, it leaves the older setting alone; everywhere else they are put back with it.
 _CUDA_PRECISIONS = tuple(
@@ -164,16 +169,20 @@ class Numerics:
 
 @contextlib.contextmanager
 def numerics(
-    threads: int | None = None, kind: str = "cpu", precision: Precision = "float32", deterministic: bool = True
+    threads: int | None = None,
+    kind: str = "cpu",
+    precision: Precision = "float32",
+    deterministic: bool = True,
+    portable: bool = False,
 ) -> Iterator[Numerics]:
     """Compute as if nothing had been set in torch, with so many `threads` (left out: as many as there are).
 
     On a `kind` of device other than the CPU it is set besides how precise products are, and whether only deterministic
-    algorithms are used. All that was set otherwise is put back at the end, whatever happens. What cannot be set aside
-    is refused.
+    algorithms are used; `portable` leaves out what has other bits on another CPU. All that was set otherwise is put
+    back at the end, whatever happens. What cannot be set aside is refused.
     """
     _refuse_what_stays()
-    own = _device_knobs(kind, precision, deterministic)
+    own = (*_device_knobs(kind, precision, deterministic), *(_PORTABLE_KNOBS if portable else ()))
     replaced = {o.name for o in own}
     if kind == "cuda" and precision == "tf32":
         replaced.add("float32 matmul precision")
@@ -195,8 +204,9 @@ def numerics(
         before = [knob.get() for knob in knobs]
         beside = [knob.get() for knob in _CUDA_PRECISIONS]
         needed = {knob.name: _plain(knob.needed) for knob in knobs}
+        usual = ("threads", *(k.name for k in _PORTABLE_KNOBS if portable))  # of these the program is not to be told
         found |= {
-            k.name: _plain(b) for k, b in zip(knobs, before, strict=True) if b != k.needed and k.name != "threads"
+            k.name: _plain(b) for k, b in zip(knobs, before, strict=True) if b != k.needed and k.name not in usual
         }
         try:
             _set(knobs, [knob.needed for knob in knobs])
@@ -427,10 +437,12 @@ class Placement:
         resident: float = 1.0,
         precision: Precision = "float32",
         deterministic: bool = True,
+        portable: bool = False,
     ):
         self.device = torch.device(device)
         self.tricks = tricks_of(self.device)
         self.resident, self.precision, self.deterministic = resident, precision, deterministic
+        self.portable = portable
         self._there: dict[int, tuple[Any, Any]] = {}  # by identity: what was put, which stays alive, and its copy
         self._kept = 0  # bytes of it
         self.alone = True  # whether no other worker computes on the device now, so that to wait for memory is of no use
@@ -463,7 +475,7 @@ class Placement:
 
     def numerics(self, threads: int | None = None) -> contextlib.AbstractContextManager[Numerics]:
         """Compute with the settings of this place, and with nothing that the program has set."""
-        return numerics(threads, self.device.type, self.precision, self.deterministic)
+        return numerics(threads, self.device.type, self.precision, self.deterministic, self.portable)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Have the device compute products in half precision, if that is what is set."""

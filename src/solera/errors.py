@@ -15,6 +15,15 @@ class ConfigError(SoleraError):
     exit_code = 2
 
 
+# With these in the environment MKL and torch's own kernels compute the same bits on any x86 processor that has AVX2.
+# Both read them once, so they must be there before torch is loaded.
+PORTABLE = {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2"}
+
+
+class NotPortable(ConfigError):
+    """`engine.portable` without `PORTABLE` in the environment; the command line begins anew with it."""
+
+
 class DataError(SoleraError):
     """Data that is missing or not as expected."""
 

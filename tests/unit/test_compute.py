@@ -14,7 +14,7 @@ from solera.cli.doctor import devices as doctors_lines
 from solera.compute import Compute, Device, Finder, check_fork, compute_of, found
 from solera.devices import Placement, numerics
 from solera.engines import EngineConfig
-from solera.errors import ConfigError
+from solera.errors import PORTABLE, ConfigError, NotPortable
 from solera.testing import toy
 
 FAKED = [Device("cuda:0", "a device", 8 << 30, ("float32", "tf32"))]
@@ -85,6 +85,52 @@ def test_auto_stays_on_the_cpu_and_says_how_to_use_the_device(cuda, caplog):
 @pytest.mark.parametrize("kind", list(compute.FINDERS))
 def test_no_kind_is_taken_by_itself_before_a_run_on_it_was_reported(kind):
     assert not compute.FINDERS[kind].auto
+
+
+def fit_for_portable(monkeypatch, capability="AVX2", machine="x86_64"):
+    for name, value in PORTABLE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(compute.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+
+def test_portable_is_part_of_what_a_run_is(monkeypatch):
+    fit_for_portable(monkeypatch)
+    found = compute_of(EngineConfig(portable=True))
+    assert found.facts() == {"portable": True}
+    with found.place().numerics() as held:
+        assert not torch._C._get_mkldnn_enabled()
+        assert not torch._C._get_nnpack_enabled()
+    assert (held.needed["oneDNN"], held.needed["NNPACK"]) == (False, False)
+    assert held.found == {}  # the program has set nothing
+    assert torch._C._get_mkldnn_enabled()
+
+
+def test_portable_without_its_environment_says_how_to_have_it(monkeypatch):
+    fit_for_portable(monkeypatch)
+    monkeypatch.delenv("MKL_CBWR")
+    with pytest.raises(NotPortable, match="MKL_CBWR=COMPATIBLE and ATEN_CPU_CAPABILITY=avx2 in the environment before"):
+        compute_of(EngineConfig(portable=True))
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        ({"capability": "AVX512"}, "torch computes with AVX512 here"),
+        ({"machine": "aarch64"}, "only on an x86 processor"),
+    ],
+)
+def test_portable_is_refused_where_it_cannot_be(here, said, monkeypatch):
+    fit_for_portable(monkeypatch, **here)
+    with pytest.raises(ConfigError, match=said):
+        compute_of(EngineConfig(portable=True))
+
+
+def test_portable_is_of_the_cpu(cuda, monkeypatch):
+    fit_for_portable(monkeypatch)
+    with pytest.raises(ConfigError, match=r'engine\.device = "cuda": only on the CPU'):
+        compute_of(EngineConfig(device="cuda", portable=True))
 
 
 def test_memory_of_a_device_that_is_not_open_is_not_reset(monkeypatch):

@@ -67,6 +67,7 @@ def examine() -> list[dict[str, Any]]:
     import torch
 
     from ..engines import default_engine, default_workers
+    from ..fingerprint import fingerprint
     from ..version import __version__
 
     checks: list[dict[str, Any]] = []
@@ -102,6 +103,7 @@ def examine() -> list[dict[str, Any]]:
         )
     ok, text = self_test()
     note("self test", text, ok)
+    note("fingerprint", f"{fingerprint()}: machines with the same one compute the same bits")  # after forks: it trains
     return checks
 
 

@@ -8,13 +8,14 @@ import functools
 import logging
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
-from ..errors import SoleraError
+from ..errors import PORTABLE, NotPortable, SoleraError
 from ..track.display import Watcher
 from .output import Unwritable
 
@@ -48,6 +49,8 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.Abort, BrokenPipeError, Unwritable):
             raise
         except Exception as e:
+            if isinstance(e, NotPortable):
+                _begin_again()
             if debug:
                 raise
             if is_ours(e):
@@ -55,6 +58,13 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
             fail(f"unexpected {type(e).__name__}: {str(e) or 'no message'} (--debug shows the traceback)", 1)
 
     return guarded
+
+
+def _begin_again() -> NoReturn:
+    """Put this command in the place of itself, with `PORTABLE` in its environment: torch has been loaded without it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **PORTABLE})  # noqa: S606
 
 
 def is_ours(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import fingerprint as numeric
 from ..compute import compute_of
 from ..config import Config, load_config, to_toml
 from ..devices import TRICKS
@@ -62,17 +63,16 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool
     sites = _known_by_key(folder, config)
     nodes = Believed(grid, set(config.sites)) if insecure else Nodes(grid, lambda key: sites.get(_fingerprint(key)))
     engine = Flower(grid, nodes, config.engine, home.name)
-    seed = config.run.seed
+    seed, compute = config.run.seed, compute_of(config.engine)
     said = engine.greet(list(config.sites), seed)
     hellos = _enrolled(home, {k: _hello(k, facts) for k, facts in said.items()}, config)
     config = dataclasses.replace(config, sites={k: config.sites[k] for k in hellos})
     scenario = server_of_sites(config, hellos)
-    _compare_versions(scenario, said)
+    _compare_versions(scenario, said, compute.portable)
     _share_public(engine, scenario, config, said)
     engine.enrolled = scenario.roster
     engine.hellos = {k: h.digest for k, h in hellos.items()}
     check_fit(config.method, scenario)
-    compute = compute_of(config.engine)
     TRICKS["cpu"].set_allocator()
     return run(
         scenario.server,
@@ -193,7 +193,7 @@ def _enrolled(home: Path, said: Mapping[str, Hello], config: Config) -> dict[str
     return dict(said)
 
 
-def _compare_versions(scenario: Scenario, said: Mapping[str, Mapping[str, Any]]) -> None:
+def _compare_versions(scenario: Scenario, said: Mapping[str, Mapping[str, Any]], portable: bool) -> None:
     """Say where sites compute with something else than the server."""
     for k, facts in said.items():
         if facts.get("solera") != __version__:
@@ -204,6 +204,13 @@ def _compare_versions(scenario: Scenario, said: Mapping[str, Mapping[str, Any]])
                 "%s initialises its model to other numbers (torch %s there): the run is not repeatable to the bit",
                 k, str(facts.get("torch"))[:40],
             )  # fmt: skip
+
+    ours = numeric.fingerprint(portable)
+    if apart := {k: theirs for k, facts in said.items() if (theirs := str(facts.get("fingerprint"))[:16]) != ours}:
+        log.warning(
+            "sites that compute other bits than the server (fingerprint %s): %s; the run is repeatable to the bit only "
+            "on these machines", ours, ", ".join(f"{k} ({theirs})" for k, theirs in apart.items()),
+        )  # fmt: skip
 
 
 def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapping[str, Mapping[str, Any]]) -> None:

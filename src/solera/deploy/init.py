@@ -23,7 +23,9 @@ from .programs import split
 
 LOCAL = ("localhost", "127.0.0.1")  # the server's own programs reach it there
 SERVER_TABLES = ("run", "data", "public", "models", "federation", "method", "track")
-ENGINE_KEYS = ("workers", "threads", "absent", "wait_s", "grace_s", "device", "precision", "deterministic", "resident")
+ENGINE_KEYS = (
+    "workers", "threads", "absent", "wait_s", "grace_s", "device", "precision", "deterministic", "resident", "portable",
+)  # fmt: skip
 SITE_TABLES = ("data", "public", "models", "method")
 
 
@@ -156,6 +158,8 @@ def _site(config: Path, target: Path, tables: Mapping[str, Any], name: str, site
         kept["models"]["options"] = {site["model"]: own}  # those of others name models that are not here
     kept["method"] = {"name": tables["method"]["name"]}  # its settings come with each question
     kept["sites"] = {name: site}
+    if tables.get("engine", {}).get("portable"):  # all or none
+        kept["engine"] = {"portable": True}
     (folder / "site.toml").write_text(templates.SITE_TOML + tomli_w.dumps(_located(kept)))
     (folder / "deploy.toml").write_text(templates.DEPLOY_SITE.format(name=name, address=server))
     _copy_code(kept, config.parent, folder)

@@ -12,10 +12,11 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import ConfigError, SoleraError
+from ..errors import PORTABLE, ConfigError, SoleraError
 from ..flower_inside import HOME, SAFE
 from .gate import write_programs
 
@@ -39,8 +40,10 @@ def environment(folder: Path, standby: bool = False) -> dict[str, str]:
     path = os.pathsep.join([str(bin_), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     home = folder / "state" / "flwr"
     home.mkdir(parents=True, exist_ok=True)
+    ours = next((file for file in (folder / "server.toml", folder / "site.toml") if file.is_file()), None)
+    engine = {} if ours is None else tomllib.loads(ours.read_text()).get("engine", {})
     own = {"PATH": path, HOME: str(home), FOLDER: str(folder), "PYTHONUNBUFFERED": "1"}
-    return {**os.environ, **SAFE, **own}
+    return {**os.environ, **SAFE, **own, **(PORTABLE if engine.get("portable") is True else {})}
 
 
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: not between fork and exec

@@ -30,6 +30,7 @@ from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
 from ..errors import ConfigError, SoleraError
+from ..fingerprint import fingerprint
 from ..method import prepare_scoring
 from ..plugins import code_allowed
 from ..runner.sites import form_of_site, site_host
@@ -108,7 +109,8 @@ class OwnSite:
         host = self.host(run_seed)
         told = dataclasses.asdict(host.hello())
         weights = digest(weights_of(host.template()))
-        return {**told, "weights": weights, "solera": __version__, "torch": torch.__version__}
+        versions = {"solera": __version__, "torch": torch.__version__}
+        return {**told, "weights": weights, **versions, "fingerprint": fingerprint(self.place.portable)}
 
     def hello(self, host: SiteHost) -> str:
         """Of its host as it is now."""

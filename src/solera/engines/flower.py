@@ -59,6 +59,7 @@ class FlowerConfig:
     precision: Precision = "float32"
     deterministic: bool = True
     resident: Share = 0.5
+    portable: bool = False
 
     def open(self, host: Host, states: ClientStates) -> Engine:
         """Refused: the clients of a simulation are not on a network."""

@@ -36,7 +36,8 @@ from torch import Tensor
 
 from ..compute import AUTO, Compute, Share, compute_of
 from ..devices import TRICKS, Precision
-from ..errors import ConfigError, SoleraError
+from ..errors import PORTABLE, ConfigError, SoleraError
+from ..fingerprint import fingerprint
 from ..plugins import files_of_code, take_over
 from ..randomness import OURS
 from ..settings import PositiveInt, Problem, settings, show
@@ -99,6 +100,7 @@ class RayConfig:
     precision: Precision = "float32"  # of products on an accelerator; bf16 and fp16: mixed precision
     deterministic: bool = True  # on an accelerator: only algorithms that repeat their bits
     resident: Share = 0.5  # share of an accelerator's memory for data that stays there
+    portable: bool = False  # the same bits on any x86 CPU with AVX2, at a price
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with the address."""
@@ -285,11 +287,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def instructions() -> str:
-    """The vector instructions that torch uses on this machine: other ones may add up in another order."""
-    return torch.backends.cpu.get_cpu_capability()
-
-
 def modules_of_tasks() -> list[str]:
     """The modules that register the tasks of this process, but the program itself: a worker imports them."""
     return sorted({t.fn.__module__ for t in TASKS.values()} - {"__main__"})
@@ -403,7 +400,7 @@ class Worker:
         TRICKS["cpu"].set_allocator()
         torch.set_num_threads(luggage.threads)
         self.host, self.place = luggage.host, luggage.compute.place()
-        return {"machine": socket.gethostname(), "pid": os.getpid(), "instructions": instructions()}
+        return {"machine": socket.gethostname(), "pid": os.getpid(), "fingerprint": fingerprint(self.place.portable)}
 
     def serve(self, call: Call, number: int, box: list[Any], state: Any) -> tuple[Reply, Any, Any]:
         """One call without its message, which is in the store: in `box`, so that it is fetched only if it is new."""
@@ -509,7 +506,11 @@ class Ray:
         self._baggage = _put(Baggage(host, own, on_worker, threads))
         self._begin = versions(), [p for p in sys.path if p], modules_of_tasks(), files_of_code()
         extra = {r: n for r, n in need.items() if r not in ("CPU", "GPU")}
-        self._actor = ray.remote(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0), resources=extra)(Worker)
+        self._portable = compute.portable
+        env = {"env_vars": PORTABLE} if compute.portable else {}
+        self._actor = ray.remote(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0), resources=extra, runtime_env=env)(
+            Worker
+        )
         self._seats = {number: self._start(number) for number in range(workers)}
         try:
             self._await_workers()
@@ -608,10 +609,10 @@ class Ray:
             return
         self._failed[seat.number] = 0
         seat.ready, seat.about = True, told
-        if told["instructions"] != instructions():
+        if told["fingerprint"] != (ours := fingerprint(self._portable)):
             log.warning(
-                "%s computes with %s, this machine with %s: a repeated run has the same bits only on the same machines",
-                seat.machine, told["instructions"], instructions(),
+                "%s computes other bits than this machine (fingerprint %s there, %s here): a repeated run has the same "
+                "bits only on the same machines", seat.machine, told["fingerprint"], ours,
             )  # fmt: skip
 
     def _replace(self, seat: _Seat) -> None:

@@ -87,6 +87,7 @@ class EngineConfig:
     deterministic: bool = True  # on an accelerator: only algorithms that repeat their bits
     resident: Share = 0.5  # share of an accelerator's memory for data that stays there
     vectorize: bool = False  # train per_device clients of one architecture in one batched pass; in one process
+    portable: bool = False  # the same bits on any x86 CPU with AVX2, at a price
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with the name, and between the settings."""

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from ..compute import compute_of
 from ..config import TABLES, Config, load_config, merged, recipe_names, to_toml
 from ..engines import EngineConfig
 from ..errors import ConfigError, DataError, RunError, SoleraError
@@ -345,6 +346,9 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
         raise ConfigError(f"--workers {workers}: at least 1 is needed")
     tell = tell or (lambda progress: None)
     todo = [name for name in runs if not is_done(out / name)]
+    for name in todo:
+        if getattr(runs[name].engine, "portable", False):
+            compute_of(runs[name].engine)  # what it needs of the environment is of no use to a process forked later
     state = Progress(len(runs), len(runs) - len(todo))
     context, waiting = _context(), list(todo)
     running: dict[str, Any] = {}  # name -> its process
@@ -398,7 +402,11 @@ def _context() -> Any:
 
 def _one_core(config: Config) -> Config:
     own = isinstance(config.engine, EngineConfig)  # an engine of somebody else's has other settings
-    given = config.engine if own else EngineConfig(threads=config.engine.threads)
+    given = (
+        config.engine
+        if own
+        else EngineConfig(threads=config.engine.threads, portable=getattr(config.engine, "portable", False))
+    )
     return dataclasses.replace(config, engine=dataclasses.replace(given, name="inprocess", workers=1))  # type: ignore[type-var]
 
 

@@ -52,6 +52,7 @@ class Facts:
     lora: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by architecture, see `lora_facts`
     found: tuple[int, int] | None = None  # training and test rows of the data's files
     stand_ins: StandIns = dataclasses.field(default_factory=dict)  # for a paper's row: what is not the paper's
+    fingerprint: str = ""  # of this machine; known once workers are forked, as finding it out trains
 
     def model_card(self, architecture: str) -> dict[str, str]:
         """The inputs and outputs of a model, for the metadata of its file."""

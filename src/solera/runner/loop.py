@@ -24,6 +24,7 @@ from ..engines.base import Version
 from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
+from ..fingerprint import fingerprint
 from ..method import Method, Traits, name_of, prepare_scoring
 from ..models import require_split
 from ..parts.chain import chain
@@ -244,6 +245,9 @@ def run(
         with contextlib.closing(engine(states)) as moving:  # before the server opens a device: this may fork
             place = getattr(moving, "place", place)  # clients in this process have put their data there
             server.move(place)
+            facts = dataclasses.replace(facts, fingerprint=fingerprint(compute.portable))
+            if start < config.rounds and (moved := here.computed_on(facts.fingerprint)):
+                watcher.warn(moved)
             if profile_host is not None:
                 watcher = Profile(watcher, moving, profile_host, states, here, server.parallel)
 
@@ -488,7 +492,8 @@ class _Loop:
             summary["lora"] = self.facts.lora
         if self.facts.stand_ins:
             summary[STAND_INS] = self.facts.stand_ins
-        summary["environment"] |= {"numerics": self.held.needed, "set_aside": self.held.found}
+        how = {"numerics": self.held.needed, "set_aside": self.held.found}
+        summary["environment"] |= {"fingerprint": self.facts.fingerprint, **how}
         self.home.write_summary(summary)
         return Result(summary, state, models, self.home.path)
 

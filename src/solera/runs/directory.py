@@ -40,6 +40,7 @@ from ..plugins import paths_in, sha256_of
 from ..tensors import Weights
 from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
 from .keys import flat
+from .read import FINGERPRINTS, fingerprints_in
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records
 from .stand_ins import KEY as STAND_INS
 from .stand_ins import StandIns
@@ -157,6 +158,20 @@ class RunDirectory:
                         f"{self.path} was started with {key} = {then.get(key)}, not {now.get(key)}: a run can only be "
                         "continued with the same settings (rounds and engine may change); choose another --out"
                     )
+
+    def computed_on(self, fingerprint: str) -> str:
+        """Record the numeric fingerprint of this machine; says in one line that the run comes from another one."""
+        facts = json.loads(read_file(self.path / "run.json"))
+        before = fingerprints_in(facts)
+        if before[-1:] == [fingerprint]:
+            return ""
+        self._write("run.json", json.dumps({**facts, FINGERPRINTS: [*before, fingerprint]}, indent=1).encode())
+        if not before:
+            return ""
+        return (
+            f"this machine computes other bits (fingerprint {fingerprint}) than the one that the run was on before "
+            f"({before[-1]}): the run goes on, but does not end in the digest that it has on one machine"
+        )
 
     def close(self) -> None:
         """Release the lock."""

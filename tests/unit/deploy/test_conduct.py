@@ -18,6 +18,7 @@ from solera.deploy.site import OwnSite, answer
 from solera.engines.flower import PROTOCOL, pack, unpack
 from solera.errors import ConfigError, SoleraError
 from solera.federation import QuorumNotMet
+from solera.fingerprint import fingerprint
 from solera.models import hf
 from solera.plugins import code_allowed
 from solera.runner.dry import rehearse_config
@@ -86,6 +87,16 @@ def parties(tmp_path):
 def test_what_was_rehearsed_is_what_is_deployed(parties, method, models):
     p = parties(method, models)
     assert p.run().digest == p.simulated()
+
+
+def test_sites_that_compute_other_bits_are_named(parties, caplog, monkeypatch):
+    p = parties(SCAFFOLD, EQUAL, rounds=1)
+    told = iter(["feedfacefeedface", fingerprint(), fingerprint()])  # as the sites are greeted
+    monkeypatch.setattr("solera.deploy.site.fingerprint", lambda portable: next(told))
+    p.run()
+    (line,) = [r.getMessage() for r in caplog.records if "other bits" in r.getMessage()]
+    assert f"than the server (fingerprint {fingerprint()})" in line
+    assert line.count("feedfacefeedface") == 1
 
 
 def test_public_samples_are_sent_once_and_kept(parties):

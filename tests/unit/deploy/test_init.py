@@ -5,6 +5,7 @@ import pathlib
 import tomllib
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 from deployments import CODE, DIFFERENT, SITES, config_of
@@ -51,6 +52,16 @@ def test_each_party_gets_its_own_and_nothing_else(config, tmp_path):
     held = {p.name for p in (out / "server").rglob("*")}
     assert "ca.key" not in held
     assert "node.key" not in held
+
+
+def test_all_parties_are_portable_or_none(config, tmp_path):
+    init(config, tmp_path / "a", "127.0.0.1:8000")
+    tables = tomllib.loads(config.read_text())
+    config.write_text(tomli_w.dumps({**tables, "engine": {**tables.get("engine", {}), "portable": True}}))
+    init(config, tmp_path / "b", "127.0.0.1:8000")
+    for name in ("server/server.toml", *(f"sites/{site}/site.toml" for site in SITES)):
+        assert "portable" not in table(tmp_path / "a" / name).get("engine", {})
+        assert table(tmp_path / "b" / name)["engine"]["portable"] is True
 
 
 def test_private_folders_and_keys_are_their_owners(config, tmp_path):

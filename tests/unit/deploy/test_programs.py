@@ -23,7 +23,7 @@ from solera.deploy.programs import (
     split,
     wait_for_port,
 )
-from solera.errors import ConfigError, SoleraError
+from solera.errors import PORTABLE, ConfigError, SoleraError
 
 
 def test_flowers_programs_see_no_telemetry_no_installation_and_a_home_of_their_own(tmp_path):
@@ -35,6 +35,13 @@ def test_flowers_programs_see_no_telemetry_no_installation_and_a_home_of_their_o
     assert sorted(os.listdir(first)) == [
         "flwr-agentapp", "flwr-clientapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["server.toml", "site.toml"])
+def test_programs_of_a_portable_deployment_have_its_environment(tmp_path, file):
+    assert not PORTABLE.items() <= environment(tmp_path).items()
+    (tmp_path / file).write_text("[engine]\nportable = true\n")
+    assert PORTABLE.items() <= environment(tmp_path).items()
 
 
 def program(tmp_path, code, **options):

@@ -9,8 +9,10 @@ from run_directories import lines_of
 from solera.config import RunConfig
 from solera.errors import ConfigError, RunError
 from solera.federation import FederationConfig, QuorumNotMet
+from solera.fingerprint import fingerprint
 from solera.methods import FedAvg
 from solera.parts.local import Local
+from solera.runner import loop
 from solera.runner.loop import resume_run, simulate
 from solera.runs.record import RoundRecord
 from solera.testing import toy, wide
@@ -23,6 +25,7 @@ class Listening(Watcher):
     """Notes what it is told, in order."""
 
     def __init__(self):
+        self.warnings: list[str] = []
         self.phases: list[tuple[int, str]] = []
         self.records: list[RoundRecord] = []
         self.facts, self.summary = {}, {}
@@ -38,6 +41,9 @@ class Listening(Watcher):
 
     def end(self, summary):
         self.summary = summary
+
+    def warn(self, text):
+        self.warnings.append(text)
 
 
 def run(out, method=METHOD, watcher=None, federation=None, resume=False, **config):
@@ -88,6 +94,27 @@ def test_a_run_that_goes_on_begins_where_it_was(tmp_path):
     assert [r.round for r in told.records] == [1, 2]
     assert again.digest == json.loads((tmp_path / "whole" / "summary.json").read_text())["digest"]
     assert [m["round"] for m in lines_of(tmp_path / "parts")] == [0, 1, 2]
+
+
+def fingerprints_of(home):
+    return json.loads((home / "run.json").read_text())["fingerprints"]
+
+
+def test_a_run_records_its_machine_and_says_that_it_goes_on_on_another_one(tmp_path, monkeypatch):
+    told = Listening()
+    result = run(tmp_path, rounds=1, watcher=told)
+    here = fingerprint()
+    assert fingerprints_of(tmp_path) == [here] == [result.summary["environment"]["fingerprint"]]
+    run(tmp_path, rounds=2, watcher=told, resume=True)
+    assert (told.warnings, fingerprints_of(tmp_path)) == ([], [here])
+    monkeypatch.setattr(loop, "fingerprint", lambda portable: "feedfacefeedface")
+    finished = run(tmp_path, rounds=2, watcher=told, resume=True)
+    assert (told.warnings, fingerprints_of(tmp_path)) == ([], [here])  # nothing was left to do
+    moved = run(tmp_path, rounds=3, watcher=told, resume=True)
+    (warning,) = told.warnings
+    assert f"other bits (fingerprint feedfacefeedface) than the one that the run was on before ({here})" in warning
+    assert fingerprints_of(tmp_path) == [here, "feedfacefeedface"]
+    assert (finished.summary["rounds"], moved.summary["rounds"]) == (2, 3)
 
 
 def test_the_final_step_is_made_once_after_the_last_round(tmp_path):

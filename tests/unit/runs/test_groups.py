@@ -59,6 +59,19 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     assert "(3 of 9)" in said
 
 
+def test_machines_with_different_fingerprints(tmp_path):
+    """A run that moved counts on both; one of an older version, or a damaged one, says nothing."""
+
+    def run(name, machines):
+        home = make_run(tmp_path / name, run__seed=len(name))
+        (home / "run.json").write_text(json.dumps({"format": 1, "solera": "0.1.0", "fingerprints": machines}))
+        return read_run(home)
+
+    assert cautions(group_runs([run("a", ["aa"]), run("bb", ["aa"]), run("ccc", None), run("dddd", [7])])) == []
+    (told,) = cautions(group_runs([run("eeeee", ["aa"]), run("ffffff", ["aa", "bb"])]))
+    assert told.startswith("machines with different fingerprints: aa (2 runs), bb (1 run)")
+
+
 def test_other_pretrained_weights_under_the_same_name(tmp_path):
     """A name of the hub may mean another commit tomorrow; what is damaged in run.json says nothing."""
 
