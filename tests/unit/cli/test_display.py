@@ -13,7 +13,7 @@ from solera.track.display import LiveWatcher, PlainWatcher, QuietWatcher, Watche
 
 FACTS = {
     "name": "toy", "method": "feddf", "rounds": 3, "start_round": 0, "clients": 8, "cohort": 4,
-    "engine": "processes", "workers": 2, "out": "runs/toy",
+    "replies": "individual", "engine": "processes", "workers": 2, "out": "runs/toy",
 }  # fmt: skip
 
 
@@ -47,6 +47,15 @@ def drive(watcher: Watcher, rounds: int = 3, **more: Any) -> None:
                 watcher.progress("local_update", 2, 4)
             watcher.round_done(record(t, **more))
         watcher.end(SUMMARY)
+
+
+def test_sums_in_the_clear_are_told_once_at_the_start():
+    """Of a method that needs only means of replies: nothing hides the single ones from the server."""
+    told = "  replies are summed in the clear: the server decodes each one before it adds it up"
+    for replies, lines in (("means", [told]), ("individual", [])):
+        file = io.StringIO()
+        PlainWatcher(file=file).begin(FACTS | {"replies": replies})
+        assert file.getvalue().splitlines()[1:] == lines
 
 
 def test_plain_lines():
