@@ -187,6 +187,16 @@ def test_settings_that_a_search_found_replace_those_of_the_row():
     assert rates == {"FedDF": 0.05, "the same": 0.05, "FedAvg": 0.7}
 
 
+def test_a_row_may_have_what_was_found_for_another_one():
+    rows = [{"name": "FedDF", "tuned_as": "FedAvg"}, {"name": "FedAvg", "tune": {"method": {"local": {"lr": [1, 2]}}}}]
+    rows[1]["set"] = {"method": {"name": "fedavg"}}
+    table = plan_table(
+        small(row=[*rows, {"name": "x"}, {"name": "y"}]), "full", 1, {"FedAvg": {"method.local.lr": 0.7}}
+    )
+    rates = {c.cell.row: c.config.method.local.lr for c in table.cells if c.config}
+    assert rates == {"FedDF": 0.7, "FedAvg": 0.7, "x": 0.05, "y": 0.05}
+
+
 def test_what_is_needed_follows_from_the_cells():
     assert needs(load_paper("feddf/table2")) == ["cifar10", "public cifar100", "cifar100", "public imagenet32"]
     assert needs(load_paper("feddf/table2"), "tiny") == ["fashion-mnist"]
@@ -325,6 +335,20 @@ def test_sizes_and_partitions_need_no_run(tmp_path):
     values = [f.values[0] for f in collect(table, tmp_path)]
     assert all(1 <= v <= 10 for v in values)
     assert values[1] > values[0]  # alpha = 1 gives a client more classes than 0.5
+
+
+def test_a_partition_of_a_part_of_the_data_is_not_the_papers(tmp_path):
+    """Figures of partitions train nothing; the samples of the package are a part of Fashion-MNIST."""
+    tables = small(value="partition", row=[{"name": "x"}, {"name": "y"}])
+    for column in tables.columns:
+        column.set.update({"data.train_size": "none", "data.test_size": "none"})
+    table = plan_table(tables, "full")
+    filled = collect(table, tmp_path)
+    assert all(f.values and f.verdict == "not run" for f in filled)
+    assert filled[0].stand_ins["data.train_size"] == [60_000, 10_000]
+    assert "- The paper's row is not run where" in as_markdown(table, filled)
+    whole = small(value="partition", row=[{"name": "x"}, {"name": "y"}])  # a size that the setting itself has
+    assert {f.verdict for f in collect(plan_table(whole, "full"), tmp_path)} == {"run"}
 
 
 # ---- the command ------------------------------------------------------------------------------------
