@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from solera.config import load_config
+from solera.runner.loop import execute
 from solera.runs.record import RoundRecord
 from solera.track import display
 from solera.track.display import LiveWatcher, PlainWatcher, QuietWatcher, Watcher, choose_watcher
@@ -56,6 +58,18 @@ def test_sums_in_the_clear_are_told_once_at_the_start():
         file = io.StringIO()
         PlainWatcher(file=file).begin(FACTS | {"replies": replies})
         assert file.getvalue().splitlines()[1:] == lines
+
+
+@pytest.mark.parametrize(("method", "times"), [("fedavg", 1), ("local", 0)])
+def test_a_run_says_it_once(method, times, tmp_path):
+    file = io.StringIO()
+    config = load_config(
+        "toy",
+        [f"method.name={method}", "run.rounds=2", "data.train_size=200", "data.test_size=50", "engine.name=inprocess",
+         "method.local.epochs=0", "data.client_test=0.2", "public.size=20"],
+    )  # fmt: skip
+    execute(config, tmp_path / "run", watcher=PlainWatcher(file=file))
+    assert file.getvalue().count(display.IN_THE_CLEAR) == times
 
 
 def test_plain_lines():

@@ -452,7 +452,7 @@ def test_the_literal_partition_is_named_as_an_open_point(name):
 
 
 def test_alpha_means_alpha_itself_in_every_recipe():
-    """The letter of FedDF's text, Dir(alpha p), is far more skewed at the same alpha: it is an option, nowhere chosen."""
+    """The letter of FedDF's text, Dir(alpha p), is far more skewed at the same alpha: an option that no recipe has."""
     parts = {name: tomllib.loads(recipe_text(name)).get("partition", {}) for name in recipe_names()}
     assert len(parts) > 70
     assert [name for name, of in parts.items() if of.get("variant") == "client"] == []
