@@ -374,7 +374,7 @@ def methods_table() -> str:
     for name, cls in our_methods().items():
         i = described(cls())
         rows.append((f"[{name}](methods/{name}.md)", i.title, i.paper, i.models, i.public, i.state, i.privacy))
-    head = ("name", "title", "paper", "client models", "public data", "a client keeps", "the server sees")
+    head = ("name", "title", "paper", "client models", "public data", "a client keeps", "the method uses")
     return table(head, rows)
 
 
@@ -480,7 +480,7 @@ def choose_table() -> str:
         found.setdefault(key, []).append(f"[{name}](../methods/{name}.md)")
     order = ["teach each other", "predict together", "side by side", "one only"]
     rows = sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0]))
-    head = ("different architectures", "public data", "models", "the server sees", "methods")
+    head = ("different architectures", "public data", "models", "the method uses", "methods")
     return table(head, [(*key, ", ".join(names)) for key, names in rows])
 
 

@@ -44,7 +44,7 @@ class Traits:
     batchnorm: bool = True  # models may have running statistics
     next_token: bool = False  # also learns language models: data.task = "causal-lm"
     precision: Literal["full", "mixed"] = "full"  # of clients' weights; mixed: a few bits where models.options says so
-    replies: Literal["none", "means", "individual", "data"] = "individual"  # what the server sees of a client
+    replies: Literal["none", "means", "individual", "data"] = "individual"  # what the method uses of them
     personal: bool = False  # scored by each client's own model, on its own test split
     bytes_vary: str = ""  # why the bytes of a run depend on what is learned, as text; empty: they do not
     groups: str = ""  # name of the setting for how many clients of each architecture must be active in a round
@@ -59,7 +59,7 @@ class About:
     wire: str  # what is sent, per active client and round
     state: str  # what a client keeps between rounds
     models: str = ""  # a remark on the models
-    privacy: str = ""  # a remark on what the server sees
+    privacy: str = ""  # a remark on what the method uses of replies
 
 
 class Described(NamedTuple):

@@ -81,3 +81,20 @@ def test_recipes_and_functions_that_a_page_names_exist(paper):
     functions = {name for name, _ in inspect.getmembers(bounds, inspect.isfunction)}
     called = [name for name in named if re.fullmatch(r"[a-z]+(_[a-z]+)+|hoeffding", name)]
     assert [name for name in called if name not in functions] == []
+
+
+CLAIMS = {"feddf": 20, "fedet": 12, "fedeed": 14, "mnfl": 11}  # at least
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_page_lists_the_papers_claims_and_where_each_stands(paper):
+    """Also those on privacy, communication and secure aggregation."""
+    claims = PAGES[paper].read_text("utf-8").partition("| the paper claims | where it stands |\n|---|---|\n")[2]
+    rows = [line.strip("| ").split(" | ") for line in claims.partition("\n\n")[0].splitlines()]
+    assert len(rows) >= CLAIMS[paper]
+    stands = re.compile(r"(shown|half shown|not shown|not tried|by construction)\b")
+    assert [claim for claim, where in rows if not stands.match(where)] == []
+    text = claims.lower()
+    assert all(
+        word in text for word in ("privacy", "secure aggregation", "communication" if paper != "mnfl" else "send")
+    )

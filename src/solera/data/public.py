@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..devices import Placement
 from ..encodings import Columns, Text, as_bytes, digest_of
 from ..errors import ConfigError, DataError
-from ..settings import PositiveInt, Problem, Was, settings
+from ..settings import Positive, PositiveInt, Problem, Was, settings
 from ..tensors import sent
 from .augment import STEPS, Name, augmented, check_steps
 from .blocks import blocks_of
@@ -60,6 +60,7 @@ class PublicConfig:
     augment: Augment = field(default_factory=list)  # random changes of images, in this order
     fresh: bool = False  # true: new random changes (and new noise or generated images) at each step, not only once
     noise: Noise = "uniform"
+    range: Positive | None = None  # noise vectors: each number between -range and range; default: that of the samples
     where: Literal["server", "everywhere"] = "everywhere"  # server: sent to each client once, if needed there
 
     def problems(self) -> Iterator[Problem]:
@@ -71,6 +72,8 @@ class PublicConfig:
                 yield str(e).removeprefix("public.")
         if self.users is not None and (self.source != "held-out" or self.size is not None):
             yield f'users = {self.users}: for source = "held-out" and without size: all samples of so many users'
+        if self.range is not None and self.source != "noise":
+            yield f'range = {self.range:g}: it is that of noise vectors, and source is "{self.source}"; leave it out'
         if self.fresh and not self.augment and self.source in ("held-out", "dataset"):
             yield (
                 f'fresh = true: samples of source "{self.source}" are the same at each step; set augment to change '
@@ -305,18 +308,22 @@ def public_from_noise(task: Dataset | Form, cfg: PublicConfig, seed: int = 0) ->
     """Noise images: `uniform` in [0, 1] per pixel, or `gauss`: N(0, 1) rescaled to [0, 1] by the extremes of each batch
     of 128. Pixels are rounded to bytes like those of other images, then normalised with the task's constants.
 
-    Noise vectors: only `uniform`, each number in its range in the training set.
+    Noise vectors: only `uniform`, each number in its range in the training set, or in `range`.
     """
+    if cfg.range is not None and len(task.shape) != 1:
+        raise ConfigError(f"public.range = {cfg.range:g}: images have pixels between 0 and 1; leave it out")
     if len(task.shape) != 3 and (len(task.shape) != 1 or task.vocabulary or cfg.noise != "uniform"):
         raise ConfigError(
             f'public.source = "noise" makes images, but samples of {task.name} have shape {task.shape}'
             + ("; for vectors use public.noise = 'uniform'" if not task.vocabulary else "")
         )
-    make = _noise_vectors(task) if len(task.shape) == 1 else _noise_images(cfg.noise, task.shape)
+    make = _noise_vectors(task, cfg.range) if len(task.shape) == 1 else _noise_images(cfg.noise, task.shape)
     return _made(task, cfg, make, "public noise", seed)
 
 
-def _noise_vectors(task: Dataset | Form) -> Make:
+def _noise_vectors(task: Dataset | Form, bound: float | None) -> Make:
+    if bound is not None:
+        return lambda size, rng: bound * (2 * torch.rand(size, *task.shape, generator=rng) - 1)
     if isinstance(task, Form):
         raise ConfigError('public.source = "noise": the range of vectors is not known where sites hold the samples')
     low, high = task.train.inputs.amin(0), task.train.inputs.amax(0)

@@ -24,7 +24,7 @@ from ..runs.words import human_bytes, percent
 from ..scenario import Scenario
 from ..sites import Hello
 from ..tensors import weights_of
-from ..track.display import Watcher
+from ..track.display import IN_THE_CLEAR, Watcher
 from ..version import __version__
 from ..wire import Limits, WireError, digest, safe_name
 from .journal import ENDED
@@ -238,6 +238,8 @@ class _Log(Watcher):
         log.info(
             "%s, %s rounds from %s on, %s sites", *(facts[k] for k in ("method", "rounds", "start_round", "clients"))
         )
+        if facts["replies"] == "means":
+            log.info("%s", IN_THE_CLEAR)
 
     def progress(self, what: str, done: int, of: int) -> None:
         if done:

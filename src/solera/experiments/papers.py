@@ -43,6 +43,8 @@ class Part:
     skip: str = ""  # why its cells cannot be run
     tune: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # settings that the paper searched over
     printed: tuple[str, ...] = ()  # of a row: the paper's numbers, one for each column
+    rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # of a column: settings of single cells
+    tuned_as: str = ""  # of a row: another one, whose tuned settings it has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Cell:
     target: float | None
     skip: str
     tune: dict[str, list[Any]]
+    tuned_as: str  # the row whose tuned settings it has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Paper:
         return [f"{self.paper}/{name}" for name in found]
 
     def cells(self) -> Iterator[Cell]:
-        """All cells, row by row. What a row says counts more than what its column says."""
+        """All cells, row by row. A row counts more than its column, and what the column says of this row most."""
         for row in self.rows:
             for i, column in enumerate(self.columns):
                 target = self.target if column.target is None else column.target
@@ -107,13 +110,14 @@ class Paper:
                     row.name,
                     column.name,
                     row.printed[i] if row.printed else NOT_PRINTED,
-                    column.set | row.set,
+                    column.set | row.set | column.rows.get(row.name, {}),
                     self.value,
                     row.measure or column.measure or self.measure,
                     next((at for at in (row.at, column.at) if at is not None), self.at),
                     target if row.target is None else row.target,
                     row.skip or column.skip,
                     column.tune | row.tune,
+                    row.tuned_as or row.name,
                 )
 
 
@@ -154,6 +158,13 @@ def read_paper(given: Any, recipe: str) -> Paper:
         names = [p.name for p in parts]
         if not parts or len(set(names)) < len(names):
             raise ConfigError(f"{recipe}: paper.{what}: at least one, each with a name of its own; not {show(names)}")
+    known, searched = {r.name for r in rows}, {r.name for r in rows if r.tune}
+    for where, given_, allowed in (
+        *((f"column {c.name!r}: rows", c.rows, known) for c in columns),
+        *((f"row {r.name!r}: tuned_as", [r.tuned_as], searched | {""}) for r in rows),
+    ):
+        if strange := [name for name in given_ if name not in allowed]:
+            raise ConfigError(f"{recipe}: paper.{where}: {show(strange[0])} is none of {', '.join(sorted(allowed))}")
     found = Paper(
         recipe,
         paper,
@@ -193,6 +204,8 @@ def _part(given: Any, where: str, width: int | None) -> Part:
         table.take("skip", str, ""),
         flat(table.take("tune", dict, {})),
         printed,
+        {row: flat(settings) for row, settings in table.take("rows", dict, {}).items()} if width is None else {},
+        table.take("tuned_as", str, "") if width is not None else "",
     )
     table.end()
     if printed and len(printed) != width:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ..config import PAPER, Config, load_config, merged, recipe_text, to_toml, without_stand_ins
 from ..data.catalogue import SOURCES
 from ..errors import ConfigError, RunError, SoleraError
+from ..runner.facts import sampled
 from ..runs.groups import group_runs
 from ..runs.keys import flat
 from ..runs.read import Run, read_run
@@ -126,7 +127,7 @@ def plan_table(
         if reason:
             cells.append(PlannedCell(cell, cell.at, None, (), reason))
             continue
-        setting = cell.set | dict((tuned or {}).get(cell.row, {}))
+        setting = cell.set | dict((tuned or {}).get(cell.tuned_as, {}))
         try:
             whole = load_config(recipe, overrides_of(setting))
             shrunk = scaled(whole, scale, extra)
@@ -269,9 +270,10 @@ def collect(table: PlannedTable, out: Path, failed: Mapping[str, str] | None = N
     read: dict[str, Run] = {}
     for planned in table.cells:
         values: list[float] = []
+        partial: StandIns = {}  # of a number without a run: files with a part of the data
         reason = planned.reason
         if not reason and table.paper.value in WITHOUT_RUNS:
-            values, reason = _computed(planned)
+            values, reason, partial = _computed(planned)
         for name in planned.runs:
             if not is_done(out / name):
                 reason = reason or (failed or {}).get(name) or "not run yet"
@@ -282,7 +284,7 @@ def collect(table: PlannedTable, out: Path, failed: Mapping[str, str] | None = N
             reason = reason or why
             values += [] if value is None else [value]
         c = planned.cell
-        stand_ins = next((read[n].stand_ins for n in planned.runs if n in read and read[n].stand_ins), {})
+        stand_ins = next((read[n].stand_ins for n in planned.runs if n in read and read[n].stand_ins), partial)
         said = RUN if values and not (planned.changed or stand_ins) else NOT_RUN
         why = "" if values else reason
         filled.append(Filled(c.row, c.column, c.printed, tuple(values), why, planned.runs, said, stand_ins))
@@ -357,35 +359,39 @@ def _measured(measure: str, lines: Lines) -> Result | None:
     return next((r for r in lines if r.name == measure), None)
 
 
-def _computed(planned: PlannedCell) -> tuple[list[float], str]:
-    """The number of a cell that needs no training."""
+def _computed(planned: PlannedCell) -> tuple[list[float], str, StandIns]:
+    """The number of a cell that needs no training, or why there is none; and what stood in for the paper's data."""
     assert planned.config is not None
     found = apart(_size if planned.cell.value == "size" else _partition, to_toml(planned.config), planned.cell.measure)
-    return ([found["value"]], "") if "value" in found else ([], found["reason"])
+    return ([found["value"]] if "value" in found else []), found.get("reason", ""), found.get("stand_ins", {})
 
 
 def _size(text: str, measure: str) -> dict[str, Any]:
     """Million parameters of a model."""
     try:
-        template = _scenario(text).server.template(measure)
+        scenario, stand_ins = _scenario(text)
+        template = scenario.server.template(measure)
     except SoleraError as e:
         return {"reason": str(e)}
-    return {"value": sum(p.numel() for p in template.parameters()) / 1e6}
+    return {"value": sum(p.numel() for p in template.parameters()) / 1e6, "stand_ins": stand_ins}
 
 
 def _partition(text: str, measure: str) -> dict[str, Any]:
     """The mean number of classes of which a client has samples."""
     try:
-        scenario = _scenario(text)
+        scenario, stand_ins = _scenario(text)
     except SoleraError as e:
         return {"reason": str(e)}
     held = [int((scenario.held(i) > 0).sum()) for i in range(len(scenario.roster))]
-    return {"value": statistics.fmean(held)}
+    return {"value": statistics.fmean(held), "stand_ins": stand_ins}
 
 
-def _scenario(text: str) -> Scenario:
-    config = load_config(tomllib.loads(text))
-    return build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, 1)
+def _scenario(text: str) -> tuple[Scenario, StandIns]:
+    """The clients and the server of a configuration, and the sizes of its data where files hold only a part."""
+    tables = tomllib.loads(text)
+    config = load_config(tables)
+    made = build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, 1)
+    return made, sampled(config.run.stand_ins or {}, tables, made.dataset.name, made.dataset.found)
 
 
 # ---- the table --------------------------------------------------------------------------------------

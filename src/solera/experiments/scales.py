@@ -42,17 +42,20 @@ class Rule:
         return wanted if isinstance(value, float) else round(wanted)
 
 
+OWN = ("local", "private", "pretrain", "revisit")  # trainings on samples with labels; the last three are FedMD's
+TOWARDS = ("distill", "digest")  # trainings towards what others say
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "full": (),
     "small": (
         Rule("run.rounds", 10, 3),
         Rule("run.eval_every", 10),
-        Rule("method.local.epochs", 10),
+        *(Rule(f"method.{training}.epochs", 10) for training in OWN),
         Rule("method.local.steps", 3, 5),
         Rule("method.fusion.steps", 20, 50),
         Rule("method.fusion.every", 5, 10),
         Rule("method.fusion.patience", 10, 50),
-        Rule("method.distill.epochs", 5),
+        *(Rule(f"method.{training}.epochs", 5) for training in TOWARDS),
         Rule("data.train_size", 5),
         Rule("data.test_size", 5),
         Rule("public.size", 5, 10),
@@ -61,16 +64,16 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "tiny": (
         Rule("run.rounds", 50, 2, 2),
         Rule("run.eval_every", 100),
-        Rule("method.local.epochs", 20),
+        *(Rule(f"method.{training}.epochs", 20) for training in OWN),
         Rule("method.local.steps", 10, 3),
-        Rule("method.local.batch", 4, 8, 16),
-        Rule("method.local.lr", 1, 0, 0.1),
+        *(Rule(f"method.{training}.batch", 4, 8, 16) for training in OWN),
+        *(Rule(f"method.{training}.lr", 1, 0, 0.1) for training in OWN),
         Rule("method.local.inner_lr", 1, 0, 0.01),
         Rule("method.fusion.steps", 500, 10),
         Rule("method.fusion.batch", 4, 16, 32),
         Rule("method.fusion.every", 10, 5),
         Rule("method.fusion.patience", 50, 10),
-        Rule("method.distill.batch", 8, 16, 32),
+        *(Rule(f"method.{training}.batch", 8, 16, 32) for training in TOWARDS),
         Rule("method.server.epochs", 20),
         Rule("method.c_batch", 8, 16, 32),
         Rule("method.swag.samples", 5, 2),

@@ -32,9 +32,10 @@ class Codistillation(Setting):
     exclude_self: bool = False  # a model is not among its own teachers
     local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"
-    secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
+    no_single_groups: bool = False  # refuse groups of one client: their mean is that client's model
     report_ensemble: bool = True
 
+    RENAMED: ClassVar = {"secure": "no_single_groups"}
     of_paper: ClassVar[About] = About(
         title="Codistillation",
         paper="Anil et al., ICLR 2018; FedEED, section 4.2",
@@ -51,6 +52,6 @@ class Codistillation(Setting):
             EnsembleTrainer("aggregated", rule=self.rule),
             GlobalTrainer("codistillation", self.W, self.exclude_self, early_stop=False),
             self.K,
-            secure=self.secure,
+            no_single_groups=self.no_single_groups,
             report_ensemble=self.report_ensemble,
         )

@@ -15,6 +15,7 @@ from ..parts.teachers import Rule
 from ..settings import PositiveInt, Replaceable
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
+from .framework.groups import Schedule
 from .framework.local_trainers import LocalTrainer
 from .framework.loop import Framework
 from .framework.setting import Setting, section_6
@@ -33,10 +34,12 @@ class FedEED(Setting):
     local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"  # F, how predictions are combined
     group_sizes: tuple[PositiveInt, ...] | None = None  # relative sizes of the groups; default: equal
+    schedule: Schedule = "random"  # new random groups each round; fixed: model i always goes to client i (appendix A.7)
     pipeline: Pipeline = False  # appendix A.7: clients train while the server distils
-    secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
+    no_single_groups: bool = False  # refuse groups of one client: their mean is that client's model
     report_ensemble: bool = True
 
+    RENAMED: ClassVar = {"secure": "no_single_groups"}
     of_paper: ClassVar[About] = About(
         title="FedEED",
         paper="anonymous ICLR submission",
@@ -54,7 +57,8 @@ class FedEED(Setting):
             GlobalTrainer("designated", early_stop=False),  # section 4.2
             self.K,
             self.group_sizes,
+            self.schedule,
             pipeline=self.pipeline,
-            secure=self.secure,
+            no_single_groups=self.no_single_groups,
             report_ensemble=self.report_ensemble,
         )

@@ -30,8 +30,9 @@ class FedEnsemble(Setting):
     schedule: Schedule = "random"  # new random groups each round, or the paper's strata: each model sees all in turn
     local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
     rule: Rule = "avg_logits"
-    secure: bool = False  # refuse groups of one client, which secure aggregation could not hide
+    no_single_groups: bool = False  # refuse groups of one client: their mean is that client's model
 
+    RENAMED: ClassVar = {"secure": "no_single_groups"}
     of_paper: ClassVar[About] = About(
         title="Fed-ensemble",
         paper="Shi et al., 2021",
@@ -48,5 +49,5 @@ class FedEnsemble(Setting):
             global_trainer=GlobalTrainer("none"),
             K=self.K,
             schedule=self.schedule,
-            secure=self.secure,
+            no_single_groups=self.no_single_groups,
         )

@@ -121,16 +121,20 @@ def stand_ins_of(papers: Mapping[str, Any] | None, config_text: str | None, fact
         return {}
     tables = tomllib.loads(config_text or "")
     found = {key: (value, dig(tables, *key.split("."))) for key, value in papers.items()}
-    return {**found, **_sampled(found, tables, facts), **_at_random(found, facts)}
+    return {
+        **found,
+        **sampled(found, tables, facts.experiment["data"]["name"], facts.found),
+        **_at_random(found, facts),
+    }
 
 
-def _sampled(found: StandIns, tables: Mapping[str, Any], facts: Facts) -> StandIns:
-    """The sizes of a data set of which less is here, or less was asked for, than there is."""
-    info = SOURCES.get(facts.experiment["data"]["name"])
-    if "data.name" in found or info is None or info.rows is None or facts.found is None:
+def sampled(found: StandIns, tables: Mapping[str, Any], name: str, rows: tuple[int, int] | None) -> StandIns:
+    """The sizes of the data set `name` of which less is here (`rows`), or less was asked for, than there is."""
+    info = SOURCES.get(name)
+    if "data.name" in found or info is None or info.rows is None or rows is None:
         return {}
     sizes = {}
-    for key, whole, here in zip(("train_size", "test_size"), info.rows, facts.found, strict=True):
+    for key, whole, here in zip(("train_size", "test_size"), info.rows, rows, strict=True):
         papers, asked = found.get(f"data.{key}", (None, None))
         if papers == WHOLE:
             sizes[f"data.{key}"] = (whole, asked)

@@ -266,6 +266,7 @@ def run(
                     "start_round": start,
                     "clients": len(fed.clients),
                     "cohort": federation.cohort(len(fed.clients)),
+                    "replies": method.traits().replies,
                     "engine": type(moving).__name__.lower(),
                     "workers": getattr(moving, "count", getattr(moving, "workers", 1)),
                     "device": ", ".join(compute.devices),

@@ -20,6 +20,7 @@ from ..runs.words import human_bytes, human_time, percent
 
 WARNINGS_A_ROUND = 5  # further ones are only counted; all of them are in metrics.jsonl
 MODELS_SHOWN = 12
+IN_THE_CLEAR = "replies are summed in the clear: the server decodes each one before it adds it up"
 NARROW = 50  # columns; a narrower display leaves out its bar and its third column
 PHASES = {
     "clients": "clients train",
@@ -33,7 +34,7 @@ class Watcher:
     """Gets the events of a run; the base class ignores them. A context manager: leaving it ends the display."""
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """The run starts. Facts: name, method, rounds, start_round, clients, cohort, engine, workers, out."""
+        """The run starts. Facts: name, method, rounds, start_round, clients, cohort, replies, engine, workers, out."""
 
     def phase(self, round: int, name: str) -> None:
         """The round enters the phase "clients", "server", "evaluate" or "commit"."""
@@ -260,12 +261,13 @@ def choose_watcher(json: bool = False, quiet: bool = False) -> Watcher:
 
 
 def headline(facts: Mapping[str, Any]) -> str:
-    """The run in one line."""
+    """The run in one line; a second one where a method needs only sums of replies, which nothing hides."""
     start = f", continued after {facts['start_round']}" if facts["start_round"] else ""
     side = f" x {facts['workers']}" if facts["workers"] > 1 else ""
     return (
         f"{facts['name']}: {facts['method']}, {facts['rounds']} rounds{start}, {facts['cohort']} of "
         f"{facts['clients']} clients a round, engine {facts['engine']}{side}"
+        + (f"\n  {IN_THE_CLEAR}" if facts.get("replies") == "means" else "")
     )
 
 

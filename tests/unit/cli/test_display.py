@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from solera.config import load_config
+from solera.runner.loop import execute
 from solera.runs.record import RoundRecord
 from solera.track import display
 from solera.track.display import LiveWatcher, PlainWatcher, QuietWatcher, Watcher, choose_watcher
 
 FACTS = {
     "name": "toy", "method": "feddf", "rounds": 3, "start_round": 0, "clients": 8, "cohort": 4,
-    "engine": "processes", "workers": 2, "out": "runs/toy",
+    "replies": "individual", "engine": "processes", "workers": 2, "out": "runs/toy",
 }  # fmt: skip
 
 
@@ -47,6 +49,27 @@ def drive(watcher: Watcher, rounds: int = 3, **more: Any) -> None:
                 watcher.progress("local_update", 2, 4)
             watcher.round_done(record(t, **more))
         watcher.end(SUMMARY)
+
+
+def test_sums_in_the_clear_are_told_once_at_the_start():
+    """Of a method that needs only means of replies: nothing hides the single ones from the server."""
+    told = "  replies are summed in the clear: the server decodes each one before it adds it up"
+    for replies, lines in (("means", [told]), ("individual", [])):
+        file = io.StringIO()
+        PlainWatcher(file=file).begin(FACTS | {"replies": replies})
+        assert file.getvalue().splitlines()[1:] == lines
+
+
+@pytest.mark.parametrize(("method", "times"), [("fedavg", 1), ("local", 0)])
+def test_a_run_says_it_once(method, times, tmp_path):
+    file = io.StringIO()
+    config = load_config(
+        "toy",
+        [f"method.name={method}", "run.rounds=2", "data.train_size=200", "data.test_size=50", "engine.name=inprocess",
+         "method.local.epochs=0", "data.client_test=0.2", "public.size=20"],
+    )  # fmt: skip
+    execute(config, tmp_path / "run", watcher=PlainWatcher(file=file))
+    assert file.getvalue().count(display.IN_THE_CLEAR) == times
 
 
 def test_plain_lines():

@@ -36,6 +36,15 @@ def test_a_cell_has_the_settings_of_its_column_and_then_of_its_row():
     assert [c.skip for c in cells.values()] == ["", "", "no reason", "no reason"]
 
 
+def test_a_column_may_say_something_of_single_rows():
+    table = changed()
+    table["column"][1]["rows"] = {"second": {"run": {"rounds": 3}, "method": {"mu": 0.5}}}
+    cells = {(c.row, c.column): c for c in read_paper(table, "x").cells()}
+    assert cells["second", "b"].set == {"partition.alpha": 0.1, "run.rounds": 3, "method.mu": 0.5}
+    assert cells["second", "a"].set == {"run.rounds": 9}
+    assert cells["first", "b"].set == {"partition.alpha": 0.1, "run.rounds": 7}
+
+
 @pytest.mark.parametrize(
     ("table", "told"),
     [
@@ -53,6 +62,11 @@ def test_a_cell_has_the_settings_of_its_column_and_then_of_its_row():
         (changed(row=[{"name": "a", "printed": ["1", "2 +- 1"]}]), "printed '2 +- 1'"),
         (changed(row=[{"name": "a", "tune": {"method": {"mu": [1]}}}]), "tune.method.mu = 1: expected a list"),
         (changed(tiny={"sets": {}}), "paper.tiny: there is no 'sets'"),
+        (
+            changed(column=[{"name": "a", "rows": {"third": {}}}, {"name": "b"}]),
+            "column 'a': rows: third is none of first, second",
+        ),
+        (changed(row=[{"name": "a"}, {"name": "b", "tuned_as": "a"}]), "row 'b': tuned_as: a is none of "),
         ({k: v for k, v in TABLE.items() if k != "row"}, "x: paper: row is missing"),
     ],
 )
@@ -76,8 +90,16 @@ def test_a_run_ignores_the_table(tmp_path):
         load_config(file)
 
 
+def test_feddf_has_the_rate_that_was_found_for_fedavg():
+    """Table 1: "FedDF uses the optimal learning rate from FedAvg"."""
+    rows = {r.name: r for r in load_paper("feddf/table1").rows}
+    for epochs in (20, 40):
+        assert rows[f"FedDF, {epochs} epochs"].tuned_as == f"FedAvg, {epochs} epochs"
+        assert set(rows[f"FedAvg, {epochs} epochs"].tune) == {"method.local.lr"}
+
+
 def test_the_papers_table_2():
     cells = {(c.row, c.column): c for c in load_paper("feddf/table2").cells()}
     assert "feddf/table2" in paper_names()
     assert cells["FedProx, GN", "CIFAR-100, α = 0.1"].printed == "35.74 ± 1.00"
-    assert cells["FedProx, GN", "CIFAR-100, α = 0.1"].tune == {"method.mu": [0.001, 0.01, 0.1, 1.0]}
+    assert cells["FedProx, GN", "CIFAR-100, α = 0.1"].tune["method.mu"] == [0.001, 0.01, 0.1, 1.0]

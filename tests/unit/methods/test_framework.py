@@ -670,7 +670,7 @@ def test_no_usable_upload_leaves_the_state(tmp_path):
         world.run(framework(K=1, ensemble_trainer=CLIENTS, global_trainer=BASIC))
 
 
-# ---- secure aggregation --------------------------------------------------------------------------------
+# ---- groups of one client --------------------------------------------------------------------------------
 
 
 def test_privacy_follows_from_the_slots():
@@ -699,6 +699,16 @@ def test_strata_are_of_one_size_and_meet_every_model_in_an_age(tmp_path):
     assert all(groups[0][k] != groups[1][k] for k in world.fed.clients)
 
 
+def test_with_a_fixed_schedule_model_i_always_goes_to_client_i(tmp_path):
+    """FedEED's A.7. With more clients than models client i has model i mod K."""
+    world = one_kind(tmp_path, 6)
+    for t in range(3):
+        world.fed.begin(t)
+        group = split((1, 1, 1, 1), "fixed", world.fed, world.server)
+        assert {world.fed.clients.index(k): g for k, (_, g) in group.items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 0, 5: 1}
+    assert FedEED(LOCAL, FUSION, K=4, schedule="fixed").framework.schedule == "fixed"
+
+
 def test_groups_are_averaged_in_order(tmp_path, monkeypatch):
     """They may share a control variate, whose last bits depend on it; the order of a set is another in each process."""
     seen, average = [], Cohort._average
@@ -713,8 +723,8 @@ def test_groups_are_averaged_in_order(tmp_path, monkeypatch):
     assert seen == [[("c", k) for k in range(8)]]
 
 
-def test_secure_serves_no_group_of_one(tmp_path):
-    method = FedEED(LOCAL, FUSION, K=2, secure=True)
+def test_no_single_groups_serves_no_group_of_one(tmp_path):
+    method = FedEED(LOCAL, FUSION, K=2, no_single_groups=True)
     world = only(one_kind(tmp_path), "c0", "c1", "c2")
     start, end = world.run(method)
     (event,) = world.events("group_too_small")
@@ -723,12 +733,12 @@ def test_secure_serves_no_group_of_one(tmp_path):
     assert len(world.fed.answered) == 2
     assert world.fed.verbs == {"mean"}
     only(world, "c0", "c1")
-    with pytest.raises(QuorumNotMet, match="secure"):
+    with pytest.raises(QuorumNotMet, match="no_single_groups"):
         world.run(method)
 
 
-def test_secure_drops_a_group_of_which_one_client_is_left(tmp_path):
-    method = FedEED(LOCAL, FUSION, K=2, secure=True)
+def test_no_single_groups_drops_a_group_of_which_one_client_is_left(tmp_path):
+    method = FedEED(LOCAL, FUSION, K=2, no_single_groups=True)
     world = one_kind(tmp_path, 4)
     group = split(method.framework.shares, "random", world.fed, world.server)
     world.data[next(k for k, g in group.items() if g == ("c", 1))] = None
@@ -739,8 +749,8 @@ def test_secure_drops_a_group_of_which_one_client_is_left(tmp_path):
     assert same_bits(end.models["c"][1], start.models["c"][1])
 
 
-def test_secure_drops_every_group_of_which_one_client_is_left(tmp_path):
-    method = FedEED(LOCAL, FUSION, K=3, secure=True)
+def test_no_single_groups_drops_every_group_of_which_one_client_is_left(tmp_path):
+    method = FedEED(LOCAL, FUSION, K=3, no_single_groups=True)
     world = one_kind(tmp_path, 6)
     group = split(method.framework.shares, "random", world.fed, world.server)
     for k in (1, 2):
@@ -771,8 +781,9 @@ def test_secure_drops_every_group_of_which_one_client_is_left(tmp_path):
         (lambda: Framework(group_sizes=(1, 2, 3)), "group_sizes"),
         (lambda: Framework(group_sizes=(1, 0)), "group_sizes"),
         (lambda: Framework(group_sizes=(2, 1), schedule="strata"), "strata"),
+        (lambda: Framework(group_sizes=(2, 1), schedule="fixed"), "group_sizes.*fixed"),
         (lambda: Framework(global_trainer=BASIC, pipeline=True), "pipeline"),
-        (lambda: Framework(ensemble_trainer=CLIENTS, secure=True), "secure.*ensemble_trainer.*individual"),
+        (lambda: Framework(ensemble_trainer=CLIENTS, no_single_groups=True), "no_single_groups.*ensemble_trainer"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_in_one_line(make, words):
@@ -791,7 +802,7 @@ def test_temperatures_below_zero_are_refused():
     [
         (FedEED(K=9), {}, r"method.K = 9: only 8 clients of 'c' can be active"),
         (FedEED(K=5), {"fraction": 0.5}, r"method.K = 5: only 4 clients.*fraction = 0.5"),
-        (FedEED(K=4, secure=True), {"fraction": 0.5}, "method.secure = true: 4 clients"),
+        (FedEED(K=4, no_single_groups=True), {"fraction": 0.5}, "method.no_single_groups = true: 4 clients"),
     ],
 )
 def test_groups_that_cannot_be_filled_are_refused_before_the_first_round(tmp_path, method, options, words):
@@ -854,7 +865,8 @@ def test_slots_are_filled_by_name():
         ({"pipeline": True, "global_trainer": {"kind": "basic"}}, "method.pipeline = true: only designated"),
         ({"pipeline": "eager"}, 'method.pipeline = "eager": this is now written true'),
         ({"pipeline": "off"}, 'method.pipeline = "off": this is now written false'),
-        ({"secure": True, "ensemble_trainer": {"kind": "clients"}}, "method.secure = true"),
+        ({"no_single_groups": True, "ensemble_trainer": {"kind": "clients"}}, "method.no_single_groups = true"),
+        ({"secure": True}, "method.secure = true: this setting is now called 'no_single_groups'"),
     ],
 )
 def test_mistakes_in_a_configuration_name_their_key(table, words):
@@ -875,7 +887,7 @@ def test_a_new_combination_just_runs(tmp_path):
         local_trainer=LocalTrainer("scaffold"),
         ensemble_trainer=EnsembleTrainer(R=2, rule="confidence"),
         pipeline=True,
-        secure=False,
+        no_single_groups=False,
     )
     check_method(method, tmp_path, engines=["processes"])
 

@@ -13,7 +13,7 @@ from ...tensors import Weights, is_finite
 from ..common.fusion import finite_models
 from ..common.training import Update
 from .ensemble_trainers import Upload
-from .groups import MIN_SECURE, members_of
+from .groups import MIN_GROUP, members_of
 from .local_trainers import Group, LocalTrainer, Models, mean_reply
 
 Means = dict[Group, tuple[Any, int]]  # each group's mean reply, and of how many clients
@@ -78,13 +78,15 @@ class Cohort:
         names = [f"{A}.{k}" for A, k in sorted(set(who.values()))]
         self.running.append(self.clock.span("train", wait, groups=names))
 
-    def collect(self, w: Models, probe: Tensor, secure: bool) -> tuple[Means, list[Upload]]:
+    def collect(self, w: Models, probe: Tensor, no_single_groups: bool) -> tuple[Means, list[Upload]]:
         """The mean reply of each group and, with `individual`, the client models; `w` are the models that were sent.
 
         `probe` are indices of public samples: a model's logits on them must be finite.
         """
         got: dict[Any, Any] = {}
-        void = QuorumNotMet(f"round {self.fed.round}: no group has {MIN_SECURE} clients, which method.secure requires")
+        void = QuorumNotMet(
+            f"round {self.fed.round}: no group has {MIN_GROUP} clients, which method.no_single_groups requires"
+        )
         inputs = self.server.public[probe] if len(probe) and self.individual else probe
         for wait in self.running:
             try:
@@ -97,7 +99,7 @@ class Cohort:
         if self.individual:
             return self._average(got, w)
         answered = [g for k, g in self.S.items() if k in self.fed.answered]
-        for A, k in [g for g in got if secure and answered.count(g) < MIN_SECURE]:
+        for A, k in [g for g in got if no_single_groups and answered.count(g) < MIN_GROUP]:
             self.server.event("group_too_small", architecture=A, group=k, reason="all clients but one have failed")
             del got[A, k]
         if not got:

@@ -12,8 +12,8 @@ from ...randomness import seed_from
 from ...server import Server
 from .local_trainers import Group
 
-MIN_SECURE = 2  # the sum over a group of one client is that client's model
-Schedule = Literal["random", "strata"]
+MIN_GROUP = 2  # the sum over a group of one client is that client's model
+Schedule = Literal["random", "strata", "fixed"]
 
 
 def members_of(fed: Federation, A: str) -> torch.Tensor:
@@ -32,6 +32,9 @@ def split(shares: Sequence[int], schedule: Schedule, fed: Federation, server: Se
         S_A = [k for k in S if fed.architecture(k) == A]
         if schedule == "strata":
             found = _strata(S_A, K, A, fed)
+        elif schedule == "fixed":  # appendix A.7: the i-th model always goes to the i-th client
+            place = {int(i): n for n, i in enumerate(members_of(fed, A))}
+            found = {k: place[fed.clients.index(k)] % K for k in S_A}
         else:
             order = torch.randperm(len(S_A), generator=torch.Generator().manual_seed(fed.seed("groups", A))).tolist()
             sizes = group_sizes(len(S_A), shares)
@@ -59,7 +62,9 @@ def _strata(S: Sequence[str], K: int, A: str, fed: Federation) -> dict[str, int]
     return {k: model_of[int(stratum[fed.clients.index(k)])] for k in S}
 
 
-def check_groups(shares: Sequence[int], secure: bool, designated: bool, fed: Federation, server: Server) -> None:
+def check_groups(
+    shares: Sequence[int], no_single_groups: bool, designated: bool, fed: Federation, server: Server
+) -> None:
     """Refuse more groups than clients, and groups that are too small for the settings."""
     K, fraction = len(shares), fed.config.fraction
     m = max(1, int(fraction * len(fed.clients) + 0.5))
@@ -68,9 +73,10 @@ def check_groups(shares: Sequence[int], secure: bool, designated: bool, fed: Fed
         where = f"{active} clients of {A!r} can be active in a round (federation.fraction = {fraction})"
         if active < K:
             raise ConfigError(f"method.K = {K}: only {where}; set method.K to at most {active}")
-        if secure and min(group_sizes(active, shares)) < MIN_SECURE:
+        if no_single_groups and min(group_sizes(active, shares)) < MIN_GROUP:
             raise ConfigError(
-                f"method.secure = true: {where}, too few for {MIN_SECURE} in each of {K} groups; lower method.K"
+                f"method.no_single_groups = true: {where}, too few for {MIN_GROUP} in each of {K} groups; "
+                "lower method.K"
             )
         if designated and K > 1 and (size := group_sizes(active, shares)[0]) < fed.config.min_replies:
             raise ConfigError(
@@ -80,13 +86,16 @@ def check_groups(shares: Sequence[int], secure: bool, designated: bool, fed: Fed
 
 
 def drop_small(group: dict[str, Group], server: Server) -> dict[str, Group]:
-    """The groups that secure aggregation allows: those of at least two clients."""
+    """The groups of at least two clients."""
     members: dict[Group, list[str]] = {}
     for k, g in group.items():
         members.setdefault(g, []).append(k)
     for g, who in members.items():
-        if len(who) < MIN_SECURE:
+        if len(who) < MIN_GROUP:
             server.event(
-                "group_too_small", architecture=g[0], group=g[1], reason="secure aggregation needs two clients"
+                "group_too_small",
+                architecture=g[0],
+                group=g[1],
+                reason="method.no_single_groups: the mean of one client is its model",
             )
-    return {k: g for k, g in group.items() if len(members[g]) >= MIN_SECURE}
+    return {k: g for k, g in group.items() if len(members[g]) >= MIN_GROUP}

@@ -72,7 +72,7 @@ class Framework(Slots):
     # -- Algorithm 1 --
 
     def init(self, fed: Federation, server: Server) -> State:
-        check_groups(self.shares, self.secure, self.global_trainer.designated, fed, server)
+        check_groups(self.shares, self.no_single_groups, self.global_trainer.designated, fed, server)
         w = {(A, k): server.init(A, k) for A in server.architectures for k in range(self.K)}  # w^g*_{-1,k}
         memory = {g: self.local_trainer.of(g).memory(g, w[g], parameter_names(server.template(g[0]))) for g in w}
         return self.State(-1, nest(w), {}, nest(memory), [])
@@ -94,7 +94,7 @@ class Framework(Slots):
         """K groups of clients train one global model each; the ensemble has the results of the last R rounds."""
         seeds, R = Seeds(fed.run_seed, fed.round), self.ensemble_trainer.R
         d = public_indices(self.fusion, seeds, server)
-        means, uploads = cohort.collect(w, d[: self.fusion.batch], self.secure)  # w^l*_{t,k}
+        means, uploads = cohort.collect(w, d[: self.fusion.batch], self.no_single_groups)  # w^l*_{t,k}
         w_g, memory = dict(w), flat(state.memory)
         for g, (mean, count) in means.items():  # g = (architecture, k): the K groups
             found = cohort.aggregate(g, mean, count, w[g], memory)  # w^g_{t,k}
@@ -110,7 +110,7 @@ class Framework(Slots):
     def cohort(self, fed: Federation, server: Server, clock: Clock) -> Cohort:
         """The clients of this round in their groups."""
         S = split(self.shares, self.schedule, fed, server)
-        S = drop_small(S, server) if self.secure else S
+        S = drop_small(S, server) if self.no_single_groups else S
         return Cohort(S, self.local_trainer, bool(self.needs_individual), fed, server, clock)
 
     def exchanges(self, server: Server) -> list[list[Group]]:

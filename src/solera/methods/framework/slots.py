@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from ...method import Method, Traits
 from ...parts.distill import Distill
@@ -30,25 +30,27 @@ class Slots(Method):
     global_trainer: Annotated[GlobalTrainer, Replaceable()] = field(default_factory=GlobalTrainer)
     K: PositiveInt = 2  # global models (of each architecture), each trained by a group of clients
     group_sizes: tuple[PositiveInt, ...] | None = None  # relative sizes of the groups; default: equal
-    schedule: Schedule = "random"  # new random groups each round, or Fed-ensemble's strata
+    schedule: Schedule = "random"  # new random groups each round, Fed-ensemble's strata, or the i-th client's always
     pipeline: Pipeline = False  # designated only: clients train while the server distils
-    secure: bool = False  # refuse what secure aggregation forbids: individual models, groups of one client
+    no_single_groups: bool = False  # refuse groups of one client, and slots that need individual client models
     save_ensemble: bool = False  # keep the round's client models, for inference; aggregates are always kept
     report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
+
+    RENAMED: ClassVar = {"secure": "no_single_groups"}
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
         if self.group_sizes is not None and len(self.group_sizes) != self.K:
             yield f"group_sizes = {list(self.group_sizes)}: K = {self.K} sizes are needed"
-        if self.group_sizes is not None and self.schedule == "strata":
-            yield "group_sizes: strata are of equal size; leave it out, or set schedule = 'random'"
+        if self.group_sizes is not None and self.schedule != "random":
+            yield f"group_sizes: with schedule = {self.schedule!r} groups are of equal size; leave it out"
         kinds = self.local_trainer.kinds
         if kinds is not None and len(kinds) != self.K:
             yield f"local_trainer.kinds = {list(kinds)}: K = {self.K} kinds are needed, one for each group"
         if self.pipeline and not self.global_trainer.designated:
             yield "pipeline = true: only designated distillation leaves groups free to train"
-        if self.secure and self.needs_individual:
-            yield f"secure = true: {', '.join(self.needs_individual)} needs individual client models"
+        if self.no_single_groups and self.needs_individual:
+            yield f"no_single_groups = true: {', '.join(self.needs_individual)} needs individual client models"
 
     @property
     def needs_individual(self) -> list[str]:
