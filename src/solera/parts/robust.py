@@ -76,22 +76,26 @@ def clip_update(upload: Weights, start: Weights, bound: float, names: Iterable[s
     return upload | {n: t.to(upload[n].dtype) for n, t in moved.items()}
 
 
-def clip_updates(uploads: Sequence[Weights], start: Weights, factor: float, parameters: Iterable[str]) -> list[Weights]:
+def clip_updates(
+    uploads: Sequence[Weights], start: Weights | Sequence[Weights], factor: float, parameters: Iterable[str]
+) -> list[Weights]:
     """Clip every update to `factor` times the median norm, on which one client has little influence.
 
-    `parameters` and the other floating-point tensors (BatchNorm statistics) are measured and clipped separately:
-    statistics change on a different scale.
+    `start` are the weights that all started from, or those that each of them did. `parameters` and the other
+    floating-point tensors (BatchNorm statistics) are measured and clipped separately: statistics change on a different
+    scale.
     """
     if not factor > 0:
         raise ValueError(f"an update is clipped to a positive multiple of the median norm, not to {factor}")
-    wanted = set(parameters)
-    floats = [n for n, t in start.items() if t.is_floating_point()]
+    wanted, starts = set(parameters), [start] * len(uploads) if isinstance(start, dict) else list(start)
+    floats = [n for n, t in uploads[0].items() if t.is_floating_point()] if uploads else []
     clipped = list(uploads)
     for names in ([n for n in floats if n in wanted], [n for n in floats if n not in wanted]):
-        lengths = torch.tensor([update_norm(u, start, names) for u in uploads], dtype=torch.float64)
-        if len(uploads) and names:
+        if names:
+            pairs = zip(uploads, starts, strict=True)
+            lengths = torch.tensor([update_norm(u, own, names) for u, own in pairs], dtype=torch.float64)
             bound = factor * weighted_median(lengths).item()
-            clipped = [clip_update(u, start, bound, names) for u in clipped]
+            clipped = [clip_update(u, own, bound, names) for u, own in zip(clipped, starts, strict=True)]
     return clipped
 
 

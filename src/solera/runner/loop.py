@@ -450,9 +450,9 @@ class _Loop:
         self.commit_s = time.monotonic() - measured
         for f in fed.failures:
             self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
-        for event in noticed:
-            self.watcher.warn(f"round {t}: {event['reason']}")
         self.watcher.round_done(record)
+        for event in noticed:  # after it, so that a display does not leave them out for the number of the others
+            self.watcher.warn(f"round {t}: {event['reason']}")
         return state
 
     def _measured(self, t: int, state: Any) -> list[Score]:

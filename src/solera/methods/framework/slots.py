@@ -63,7 +63,7 @@ class Slots(Method):
     @property
     def keeps_ensemble(self) -> bool:
         """Whether the ensemble stays in the state between rounds."""
-        return self.save_ensemble or not self.needs_individual
+        return self.save_ensemble or not self.ensemble_trainer.needs_client_models
 
     def traits(self) -> Traits:
         """The combined requirements of the slots."""
