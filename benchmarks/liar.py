@@ -172,7 +172,8 @@ def run(tables: Tables, liars: int, how: str) -> dict[str, Any]:
 def cases(seeds: list[int], rounds: int, only: list[str]) -> dict[str, tuple[Tables, int, str]]:
     """Every run by name, those without malicious clients first."""
     found = {}
-    ordered = [("clean", seed) for seed in seeds] + [(a, seed) for seed in seeds for a in LIES if a != "clean"]
+    ordered = [("clean", seed) for seed in seeds] + [(a, seed) for seed in seeds for a in ("flip-3", "lie-3")]
+    ordered += [("lie-1", seed) for seed in seeds]
     for (attack, seed), alpha, name in itertools.product(ordered, ALPHAS, only):
         same = {"run": {"seed": seed, "rounds": rounds}, "partition": {"alpha": alpha}}
         found[f"{name}/a{alpha:g}/{attack}/s{seed}"] = (merged(BASE, ROWS[name][1], same), *LIES[attack])

@@ -87,7 +87,9 @@ class FedDF(Method):
 
     def traits(self) -> Traits:
         public: Literal["server", "none"] = "server" if self.fusion.steps else "none"
-        return Traits(across="knowledge", public=public, precision="mixed", next_token=True)
+        return Traits(
+            across="knowledge", public=public, precision="mixed", next_token=True, products=not self.swag.samples
+        )
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""

@@ -6,13 +6,14 @@ client. They do not help against a majority. A median needs at least three clien
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..devices import finest_type
 from ..tensors import CPU, Weights, sent
+from .aggregate import factored, multiplied, pairs_of
 
 FILTERED = 1024  # samples filtered at a time
 
@@ -47,11 +48,19 @@ def coordinate_median(uploads: Sequence[Weights], weights: Sequence[float] | Non
         raise ValueError("the median of no uploads is not defined")
     if any(u.keys() != uploads[0].keys() for u in uploads):
         raise ValueError("cannot take the median of models that differ in their tensors")
-    out = {}
-    for name, first in uploads[0].items():
-        values = torch.stack([u[name] for u in uploads])
-        out[name] = weighted_median(values, weights) if first.is_floating_point() else values.amax(0)
-    return out
+    return by_number(uploads, lambda values: weighted_median(values, weights))
+
+
+def by_number(uploads: Sequence[Weights], one: Callable[[Tensor], Tensor]) -> Weights:
+    """A model whose floating-point numbers are `one` of those of the uploads, which it gets along the first dimension.
+
+    LoRA's products are treated as what they are (`aggregate.multiplied`). Of integer tensors the maximum is kept.
+    """
+    whole, out = [multiplied(u) for u in uploads], {}
+    for name, first in whole[0].items():
+        values = torch.stack([u[name] for u in whole])
+        out[name] = one(values).to(first.dtype) if first.is_floating_point() else values.amax(0)
+    return factored(out, pairs_of(uploads[0]))
 
 
 # ---- norms of updates -------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from ..errors import ConfigError, RunError, SoleraError
 from ..federation import Federation, FederationConfig, QuorumNotMet
 from ..method import Method, Traits, name_of, prepare_scoring
 from ..models import require_split
+from ..parts.aggregate import pairs_of
 from ..parts.chain import chain
 from ..parts.effort import without_training
 from ..parts.lowbit import OFF as FULL
@@ -572,6 +573,11 @@ def _model_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
             "leave that out, or choose feddf (with method.fusion.steps = 0 it is FedAvg)"
         )
     for A in server.architectures:
+        if not traits.products and pairs_of(server.template(A).state_dict()):
+            yield (
+                f"method {name!r} does not average whole models, so {A!r} cannot have models.lora.average = 'product': "
+                "leave it out, set models.lora.freeze_a = true, or choose a method that does, such as fedavg or feddf"
+            )
         if not traits.batchnorm and has_batchnorm(server.template(A)):
             yield (
                 f"method {name!r} cannot pass on the running statistics of BatchNorm, which {A!r} has: set "
