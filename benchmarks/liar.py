@@ -169,13 +169,13 @@ def run(tables: Tables, liars: int, how: str) -> dict[str, Any]:
     return {"accuracy": accuracy, "models": last, "void": void, "cpu_s": round(time.process_time() - began, 1)}
 
 
-def cases(seeds: list[int], rounds: int, only: list[str]) -> dict[str, tuple[Tables, int, str]]:
-    """Every run by name, those without malicious clients first."""
+def cases(
+    seeds: list[int], only: list[str], alphas: list[float], attacks: list[str]
+) -> dict[str, tuple[Tables, int, str]]:
+    """Every run by name, in the order of the attacks: those without malicious clients first."""
     found = {}
-    ordered = [("clean", seed) for seed in seeds] + [(a, seed) for seed in seeds for a in ("flip-3", "lie-3")]
-    ordered += [("lie-1", seed) for seed in seeds]
-    for (attack, seed), alpha, name in itertools.product(ordered, ALPHAS, only):
-        same = {"run": {"seed": seed, "rounds": rounds}, "partition": {"alpha": alpha}}
+    for attack, seed, alpha, name in itertools.product(attacks, seeds, alphas, only):
+        same = {"run": {"seed": seed, "rounds": ROUNDS}, "partition": {"alpha": alpha}}
         found[f"{name}/a{alpha:g}/{attack}/s{seed}"] = (merged(BASE, ROWS[name][1], same), *LIES[attack])
     return found
 
@@ -201,15 +201,17 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=ROWS, nargs="+", default=list(ROWS), help="some rows of the tables")
+    parser.add_argument("--alphas", type=float, nargs="+", default=list(ALPHAS))
+    parser.add_argument("--attacks", choices=LIES, nargs="+", default=list(LIES))
     parser.add_argument("--finished", action="store_true", help="run nothing: only the tables of finished runs")
     parser.add_argument("--write", type=pathlib.Path, help="a page with the two marks: the tables go between")
     parser.add_argument("--record", type=pathlib.Path, default=NOTED, help="the file with the finished runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
     noted = json.loads(args.record.read_text()) if args.record.is_file() else {}
-    todo = {n: case for n, case in cases(args.seeds, args.rounds, args.only).items() if n not in noted}
+    wanted = cases(args.seeds, args.only, args.alphas, args.attacks)
+    todo = {n: case for n, case in wanted.items() if n not in noted}
     for name, case in {} if args.finished else todo.items():
         noted[name] = run(*case)
         args.record.write_text(json.dumps(noted, indent=1) + "\n")

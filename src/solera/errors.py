@@ -3,7 +3,7 @@
 import re
 
 # In the reason of a training that diverged before it changed a weight, so that no learning rate can be the cause.
-AT_ONCE = "no weight has changed yet, so the model that was received or the samples are to blame, not lr"
+AT_ONCE = "no weight has changed yet: look at the model it began with (a poisoned average?) and the samples, not lr"
 
 
 class SoleraError(Exception):

@@ -24,8 +24,8 @@ BALANCED = [100] * 10
 
 
 AT_ONCE = (
-    "Diverged: training diverged: a loss of 8000 at step 1; no weight has changed yet, so the model that was received "
-    "or the samples are to blame, not lr (local.py:1)"
+    "Diverged: training diverged: a loss of 8000 at step 1; no weight has changed yet: look at the model it began with "
+    "(a poisoned average?) and the samples, not lr (local.py:1)"
 )
 
 
@@ -166,6 +166,6 @@ def test_a_poisoned_average_is_named_in_a_run_and_not_the_learning_rate(tmp_path
     words = f"{others} clients diverged at step 1 and 1 did not: was the model that was sent poisoned?"
     assert found == [[], [f"{words} See docs/robustness.md"]]
     assert words in text.getvalue()
-    assert [("lower lr" in f["reason"], "model that was received" in f["reason"]) for f in rounds[1]["failures"]] == [
+    assert [("lower lr" in f["reason"], "poisoned average?" in f["reason"]) for f in rounds[1]["failures"]] == [
         (False, True)
     ] * others
