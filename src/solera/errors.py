@@ -2,6 +2,9 @@
 
 import re
 
+# In the reason of a training that diverged before it changed a weight, so that no learning rate can be the cause.
+AT_ONCE = "no weight has changed yet: look at the model it began with (a poisoned average?) and the samples, not lr"
+
 
 class SoleraError(Exception):
     """An error that the user can understand and act on."""

@@ -43,6 +43,7 @@ class Traits:
     server_model: Literal["none", "own", "larger"] = "none"  # of the server's own; larger: models.server names it
     batchnorm: bool = True  # models may have running statistics
     next_token: bool = False  # also learns language models: data.task = "causal-lm"
+    products: bool = False  # averages of weights are of whole models, so that LoRA's products can take their place
     precision: Literal["full", "mixed"] = "full"  # of clients' weights; mixed: a few bits where models.options says so
     replies: Literal["none", "means", "individual", "data"] = "individual"  # what the method uses of them
     personal: bool = False  # scored by each client's own model, on its own test split

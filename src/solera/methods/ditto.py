@@ -59,7 +59,7 @@ class Ditto(Method):
         weights: dict[str, Weights]  # w: architecture -> weights
 
     def traits(self) -> Traits:
-        return Traits(replies="means", personal=True)
+        return Traits(replies="means", personal=True, products=True)
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong between them."""

@@ -48,7 +48,7 @@ class FedAvg(Method):
         weights: dict[str, Weights]  # architecture -> weights
 
     def traits(self) -> Traits:
-        return Traits(replies="means", next_token=True)
+        return Traits(replies="means", next_token=True, products=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({A: server.init(A) for A in server.architectures})
@@ -80,7 +80,7 @@ class FedProx(Method):
         weights: dict[str, Weights]
 
     def traits(self) -> Traits:
-        return Traits(replies="means", next_token=True)
+        return Traits(replies="means", next_token=True, products=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({A: server.init(A) for A in server.architectures})
@@ -126,7 +126,7 @@ class FedAvgM(Method):
         velocity: dict[str, Weights]  # v, for parameters only
 
     def traits(self) -> Traits:
-        return Traits(replies="means", next_token=True)
+        return Traits(replies="means", next_token=True, products=self.momentum == 0)
 
     def init(self, fed: Federation, server: Server) -> State:
         x = {A: server.init(A) for A in server.architectures}

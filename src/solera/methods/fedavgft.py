@@ -42,7 +42,7 @@ class FedAvgFT(Method):
         tuned: bool  # whether the clients hold fine-tuned copies of these
 
     def traits(self) -> Traits:
-        return Traits(split="split" if self.freeze_base else "none", replies="means", personal=True)
+        return Traits(split="split" if self.freeze_base else "none", replies="means", personal=True, products=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({A: server.init(A) for A in server.architectures}, False)

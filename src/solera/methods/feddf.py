@@ -87,7 +87,9 @@ class FedDF(Method):
 
     def traits(self) -> Traits:
         public: Literal["server", "none"] = "server" if self.fusion.steps else "none"
-        return Traits(across="knowledge", public=public, precision="mixed", next_token=True)
+        return Traits(
+            across="knowledge", public=public, precision="mixed", next_token=True, products=not self.swag.samples
+        )
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
@@ -118,7 +120,7 @@ class FedDF(Method):
             x = fed.map(local_update, S, weights=sent, local=self.local, mu=self.mu)  # lines 7-8
         else:
             x = map_lowbit(S, M, self.local, self.mu, self.quantise, fed, server)  # lines 7-8, Table 4
-        x = clipped(x, M, self.update_clip, fed, server)
+        x = clipped(x, lambda k: M[fed.architecture(k)], self.update_clip, fed, server)
 
         d = public_indices(self.fusion, fed.seed, server)  # the source of the minibatches of line 13
         built = as_clients_answer(self.quantise, server)

@@ -63,7 +63,7 @@ class FedET(Method):
         large: Model  # w, the server model
 
     def traits(self) -> Traits:
-        return Traits(across="knowledge", public="server", split="shared head", server_model="larger")
+        return Traits(across="knowledge", public="server", split="shared head", server_model="larger", products=True)
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""

@@ -53,7 +53,7 @@ class FedFTG(Method):
         counts: dict[str, Tensor]  # client -> its samples of each label, as reported in its first round
 
     def traits(self) -> Traits:
-        return Traits(across="knowledge")
+        return Traits(across="knowledge", products=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         generator: Weights = {}

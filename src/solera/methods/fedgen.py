@@ -119,7 +119,7 @@ class FedGen(Method):
         prior: Tensor  # p(y); all 0 until the generator was trained
 
     def traits(self) -> Traits:
-        return Traits(across="knowledge", split="shared head")
+        return Traits(across="knowledge", split="shared head", products=True)
 
     @property
     def alpha(self) -> float:

@@ -66,7 +66,9 @@ class FusionLarge(Method):
 
     def traits(self) -> Traits:
         split: Literal["shared head", "none"] = "shared head" if self.head == "shared" else "none"
-        return Traits(across="knowledge", public="server", split=split, server_model="larger", next_token=True)
+        return Traits(
+            across="knowledge", public="server", split=split, server_model="larger", next_token=True, products=True
+        )
 
     def init(self, fed: Federation, server: Server) -> State:
         assert server.large is not None  # required by the traits

@@ -79,7 +79,7 @@ class Hierarchical(Method):
 
     def traits(self) -> Traits:
         public: Literal["server", "none"] = "server" if self.fusion.steps or self.above.steps else "none"
-        return Traits(across="knowledge", public=public)
+        return Traits(across="knowledge", public=public, products=True)
 
     def problems(self) -> Iterator[str]:
         """Settings that contradict each other."""

@@ -74,7 +74,7 @@ class IFCA(Method):
         clusters: dict[str, list[Weights]]  # architecture -> theta_1 ... theta_k
 
     def traits(self) -> Traits:
-        return Traits(personal=True)
+        return Traits(personal=True, products=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({A: [server.init(A, j) for j in range(self.k)] for A in server.architectures})

@@ -69,7 +69,7 @@ class MOON(Method):
         weights: dict[str, Weights]  # architecture -> weights
 
     def traits(self) -> Traits:
-        return Traits(split="split", replies="means")
+        return Traits(split="split", replies="means", products=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({A: server.init(A) for A in server.architectures})

@@ -60,7 +60,7 @@ class PerFedAvg(Method):
         weights: dict[str, Weights]  # w: architecture -> weights
 
     def traits(self) -> Traits:
-        return Traits(replies="means", personal=True)
+        return Traits(replies="means", personal=True, products=True)
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({A: server.init(A) for A in server.architectures})

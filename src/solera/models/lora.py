@@ -11,18 +11,19 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import field
-from typing import Any
+from dataclasses import field, fields
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from solera.errors import ConfigError
 from solera.models.split import is_split
+from solera.parts.aggregate import PRODUCT
 from solera.settings import BelowOne, Positive, PositiveInt, Problem, SettingsError, settings, show, unknown_key
 from solera.tensors import FROZEN, frozen_of
 
-ADAPTER = "default"  # peft's name of the only set of matrices
+ADAPTER = {"factors": "default", "product": PRODUCT}  # peft's name of the only set of matrices, which tells averages
 INSTALL = "pip install 'solera[text]'"
 
 
@@ -34,6 +35,13 @@ class Lora:
     alpha: Positive = 16.0  # how much they count, times rank
     dropout: BelowOne = 0.0  # of their input, in training
     layers: list[str] = field(default_factory=list)  # the layers' names or their last parts; []: all of the body
+    average: Literal["factors", "product"] = "factors"  # of clients' models: A and B each for itself, or B A
+    freeze_a: bool = False  # A stays as it was drawn and does not travel; then the mean of B is that of B A
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings that contradict each other."""
+        if self.freeze_a and self.average == "product":
+            yield "average = 'product' beside freeze_a = true: with one A for all, the mean of B is it already; set one"
 
 
 def lora_from(given: Any, key: str) -> Lora | None:
@@ -44,7 +52,7 @@ def lora_from(given: Any, key: str) -> Lora | None:
         return given
     if not isinstance(given, Mapping):
         raise SettingsError("ModelsConfig", [f"{key} = {show(given)}: expected a table such as {{rank = 8}}, or false"])
-    known = ("rank", "alpha", "dropout", "layers")
+    known = tuple(f.name for f in fields(Lora))
     if strange := [unknown_key(Lora, name, value) for name, value in given.items() if name not in known]:
         raise SettingsError("ModelsConfig", [f"{key}.{text}" for text in strange])
     try:
@@ -73,11 +81,16 @@ def adapted(model: nn.Module, lora: Lora, name: str) -> nn.Module:
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, bias="none"
     )
     try:
-        peft.inject_adapter_in_model(config, root, ADAPTER)
+        peft.inject_adapter_in_model(config, root, ADAPTER[lora.average])
     except (ValueError, NotImplementedError, RuntimeError) as e:
         raise ConfigError(f"model {name!r}: LoRA does not fit its layers ({' '.join(str(e).split())[:200]})") from None
     for module in root.modules():
         _freeze(module, kept)
+    if lora.freeze_a:
+        for path, module in root.named_modules():
+            if ".lora_A." in f".{path}":
+                module.requires_grad_(False)
+                _freeze(module, set())
     for p in model.parameters():
         p.requires_grad_(True)  # peft has switched off what is trained in full here
     return model
@@ -93,7 +106,7 @@ def merged(model: nn.Module) -> nn.Module:
             module.register_parameter(name, nn.Parameter(value))
     for path, module in list(model.named_modules()):
         if isinstance(module, tuners.LoraLayer):
-            module.merge(adapter_names=[ADAPTER])
+            module.merge()
             model.set_submodule(path, module.get_base_layer())
     return model
 
@@ -110,12 +123,8 @@ def base_digest(model: nn.Module) -> str | None:
 def sizes_of(model: nn.Module) -> tuple[int, int]:
     """Bytes of the weights that travel, and of the whole model's."""
     travel = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    return travel, travel - _extra(model) + sum(t.numel() * t.element_size() for t in frozen_of(model).values())
-
-
-def _extra(model: nn.Module) -> int:
-    """Bytes of the small matrices, which the model would not have without LoRA."""
-    return sum(t.numel() * t.element_size() for n, t in model.state_dict().items() if ".lora_" in n)
+    whole = model.state_dict() | frozen_of(model)  # but the small matrices, which it would not have without LoRA
+    return travel, sum(t.numel() * t.element_size() for n, t in whole.items() if ".lora_" not in n)
 
 
 def _import(name: str) -> Any:

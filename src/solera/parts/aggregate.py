@@ -2,13 +2,56 @@
 
 Sums are float64, in the order the uploads are added. The same uploads in the same order therefore give the same bits:
 a running average equals one computed from a list.
+
+LoRA's matrices A and B stand for their product: the mean of A times the mean of B is not the mean of B A. Pairs named
+`PRODUCT` (`models.lora`, average = "product") are averaged as products, in every average of models, and come back as a
+pair of the same rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ..tensors import Weights
+
+PRODUCT = "product"  # LoRA's name of a pair that is averaged so
+ENDS = tuple(f".lora_{m}.{PRODUCT}.weight" for m in "AB")
+Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]  # A and B by the name without its end, for shapes and types
+
+
+def pairs_of(weights: Mapping[str, torch.Tensor]) -> Pairs:
+    """The pairs of `weights` that are averaged as products; usually none."""
+    bodies = [name.removesuffix(ENDS[0]) for name in weights if name.endswith(ENDS[0])]
+    return {body: (weights[body + ENDS[0]], weights[body + ENDS[1]]) for body in bodies}
+
+
+def multiplied(weights: Weights) -> Weights:
+    """The weights with B A, in float64, in the place of each such A, and nothing in that of B."""
+    found = dict(weights)
+    for body, (A, B) in pairs_of(weights).items():
+        found |= {body + ENDS[0]: B.double().flatten(1) @ A.double().flatten(1), body + ENDS[1]: B[:0]}
+    return found
+
+
+def factored(average: Weights, like: Pairs) -> Weights:
+    """The inverse: in the place of a product the nearest one of the rank of the pairs `like` (Eckart and Young).
+
+    With the singular values U S V^T, B is U S and A is V^T: where there are fewer than the rank, B is zero and A is
+    not, as before any training, so that it can go on.
+    """
+    found = dict(average)
+    for body, (A, B) in like.items():
+        product = average[body + ENDS[0]].double()
+        new_A, new_B = torch.zeros_like(A, dtype=torch.float64), torch.zeros_like(B, dtype=torch.float64)
+        if torch.isfinite(product).all():
+            U, S, Vh = torch.linalg.svd(product, full_matrices=False)
+            r = min(len(A), len(S))
+            new_A.flatten(1)[:r] = Vh[:r]
+            new_B.flatten(1)[:, :r] = U[:, :r] * S[:r]
+        else:  # as a mean of these uploads would be
+            new_A, new_B = new_A + torch.nan, new_B + torch.nan
+        found |= {body + ENDS[0]: new_A.to(A.dtype), body + ENDS[1]: new_B.to(B.dtype)}
+    return found
 
 
 class RunningMean:
@@ -23,6 +66,7 @@ class RunningMean:
         self._sums: Weights = {}
         self._terms: Weights = {}  # a buffer for one upload's term, reused
         self._dtypes: dict[str, torch.dtype] = {}
+        self._pairs: Pairs = {}
 
     def add(self, weights: Weights, n: float) -> None:
         """Add one upload with weight `n` (usually its number of examples); weight 0 changes nothing."""
@@ -30,6 +74,9 @@ class RunningMean:
             raise ValueError(f"a weight in a mean must be finite and not negative, not {n}")
         if n == 0:
             return
+        if self.total == 0:
+            self._pairs = pairs_of(weights)
+        weights = multiplied(weights)
         if self.total == 0:
             self._sums = {
                 name: torch.zeros_like(t, dtype=torch.float64) if t.is_floating_point() else t.clone()
@@ -50,10 +97,11 @@ class RunningMean:
         """The mean so far, each tensor in its original dtype; ValueError if nothing was added."""
         if self.total == 0:
             raise ValueError("the mean of no uploads is not defined")
-        return {
+        mean = {
             name: (t / self.total).to(self._dtypes[name]) if t.is_floating_point() else t.clone()
             for name, t in self._sums.items()
         }
+        return factored(mean, self._pairs)
 
     def _check(self, weights: Weights) -> None:
         if weights.keys() != self._sums.keys():

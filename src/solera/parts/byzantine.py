@@ -14,7 +14,7 @@ models, the score of model i is the sum of d(i, j) over the n - f - 2 models nea
 All models count the same, whatever their numbers of examples: a liar could claim any.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..tensors import Weights
 from .aggregate import uniform_mean
-from .robust import weighted_median
+from .robust import by_number, weighted_median
 
 Selection = Literal["krum", "multi_krum", "bulyan"]
 NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3), "trimmed_mean": (2, 1)}  # n >= a f + b
@@ -75,21 +75,13 @@ def byzantine_mean(
     if f > bearable(how, len(uploads)):
         raise ValueError(f"{how}: {len(uploads)} models bear {bearable(how, len(uploads))} liars, not {f}")
     if how == "trimmed_mean":
-        return _by_number(uploads, lambda values: values.sort(0).values[f : len(values) - f].mean(0))
+        return by_number(uploads, lambda values: values.double().sort(0).values[f : len(values) - f].mean(0))
     kept = [uploads[i] for i in chosen(how, squared_distances(uploads, names), f)]
     if how == "bulyan":
-        return _by_number(kept, lambda values: _nearest_to_median(values, len(values) - 2 * f))
+        return by_number(kept, lambda values: _nearest_to_median(values.double(), len(values) - 2 * f))
     return uniform_mean(kept)
 
 
 def _nearest_to_median(values: Tensor, count: int) -> Tensor:
     order = (values - weighted_median(values)).abs().sort(dim=0, stable=True).indices[:count]
     return values.gather(0, order).mean(0)
-
-
-def _by_number(uploads: Sequence[Weights], mean: Callable[[Tensor], Tensor]) -> Weights:
-    out = {}
-    for name, first in uploads[0].items():
-        values = torch.stack([u[name] for u in uploads])
-        out[name] = mean(values.double()).to(first.dtype) if first.is_floating_point() else values.amax(0)
-    return out

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..devices import HALF, Indivisible, finest, full_precision, pieces, tricks_of
+from ..errors import AT_ONCE
 from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
@@ -164,8 +165,14 @@ def _diverged(losses: Losses, cfg: Local) -> Diverged:
     """What is known of a loss that is too large: on an accelerator, neither its value nor its step."""
     way_out = f"lower lr ({cfg.lr:g}) or set clip"
     if losses.every == 1:
-        return Diverged(f"a loss of {losses.worst:g} at step {losses.steps + 1}; {way_out}", losses.steps)
+        return diverged_at(losses.worst, losses.steps, cfg)
     return Diverged(f"a loss above {TOO_LARGE:g} within the first {losses.steps} steps; {way_out}", losses.steps)
+
+
+def diverged_at(loss: float, steps: int, cfg: Local) -> Diverged:
+    """A loss that is too large, found after so many steps."""
+    way_out = f"lower lr ({cfg.lr:g}) or set clip" if steps else AT_ONCE
+    return Diverged(f"a loss of {loss:g} at step {steps + 1}; {way_out}", steps)
 
 
 def _divided(objective: Objective, parts: int, normalised: bool, batch: int, scaler: Scaler | None) -> Objective:

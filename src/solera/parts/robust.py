@@ -6,13 +6,14 @@ client. They do not help against a majority. A median needs at least three clien
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..devices import finest_type
 from ..tensors import CPU, Weights, sent
+from .aggregate import factored, multiplied, pairs_of
 
 FILTERED = 1024  # samples filtered at a time
 
@@ -47,11 +48,19 @@ def coordinate_median(uploads: Sequence[Weights], weights: Sequence[float] | Non
         raise ValueError("the median of no uploads is not defined")
     if any(u.keys() != uploads[0].keys() for u in uploads):
         raise ValueError("cannot take the median of models that differ in their tensors")
-    out = {}
-    for name, first in uploads[0].items():
-        values = torch.stack([u[name] for u in uploads])
-        out[name] = weighted_median(values, weights) if first.is_floating_point() else values.amax(0)
-    return out
+    return by_number(uploads, lambda values: weighted_median(values, weights))
+
+
+def by_number(uploads: Sequence[Weights], one: Callable[[Tensor], Tensor]) -> Weights:
+    """A model whose floating-point numbers are `one` of those of the uploads, which it gets along the first dimension.
+
+    LoRA's products are treated as what they are (`aggregate.multiplied`). Of integer tensors the maximum is kept.
+    """
+    whole, out = [multiplied(u) for u in uploads], {}
+    for name, first in whole[0].items():
+        values = torch.stack([u[name] for u in whole])
+        out[name] = one(values).to(first.dtype) if first.is_floating_point() else values.amax(0)
+    return factored(out, pairs_of(uploads[0]))
 
 
 # ---- norms of updates -------------------------------------------------------------------------------
@@ -76,22 +85,26 @@ def clip_update(upload: Weights, start: Weights, bound: float, names: Iterable[s
     return upload | {n: t.to(upload[n].dtype) for n, t in moved.items()}
 
 
-def clip_updates(uploads: Sequence[Weights], start: Weights, factor: float, parameters: Iterable[str]) -> list[Weights]:
+def clip_updates(
+    uploads: Sequence[Weights], start: Weights | Sequence[Weights], factor: float, parameters: Iterable[str]
+) -> list[Weights]:
     """Clip every update to `factor` times the median norm, on which one client has little influence.
 
-    `parameters` and the other floating-point tensors (BatchNorm statistics) are measured and clipped separately:
-    statistics change on a different scale.
+    `start` are the weights that all started from, or those that each of them did. `parameters` and the other
+    floating-point tensors (BatchNorm statistics) are measured and clipped separately: statistics change on a different
+    scale.
     """
     if not factor > 0:
         raise ValueError(f"an update is clipped to a positive multiple of the median norm, not to {factor}")
-    wanted = set(parameters)
-    floats = [n for n, t in start.items() if t.is_floating_point()]
+    wanted, starts = set(parameters), [start] * len(uploads) if isinstance(start, dict) else list(start)
+    floats = [n for n, t in uploads[0].items() if t.is_floating_point()] if uploads else []
     clipped = list(uploads)
     for names in ([n for n in floats if n in wanted], [n for n in floats if n not in wanted]):
-        lengths = torch.tensor([update_norm(u, start, names) for u in uploads], dtype=torch.float64)
-        if len(uploads) and names:
+        if names:
+            pairs = zip(uploads, starts, strict=True)
+            lengths = torch.tensor([update_norm(u, own, names) for u, own in pairs], dtype=torch.float64)
             bound = factor * weighted_median(lengths).item()
-            clipped = [clip_update(u, start, bound, names) for u in clipped]
+            clipped = [clip_update(u, own, bound, names) for u, own in zip(clipped, starts, strict=True)]
     return clipped
 
 

@@ -21,6 +21,7 @@ from .local import (
     Diverged,
     Fitted,
     Local,
+    diverged_at,
     make_optimizer,
     minibatches,
     planned_steps,
@@ -238,7 +239,7 @@ class _Watched:
         for i, (t, fine, ok, total) in enumerate(zip(trainings, *told, strict=True)):
             steps, way_out = self.steps[i], f"lower lr ({t.cfg.lr:g}) or set clip"
             if not fine and self.every == 1:
-                found.append(Diverged(f"a loss of {self.worst[i]:g} at step {steps + 1}; {way_out}", steps))
+                found.append(diverged_at(self.worst[i], steps, t.cfg))
             elif not fine:
                 found.append(Diverged(f"a loss above {TOO_LARGE:g} within the first {steps} steps; {way_out}", steps))
             elif steps and not ok:

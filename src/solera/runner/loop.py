@@ -27,6 +27,7 @@ from ..federation import Federation, FederationConfig, QuorumNotMet
 from ..fingerprint import fingerprint
 from ..method import Method, Traits, name_of, prepare_scoring
 from ..models import require_split
+from ..parts.aggregate import pairs_of
 from ..parts.chain import chain
 from ..parts.effort import without_training
 from ..parts.lowbit import OFF as FULL
@@ -455,9 +456,9 @@ class _Loop:
         self.commit_s = time.monotonic() - measured
         for f in fed.failures:
             self.watcher.warn(f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
-        for event in noticed:
-            self.watcher.warn(f"round {t}: {event['reason']}")
         self.watcher.round_done(record)
+        for event in noticed:  # after it, so that a display does not leave them out for the number of the others
+            self.watcher.warn(f"round {t}: {event['reason']}")
         return state
 
     def _measured(self, t: int, state: Any) -> list[Score]:
@@ -578,6 +579,11 @@ def _model_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
             "leave that out, or choose feddf (with method.fusion.steps = 0 it is FedAvg)"
         )
     for A in server.architectures:
+        if not traits.products and pairs_of(server.template(A).state_dict()):
+            yield (
+                f"method {name!r} does not average whole models, so {A!r} cannot have models.lora.average = 'product': "
+                "leave it out, set models.lora.freeze_a = true, or choose a method that does, such as fedavg or feddf"
+            )
         if not traits.batchnorm and has_batchnorm(server.template(A)):
             yield (
                 f"method {name!r} cannot pass on the running statistics of BatchNorm, which {A!r} has: set "

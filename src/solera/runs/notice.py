@@ -1,5 +1,6 @@
 """Detects that a run goes wrong while every number is still finite: a model that falls back to guessing, a loss or
-control variates (SCAFFOLD) that grow without bound. The run continues; the round and the report show an event.
+control variates (SCAFFOLD) that grow without bound, clients that diverge with the model that they are sent. The run
+continues; the round and the report show an event.
 
 The events of a round depend only on its metrics and the earlier ones, so a resumed run shows the same events.
 """
@@ -8,12 +9,13 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..errors import AT_ONCE
 from .record import OWN, RoundRecord
 
 LEARNED = 0.2  # share of the way from guessing to 100%: a model that never reached it cannot collapse
 GROWTH = 10.0  # a loss or a variate that is this many times its smallest value so far grows without bound
 ABOVE_GUESSING = 1.0  # a loss must also be this much above that of guessing: small losses vary by large factors
-KINDS = ("collapsed", "loss_grows", "variates_grow")  # the events of this module
+KINDS = ("collapsed", "loss_grows", "variates_grow", "diverged_at_once")  # the events of this module
 ADVICE = "a lower learning rate may help"
 
 Finding = tuple[str, str, bool, dict[str, Any]]  # kind, name of the model, whether it is the case, facts
@@ -54,6 +56,10 @@ class Notices:
             yield "collapsed", name, fell, {"accuracy": accuracy, "best": best, "reason": f"{name} {said}"}
             if loss is not None:
                 yield self._growth("loss_grows", name, f"the loss of {name}", loss, self.guessing + ABOVE_GUESSING)
+        at_once = len({str(f.get("client")) for f in record.failures if AT_ONCE in str(f.get("reason"))})
+        said = f"{at_once} clients diverged at step 1 and {record.cohort} did not: "
+        facts = {"clients": at_once, "reason": f"{said}was the model that was sent poisoned? See docs/robustness.md"}
+        yield "diverged_at_once", "clients", at_once > 1 and at_once >= record.cohort, facts
         for event in record.events:
             if event["kind"] == "variates":
                 P = event["architecture"]

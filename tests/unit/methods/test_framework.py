@@ -28,7 +28,7 @@ from solera.methods.framework.local_trainers import LocalTrainer, Seeds
 from solera.methods.framework.loop import Framework
 from solera.methods.scaffold import Scaffold
 from solera.parts.distill import Distill
-from solera.parts.local import Local
+from solera.parts.local import Local, fit
 from solera.parts.teachers import Ensemble
 from solera.randomness import seed_from
 from solera.runner.loop import check_server, simulate
@@ -82,7 +82,7 @@ def framework(**settings) -> Framework:
 def clients_of(world: World, t: int, method) -> dict:
     """Who is in which group in round t."""
     world.fed.begin(t)
-    inner = method.framework
+    inner = getattr(method, "framework", method)
     return split(inner.shares, inner.schedule, world.fed, world.server)
 
 
@@ -126,11 +126,16 @@ def test_fedeed_never_stops_early(tmp_path):
 # ---- what it is equal to ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("average", ["weighted", "uniform"])
-def test_one_group_clients_basic_is_feddf_bit_for_bit(tmp_path, average):
-    method = framework(K=1, local_trainer=LocalTrainer(average=average), ensemble_trainer=CLIENTS, global_trainer=BASIC)
+@pytest.mark.parametrize(
+    "settings",
+    [{"average": how} for how in ("weighted", "uniform", "median", "trimmed_mean", "krum", "multi_krum", "bulyan")]
+    + [{"average": "weighted", "update_clip": 1.0}, {"average": "median", "byzantine": 0, "update_clip": 0.5}],
+    ids=str,
+)
+def test_one_group_clients_basic_is_feddf_bit_for_bit(tmp_path, settings):
+    method = framework(K=1, local_trainer=LocalTrainer(**settings), ensemble_trainer=CLIENTS, global_trainer=BASIC)
     ours = mixed(tmp_path / "a", fraction=0.6).run(method, 3)
-    theirs = mixed(tmp_path / "b", fraction=0.6).run(FedDF(LOCAL, FUSION, average=average), 3)
+    theirs = mixed(tmp_path / "b", fraction=0.6).run(FedDF(LOCAL, FUSION, **settings), 3)
     for a, b in zip(ours, theirs, strict=True):
         assert digest(weights(a)) == digest(b.weights)
 
@@ -670,6 +675,94 @@ def test_no_usable_upload_leaves_the_state(tmp_path):
         world.run(framework(K=1, ensemble_trainer=CLIENTS, global_trainer=BASIC))
 
 
+# ---- averages that tolerate Byzantine clients ---------------------------------------------------------------------------
+
+
+def uploads_of(world: World, method, t: int, start, seeds) -> dict:
+    """What each client of round t sent, by hand, as one vector: {client: numbers}."""
+    found = {}
+    for (k, g), seed in zip(clients_of(world, t, method).items(), seeds, strict=True):
+        model = world.server.model("c", start.models["c"][g[1]])
+        fit(model, world.data[k].inputs, world.data[k].labels, LOCAL, seed)
+        found[k] = torch.cat([p.detach().double().flatten() for p in model.parameters()])
+    return found
+
+
+def vector(world: World, weights: dict) -> torch.Tensor:
+    return torch.cat([weights[n].double().flatten() for n, _ in world.server.template("c").named_parameters()])
+
+
+@pytest.mark.parametrize("how", ["median", "trimmed_mean", "multi_krum"])
+def test_the_average_of_a_group_tolerates_byzantine_clients(tmp_path, how):
+    world = one_kind(tmp_path, 10)
+    method = framework(K=2, local_trainer=LocalTrainer(average=how), global_trainer=NONE)
+    start, end = world.run(method)
+    found = uploads_of(world, method, 0, start, world.seeds)
+    group = clients_of(world, 0, method)
+    for number in range(2):
+        x = torch.stack([found[k] for k, g in group.items() if g == ("c", number)])
+        assert len(x) == 5
+        nearest = torch.stack([row.sort().values[1:3].sum() for row in torch.cdist(x, x).square()])
+        by_hand = {
+            "median": x.median(0).values,
+            "trimmed_mean": x.sort(0).values[1:-1].mean(0),
+            "multi_krum": x[nearest.argsort()[:2]].mean(0),
+        }[how]
+        assert torch.allclose(vector(world, end.models["c"][number]), by_hand, atol=1e-6)
+    assert [m.group for m in end.history[-1]] == [0, 1]  # the ensemble is kept, as with means
+
+
+def test_an_update_is_clipped_to_the_median_of_all_groups(tmp_path):
+    """A liar in a group of two would set the median of its own group."""
+    world = one_kind(tmp_path, 6)
+    method = framework(K=3, local_trainer=LocalTrainer(update_clip=1.0, average="uniform"), global_trainer=NONE)
+    start, end = world.run(method)
+    group = clients_of(world, 0, method)
+    sent = {k: vector(world, start.models["c"][g[1]]) for k, g in group.items()}
+    moved = {k: x - sent[k] for k, x in uploads_of(world, method, 0, start, world.seeds).items()}
+    lengths = sorted(d.norm() for d in moved.values())
+    bound = (lengths[2] + lengths[3]) / 2
+    for number in range(3):
+        own = [sent[k] + moved[k] * min(1, bound / moved[k].norm()) for k, g in group.items() if g[1] == number]
+        assert torch.allclose(vector(world, end.models["c"][number]), torch.stack(own).mean(0), atol=1e-6)
+    long = {k for k in moved if moved[k].norm() > bound}
+    assert {e["client"] for e in world.events("update_clipped")} >= long  # statistics are clipped for themselves
+
+
+def test_one_liar_takes_fedeed_over_but_not_with_these_averages(tmp_path):
+    """A bias of 10,000 for one class: the mean is nowhere near where the honest clients are."""
+    for how, held in (({}, False), ({"average": "median"}, True), ({"update_clip": 2.0}, True)):
+        world = one_kind(tmp_path / str(held) / "".join(how), 8)
+        original = world.client
+
+        def client(name, seed, state, place=None, original=original):
+            c = original(name, seed, state)
+            if name == "c3":
+                plain, c.train = c.model, Data(c.train.inputs[:0], c.train.labels[:0])
+                c.model = lambda weights=None: wrong(plain(weights))
+            return c
+
+        world.client = client
+        end = world.run(FedEED(LOCAL, FUSION, K=2, local_trainer=LocalTrainer(**how)))[-1]
+        largest = max(t.abs().max().item() for m in end.history[-1] for n, t in m.weights.items() if "bias" in n)
+        assert (largest < 10) == held, (how, largest)
+
+
+def wrong(model):
+    last = list(model.parameters())[-1]
+    with torch.no_grad():
+        last[0] = 1e4
+    return model
+
+
+def test_a_robust_average_needs_the_clients_models_and_says_so():
+    robust = FedEED(local_trainer=LocalTrainer(average="median"), R=2)
+    assert described(robust).privacy == "individual replies"
+    assert robust.framework.keeps_ensemble
+    with pytest.raises(ConfigError, match=r"no_single_groups = true: method.local_trainer needs individual"):
+        FedEED(local_trainer=LocalTrainer(update_clip=2.0), no_single_groups=True)
+
+
 # ---- groups of one client --------------------------------------------------------------------------------
 
 
@@ -775,6 +868,8 @@ def test_no_single_groups_drops_every_group_of_which_one_client_is_left(tmp_path
         (lambda: FedBE(sharpen=-1.0), "sharpen = -1.0"),
         (lambda: LocalTrainer(mu=-1.0), "mu = -1.0"),
         (lambda: LocalTrainer(momentum=1.0), "momentum = 1.0"),
+        (lambda: LocalTrainer("scaffold", "median"), "kind = 'scaffold'.*bears lying clients"),
+        (lambda: LocalTrainer(kinds=("fedavg", "scaffold"), update_clip=1.0), "no clipping"),
         (lambda: GlobalTrainer(warmup=-1), "warmup = -1"),
         (lambda: Codistillation(W=-1), "W = -1"),
         (lambda: GlobalTrainer("basic", exclude_self=True), "exclude_self"),

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,11 +12,14 @@ from solera.errors import ConfigError
 from solera.models import as_split, build, encoding_of
 from solera.models.lora import Lora, adapted, base_digest, merged, sizes_of
 from solera.models.options import variant_of
+from solera.parts.aggregate import uniform_mean, weighted_mean
+from solera.parts.byzantine import byzantine_mean
 from solera.parts.chain import resized
 from solera.parts.local import Local, fit
+from solera.parts.robust import coordinate_median
 from solera.scenario import ModelsConfig
 from solera.sites import layout_digest
-from solera.tensors import copy_of, frozen_of, weights_of
+from solera.tensors import copy_of, frozen_of, is_finite, weights_of
 
 peft = pytest.importorskip("peft", reason="needs the extra text")
 
@@ -189,3 +193,103 @@ def test_peft_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match=r"'mine': LoRA needs the package peft; .*solera\[text\]"):
         adapted(two_layers(), Lora(), "mine")
+
+
+# ---- averages of the product, and a frozen A ----------------------------------------------------------------
+
+
+def pair(r, inner, outer, seed, conv=False):
+    """A and B, as peft names and shapes them."""
+    g = np.random.default_rng(seed)
+    A, B = g.normal(size=(r, inner)), g.normal(size=(outer, r))
+    shape = {"A": (r, inner // 9, 3, 3), "B": (outer, r, 1, 1)} if conv else {"A": A.shape, "B": B.shape}
+    made = {"A": A, "B": B}
+    return {f"f.lora_{m}.product.weight": torch.tensor(made[m], dtype=torch.float32).reshape(shape[m]) for m in "AB"}
+
+
+def product(weights):
+    A, B = (weights[f"f.lora_{m}.product.weight"].double().flatten(1).numpy() for m in "AB")
+    return B @ A
+
+
+def nearest(P, r):
+    """The nearest matrix of rank r, by the eigenvectors of P^T P."""
+    vectors = np.linalg.eigh(P.T @ P)[1][:, -r:]
+    return P @ vectors @ vectors.T
+
+
+@pytest.mark.parametrize("conv", [False, True])
+def test_the_mean_of_a_product_is_the_nearest_of_its_rank(conv):
+    uploads, n = [pair(3, 18, 7, seed, conv) for seed in range(4)], [3.0, 1.0, 2.0, 0.0]
+    P = sum(k * product(u) for k, u in zip(n, uploads, strict=True)) / 6
+    found = weighted_mean(uploads, n)
+    assert {name: t.shape for name, t in found.items()} == {name: t.shape for name, t in uploads[0].items()}
+    assert all(t.dtype == torch.float32 for t in found.values())
+    assert np.allclose(product(found), nearest(P, 3), atol=1e-5)
+    plain = {name.replace("product", "default"): None for name in uploads[0]}
+    factors = weighted_mean([dict(zip(plain, u.values(), strict=True)) for u in uploads], n)
+    A, B = (t.double().flatten(1).numpy() for t in factors.values())
+    assert np.linalg.norm(B @ A - P) > 1.1 * np.linalg.norm(nearest(P, 3) - P), (
+        "A and B each for itself are further off"
+    )
+
+
+def test_where_all_have_one_a_nothing_is_lost():
+    A = pair(3, 8, 7, 0)["f.lora_A.product.weight"]
+    uploads = [pair(3, 8, 7, seed) | {"f.lora_A.product.weight": A} for seed in range(3)]
+    P = np.mean([product(u) for u in uploads], axis=0)
+    assert np.allclose(product(uniform_mean(uploads)), P, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["median", "trimmed_mean", "bulyan"])
+def test_robust_averages_are_of_the_product_too(how):
+    uploads = [pair(3, 8, 7, seed) for seed in range(7)]
+    P = np.stack([product(u) for u in uploads])
+    if how == "median":
+        found, wanted = coordinate_median(uploads), np.median(P, axis=0)
+    elif how == "trimmed_mean":
+        found, wanted = byzantine_mean(how, uploads, list(uploads[0]), 2), np.sort(P, axis=0)[2:-2].mean(0)
+    else:
+        found = byzantine_mean(how, uploads, list(uploads[0]), 1)  # of five of them, the three nearest to the median
+        fives = [np.delete(P, (i, j), axis=0) for i in range(7) for j in range(i)]
+        order = [np.abs(five - np.median(five, axis=0)).argsort(axis=0, kind="stable")[:3] for five in fives]
+        means = [np.take_along_axis(five, o, axis=0).mean(0) for five, o in zip(fives, order, strict=True)]
+        wanted = min((nearest(m, 3) for m in means), key=lambda m: np.abs(m - product(found)).max())
+        assert np.allclose(product(found), wanted, atol=1e-5)
+        return
+    assert np.allclose(product(found), nearest(wanted, 3), atol=1e-5)
+
+
+def test_a_product_of_a_lower_rank_can_go_on_learning():
+    """Clients that have not trained: B is zero, and with a zero A no gradient would ever come."""
+    first = adapted(two_layers(), Lora(rank=2, average="product"), "mine")
+    model = copy.deepcopy(first)
+    model.load_state_dict(uniform_mean([weights_of(model)] * 2))
+    assert torch.equal(model(torch.ones(1, 5)), first(torch.ones(1, 5)))
+    fit(model, torch.randn(32, 5), torch.arange(32) % 3, Local(steps=3, lr=0.5), 0)
+    assert model.state_dict()["body.0.lora_B.product.weight"].abs().sum() > 0
+
+
+def test_infinite_uploads_end_in_numbers_that_are_seen_as_wrong():
+    bad = pair(2, 4, 3, 0) | {"f.lora_A.product.weight": torch.full((2, 4), float("inf"))}
+    assert not is_finite(uniform_mean([bad, pair(2, 4, 3, 1)]))
+
+
+def test_a_frozen_a_does_not_travel_and_belongs_to_the_base():
+    model = adapted(two_layers(), Lora(rank=2, freeze_a=True), "mine")
+    assert set(model.state_dict()) == {
+        "body.0.lora_B.default.weight", "body.2.lora_B.default.weight", "head.weight", "head.bias",
+    }  # fmt: skip
+    assert {n for n, _ in model.named_parameters()} == set(model.state_dict())
+    assert "body.0.lora_A.default.weight" in frozen_of(model)
+    sent = 4 * (7 * 2 + 6 * 2 + 3 * 6 + 3)
+    assert sizes_of(model) == (sent, 4 * (5 * 7 + 7 + 7 * 6 + 6 + 3 * 6 + 3))
+    before = frozen_of(model)["body.0.lora_A.default.weight"].clone()
+    x = torch.randn(8, 5)
+    fit(model, x, torch.arange(8) % 3, Local(steps=4, lr=0.5), 0)
+    assert torch.equal(frozen_of(model)["body.0.lora_A.default.weight"], before)
+    assert model.state_dict()["body.0.lora_B.default.weight"].abs().sum() > 0
+    wanted = model.eval()(x)
+    assert torch.allclose(merged(model)(x), wanted, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"lora.average = 'product' beside freeze_a = true"):
+        ModelsConfig(clients=["mlp"], options={"mlp": {"lora": {"freeze_a": True, "average": "product"}}})

@@ -1,7 +1,9 @@
 """Runs with models.lora: only small matrices and heads travel, with every method, engine and after a stop."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -14,7 +16,8 @@ from solera.inference.predict import predict
 from solera.inference.trained import open_run
 from solera.models.lora import base_digest
 from solera.parts.local import logits_of
-from solera.runner.loop import execute, resume_run, scenario_of
+from solera.runner.loop import check_start, execute, resume_run, scenario_of
+from solera.task import TASKS
 
 pytest.importorskip("peft", reason="needs the extra text")
 
@@ -79,20 +82,85 @@ def test_methods_send_and_keep_small_matrices_only(tmp_path, method, server, set
             assert not [n for n in safetensors.torch.load_file(file) if "base_layer" in n or "embedding" in n]
 
 
+PRODUCT, FROZEN_A = "models.lora={rank = 2, average = 'product'}", "models.lora={rank = 2, freeze_a = true}"
+
+
 def test_engines_and_a_stop_change_no_bit(tmp_path):
-    settings = {"fusion": FUSION}
-    serial = execute(config("feddf", **settings), tmp_path / "serial")["digest"]
+    """With averages of the product, which are made in one place, and with those of each matrix."""
+    settings, plain = {"fusion": FUSION}, execute(config("feddf", fusion=FUSION), tmp_path / "plain")["digest"]
     for engine in ("threads", "processes"):
         other = config("feddf", [f"engine.name={engine}", "engine.workers=2"], **settings)
-        assert execute(other, tmp_path / engine)["digest"] == serial
-    execute(config("feddf", ["run.rounds=1"], **settings), tmp_path / "cut")
+        assert execute(other, tmp_path / engine)["digest"] == plain
+    serial = execute(config("feddf", [PRODUCT], **settings), tmp_path / "product" / "serial")["digest"]
+    assert serial != plain
+    for engine in ("threads", "processes"):
+        other = config("feddf", [f"engine.name={engine}", "engine.workers=2", PRODUCT], **settings)
+        assert execute(other, tmp_path / "product" / engine)["digest"] == serial
+    execute(config("feddf", ["run.rounds=1", PRODUCT], **settings), tmp_path / "cut")
     text = (tmp_path / "cut" / "config.toml").read_text()
     (tmp_path / "cut" / "config.toml").write_text(text.replace("rounds = 1", "rounds = 2"))
     assert resume_run(tmp_path / "cut")["digest"] == serial
 
 
-def test_trained_models_are_ordinary_ones(tmp_path):
-    asked = config("fedavg", ["run.rounds=1"])
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {}),
+        ("feddf", {"fusion": {"steps": 0}}),
+        ("feddf", {"fusion": {"steps": 0}, "average": "median"}),
+        ("fedeed", {"K": 1, "fusion": {"steps": 0}}),
+        ("hierarchical", {"fusion": {"steps": 0}, "groups": 1}),
+    ],
+)
+def test_averages_of_one_architecture_are_of_the_product(tmp_path, monkeypatch, method, settings):
+    """What clients upload is noted, and the mean of B A worked out here: by the eigenvectors of P^T P."""
+    uploads, train = {}, TASKS["local_update"]
+
+    def noted(client, **given):
+        update = train.fn(client, **given)
+        uploads.setdefault(client.architecture, []).append((update.weights, client.num_examples))
+        return update
+
+    monkeypatch.setitem(TASKS, "local_update", dataclasses.replace(train, fn=noted))
+    execute(config(method, ["run.rounds=1", "engine.name=inprocess", PRODUCT], **settings), tmp_path / "run")
+    assert {A: len(own) for A, own in uploads.items()} == {"transformer": 2, "wide": 2}
+    for A, own in uploads.items():
+        found = safetensors.torch.load_file(tmp_path / "run" / "models" / f"{A}.safetensors")
+        pairs = {n for n in found if ".lora_A." in n}
+        assert len(pairs) > 3
+        for a in pairs:
+            b, n = a.replace(".lora_A.", ".lora_B."), [float(n) for _, n in own]
+            products = np.stack([w[b].double().numpy() @ w[a].double().numpy() for w, _ in own])
+            P = np.median(products, axis=0) if "average" in settings else np.average(products, axis=0, weights=n)
+            vectors = np.linalg.eigh(P.T @ P)[1][:, -2:]
+            assert np.allclose(found[b].double() @ found[a].double(), P @ vectors @ vectors.T, atol=1e-6)
+            factors = [np.average([w[name].numpy() for w, _ in own], axis=0, weights=n) for name in (b, a)]
+            assert np.abs(factors[0] @ factors[1] - P).max() > 1e-5, "which is not the mean of each"
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("scaffold", {"local": LOCAL | {"optimizer": "sgd"}}),
+        ("fedavgm", {"momentum": 0.5}),
+        ("fedbe", {"fusion": FUSION}),
+        ("fedamp", {}),
+        ("local", {}),
+    ],
+)
+def test_methods_that_do_not_average_models_refuse_the_product(method, settings):
+    asked = config(method, [PRODUCT, "data.client_test=0.2"], **settings)
+    with pytest.raises(ConfigError, match="does not average whole models, so 'transformer' cannot have") as e:
+        check_start(asked.method, scenario_of(asked), asked.federation)
+    assert "\n" not in str(e.value)
+    check_start(
+        asked.method, scenario_of(config(method, [FROZEN_A, "data.client_test=0.2"], **settings)), asked.federation
+    )
+
+
+@pytest.mark.parametrize("lora", ["models.lora={rank = 2}", PRODUCT, FROZEN_A])
+def test_trained_models_are_ordinary_ones(tmp_path, lora):
+    asked = config("fedavg", ["run.rounds=1", lora])
     execute(asked, tmp_path / "run")
     trained = open_run(tmp_path / "run")
     model = trained.model("wide")

@@ -5,19 +5,28 @@ import json
 import math
 
 import pytest
+import torch
 
 from solera import RunConfig, simulate
 from solera.data import PartitionConfig
+from solera.methods.fedavg import FedAvg
 from solera.methods.scaffold import Scaffold
 from solera.parts.local import Local
 from solera.report.figures import report_data
 from solera.report.read import read_all
 from solera.runs.notice import Notices
 from solera.runs.record import RoundRecord
+from solera.task import Data
 from solera.testing import toy, wide
 from solera.track.display import PlainWatcher
 
 BALANCED = [100] * 10
+
+
+AT_ONCE = (
+    "Diverged: training diverged: a loss of 8000 at step 1; no weight has changed yet: look at the model it began with "
+    "(a poisoned average?) and the samples, not lr (local.py:1)"
+)
 
 
 def a_round(accuracy=None, loss=1.0, norm=None, **more):
@@ -110,3 +119,53 @@ def test_a_run_says_it_in_its_line_in_its_metrics_and_in_the_report_and_a_resume
     listed = [kind for _, kind, _ in run["events"]]
     assert "variates" not in listed
     assert listed[0] in {"variates_grow", "collapsed", "loss_grows"}
+
+
+# ---- a poisoned model ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at_once", "later", "cohort", "said"),
+    [(3, 0, 0, True), (2, 0, 2, True), (2, 0, 3, False), (1, 0, 0, False), (0, 4, 0, False), (2, 3, 0, True)],
+)
+def test_when_half_of_a_cohort_diverges_at_its_first_step(at_once, later, cohort, said):
+    reasons = [AT_ONCE] * at_once + ["Diverged: a loss of 2000 at step 7; lower lr (0.1) or set clip"] * later
+    failures = [{"client": f"c{i}", "task": "local_update", "reason": reason} for i, reason in enumerate(reasons)]
+    events = Notices(BALANCED).look(a_round(cohort=cohort, failures=failures))
+    assert [e["kind"] for e in events] == (["diverged_at_once"] if said else [])
+    if said:
+        words = f"{at_once} clients diverged at step 1 and {cohort} did not: was the model that was sent poisoned?"
+        assert words in events[0]["reason"]
+
+
+def biased(model):
+    with torch.no_grad():
+        model[2].bias.copy_(torch.tensor([1e6, 0.0, 0.0]))
+    return model
+
+
+def test_a_poisoned_average_is_named_in_a_run_and_not_the_learning_rate(tmp_path):
+    """One of eight clients answers with a huge bias; with the mean of that the others cannot even begin."""
+    scenario = toy({"wide": wide})
+    honest, liar = scenario.client, next(iter(scenario.roster))
+
+    def client(k, *args, **options):
+        made = honest(k, *args, **options)
+        if k == liar:
+            plain, made.train = made.model, Data(made.train.inputs[:0], made.train.labels[:0])
+            made.model = lambda weights=None: biased(plain(weights))
+        return made
+
+    scenario.client = client
+    text = io.StringIO()
+    method = FedAvg(Local(epochs=1, batch=16))
+    simulate(scenario, method, tmp_path, RunConfig(rounds=2), engine="inprocess", watcher=PlainWatcher(file=text))
+    rounds = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [[e["reason"] for e in r["events"] if e["kind"] == "diverged_at_once"] for r in rounds]
+    others = len(scenario.roster) - 1
+    words = f"{others} clients diverged at step 1 and 1 did not: was the model that was sent poisoned?"
+    assert found == [[], [f"{words} See docs/robustness.md"]]
+    assert words in text.getvalue()
+    assert [("lower lr" in f["reason"], "poisoned average?" in f["reason"]) for f in rounds[1]["failures"]] == [
+        (False, True)
+    ] * others

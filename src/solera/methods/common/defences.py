@@ -1,6 +1,6 @@
 """Defences against malicious clients, for methods that see individual models: large updates, models near chance."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal, Protocol
 
@@ -32,14 +32,20 @@ class Defended(Protocol):
     def update_clip(self) -> float | None: ...
 
 
-def clipped(x: Replies, M: dict[str, Weights], factor: float | None, fed: Federation, server: Server) -> Replies:
-    """The uploads, with each update's norm clipped to `factor` times the median of its architecture's clients."""
+def clipped(
+    x: Replies, sent: Callable[[str], Weights], factor: float | None, fed: Federation, server: Server
+) -> Replies:
+    """The uploads, with each update's norm clipped to `factor` times the median of its architecture's clients.
+
+    An update is what has changed since the model that the client was sent.
+    """
     if factor is None:
         return x
     for A in server.architectures:
         own = [k for k in x if fed.architecture(k) == A]
         names = parameter_names(server.template(A))
-        for k, weights in zip(own, clip_updates([x[k].weights for k in own], M[A], factor, names), strict=True):
+        fine = clip_updates([x[k].weights for k in own], [sent(k) for k in own], factor, names)
+        for k, weights in zip(own, fine, strict=True):
             if weights is not x[k].weights:
                 server.event("update_clipped", client=k)
                 x[k] = Update(weights)

@@ -10,6 +10,8 @@ from ...federation import Federation, QuorumNotMet, Replies
 from ...parts.local import Local
 from ...server import Server
 from ...tensors import Weights, is_finite
+from ..common.averaging import combined_of
+from ..common.defences import clipped
 from ..common.fusion import finite_models
 from ..common.training import Update
 from .ensemble_trainers import Upload
@@ -115,18 +117,27 @@ class Cohort:
         return self.trainer.of(self.S[k]).client_model(w[self.S[k]], reply)
 
     def _average(self, replies: dict[str, Any], w: Models) -> tuple[Means, list[Upload]]:
-        """The mean reply of each group, as `Federation.mean` computes it, and the uploads."""
+        """The mean reply of each group, as `Federation.mean` computes it or by a rule that bears lying clients, and the
+        uploads."""
         fed, S = self.fed, self.S
         fine = sorted(replies, key=fed.clients.index)
-        x = {k: self._client_model(k, w, replies[k]) for k in fine}
+        x = Replies({k: Update(self._client_model(k, w, replies[k])) for k in fine})
+        if (factor := getattr(self.trainer, "update_clip", None)) is not None:  # a trainer of your own may have none
+            x = clipped(x, lambda k: w[S[k]], factor, fed, self.server)
+            replies = dict(x)
         copies = {k: fed.copies.get(k, 1) for k in fine}
         examples = {k: float(copies[k] * fed.num_examples(k)) for k in fine}
         means: Means = {}
         for g in sorted({S[k] for k in fine}):
             own, trainer = [k for k in fine if S[k] == g], self.trainer.of(g)
+            how = trainer.average if getattr(trainer, "robust", False) else "default"
+            if how != "default":
+                one = combined_of(how, trainer.byzantine, "mean", x, own, fed, self.server)
+                means[g] = Update(one), len(own)
+                continue
             n = [float(copies[k]) if trainer.uniform else examples[k] for k in own]
             means[g] = mean_reply([replies[k] for k in own], n, trainer.once), len(own)
-        return means, [Upload(S[k], x[k], examples[k], copies[k]) for k in fine]
+        return means, [Upload(S[k], x[k].weights, examples[k], copies[k]) for k in fine]
 
     def aggregate(self, g: Group, mean: Any, count: int, sent: Weights, memory: Models) -> Weights | None:
         """w^g_{t,k} of a group: the new model from the mean reply of `count` clients.

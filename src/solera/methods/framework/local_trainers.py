@@ -1,14 +1,15 @@
 """Local trainers, the first slot of the framework: how a group of clients trains one global model.
 
 A trainer defines the task that clients run and its payload, and makes the group's new global model from the mean of
-their replies. It sees means only. Every group may have a kind of its own (`kinds`): the paper has K local trainers.
+their replies. It sees means only, unless their average is to bear lying clients. Every group may have a kind of its
+own (`kinds`): the paper has K local trainers.
 FedAvg, FedProx and FedAvgM are those of fedavg.py, SCAFFOLD is that of scaffold.py with option II; a test checks that a
 single group gives the same bits.
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -16,9 +17,10 @@ from ...federation import per_client
 from ...parts.aggregate import momentum_step, weighted_mean
 from ...parts.local import Local
 from ...randomness import seed_from
-from ...settings import BelowOne, NonNegative, Problem, settings
+from ...settings import BelowOne, NonNegative, NonNegativeInt, Positive, Problem, settings
 from ...task import Client, Task, task
 from ...tensors import Weights
+from ..common.averaging import Combined
 from ..common.training import local_update
 from ..scaffold import Delta, train
 
@@ -68,16 +70,18 @@ class LocalTrainer:
     """The built-in trainers, by name. An object of your own with the same methods can replace this one."""
 
     kind: Kind = "fedavg"
-    average: Literal["default", "weighted", "uniform"] = "default"  # default: by examples; scaffold: equal weights
+    average: Literal["default", Combined] = "default"  # default: by examples; scaffold: equal weights
     mu: NonNegative = 0.001  # fedprox: mu/2 ||w - w_t||^2
     momentum: BelowOne = 0.3  # fedavgm: beta
     shared_c: bool = False  # scaffold: one control variate for all groups of an architecture, not one for each
     kinds: tuple[Kind, ...] | None = None  # one for each of the K groups, instead of the same kind for all
-
-    needs_client_models: ClassVar[bool] = False
+    byzantine: NonNegativeInt = 1  # f: how many lying clients of a group trimmed_mean, krum and the like bear
+    update_clip: Positive | None = None  # largest norm of a client's update, in multiples of its architecture's median
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
+        if self.needs_client_models and "scaffold" in (self.kinds or [self.kind]):
+            yield "kind = 'scaffold': its control variates have no average that bears lying clients, and no clipping"
         if self.kinds is not None and self.shared_c:
             yield "shared_c = true: groups of different kinds have no control variate to share; leave out kinds"
 
@@ -89,6 +93,15 @@ class LocalTrainer:
         """Settings of local training that the trainer does not support."""
         if "scaffold" in (self.kinds or [self.kind]) and (local.momentum or local.optimizer != "sgd"):
             yield "method.local_trainer.kind = 'scaffold' needs plain SGD: set method.local.momentum = 0"
+
+    @property
+    def robust(self) -> bool:
+        """Whether the group's average is one that bears lying clients, not a mean."""
+        return self.average not in ("default", "weighted", "uniform")
+
+    @property
+    def needs_client_models(self) -> bool:
+        return self.robust or self.update_clip is not None
 
     @property
     def client_state(self) -> str:

@@ -63,9 +63,19 @@ class Slots(Method):
         return self.group_sizes or (1,) * self.K
 
     @property
+    def averages_models(self) -> bool:
+        """Whether averages are of whole models: not of changes, nor with momentum or draws around them."""
+        own = self.local_trainer
+        return (
+            type(own) is LocalTrainer
+            and {"fedavg", "fedprox"} >= set(own.kinds or [own.kind])
+            and getattr(self.ensemble_trainer, "kind", "bayesian") != "bayesian"
+        )
+
+    @property
     def keeps_ensemble(self) -> bool:
         """Whether the ensemble stays in the state between rounds."""
-        return self.save_ensemble or not self.needs_individual
+        return self.save_ensemble or not self.ensemble_trainer.needs_client_models
 
     def traits(self) -> Traits:
         """The combined requirements of the slots."""
@@ -75,6 +85,7 @@ class Slots(Method):
             across="knowledge" if distils else "predictions",
             public="server" if distils or self.ensemble_trainer.tunes else "none",
             public_labels="needed" if labels else "unused",
+            products=self.averages_models,
             replies="individual" if self.needs_individual else "means",
             groups="K" if self.K > 1 and self.group_sizes is None else "",
         )
