@@ -6,7 +6,7 @@ its seed. Two federations that mean the same thing then end in the same models b
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,16 @@ from public_toys import Exchange, Known
 from solera.method import Method, find_method
 from solera.methods.framework.ensemble_trainers import EnsembleTrainer
 from solera.methods.framework.global_trainers import GlobalTrainer
+from solera.methods.framework.local_trainers import LocalTrainer
 from solera.task import Data
 from solera.testing import toys
 from toys import kept_by
 
 KINDS, SIZES = "wddww", (5, 8, 6, 9, 7)
 CENTRES = torch.tensor([[2.0, 0, 0, 0, 0, 0, 0, 0], [0, 2.0, 0, 0, 0, 0, 0, 0], [0, 0, 2.0, 0, 0, 0, 0, 0]])
+
+# Of a generator: a bias before BatchNorm has no gradient but rounding errors, of which Adam makes full steps.
+WITHOUT_GRADIENT = ("net.0.bias", "net.1.running_mean")
 
 
 def points(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -66,9 +70,13 @@ def settings(name: str, **changed: Any) -> Method:
     return dataclasses.replace(whole(find_method(name)()), **changed)
 
 
-CLIENTS_TEACH = {
-    "ensemble_trainer": EnsembleTrainer("clients", weighted=True),
-    "global_trainer": GlobalTrainer("basic"),
+BASIC = {"K": 1, "global_trainer": GlobalTrainer("basic")}
+WEIGHTED = BASIC | {
+    "ensemble_trainer": EnsembleTrainer("clients", weighted=True)
+}  # FedDF, but for its teachers' weights
+UNIFORM = BASIC | {
+    "ensemble_trainer": EnsembleTrainer("clients"),
+    "local_trainer": LocalTrainer("fedavg", average="uniform"),
 }
 
 
@@ -127,8 +135,18 @@ class Federated(Exchange):
         return self.states[-1]
 
     def models(self) -> dict[str, dict[str, Tensor]]:
-        """The models of the server."""
-        return {name: model.weights for name, model in self.method.models(self.states[-1]).items()}
+        """The models of the server, and all else it keeps that is not of single clients: generators, variates, ..."""
+        models, state = self.method.models(self.states[-1]), self.states[-1]
+        kept = {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name != "c"}  # between clients
+        return {name: model.weights for name, model in models.items()} | dict(self._tensors("", kept))
+
+    def _tensors(self, name: str, kept: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        if isinstance(kept, Tensor):
+            yield name, {"": kept}
+        elif isinstance(kept, dict | list):
+            for key, value in kept.items() if isinstance(kept, dict) else enumerate(kept):
+                if key not in self.data and key not in WITHOUT_GRADIENT:
+                    yield from self._tensors(f"{name}/{key}", value)
 
     def own_models(self) -> dict[int, dict[str, Tensor]]:
         """The models that clients keep, or that the server keeps for each, by the clients' sizes."""
