@@ -39,6 +39,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, STILL.get(name, 
     "fedavg, uniform": ("fedavg", {"average": "uniform"}),
     "feddf, uniform": ("feddf", {"average": "uniform"}),
     "feddf, median": ("feddf", {"average": "median", "ensemble": "median_probs"}),
+    "feddf, accuracy": ("feddf", {"teacher_weights": "accuracy"}),
     "feddf, swag": ("feddf", {"swag": Swag(samples=2)}),
     "hierarchical, logits": ("hierarchical", {"grouping": "blocks", "exchange": "logits"}),
     "hierarchical, every 2": ("hierarchical", {"grouping": "blocks", "average": "uniform", "every": 2}),
@@ -55,6 +56,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, STILL.get(name, 
 }
 NO_COHORT = {"centralised"}  # trains on all data: nobody is drawn
 OF_ONE_KIND = {"feddf, swag"}
+BY_VALIDATION = "feddf, accuracy"  # needs a validation set
 CLIENTS_TEACH = ("framework, clients teach", "framework, uniform")
 
 
@@ -82,7 +84,8 @@ def played(tmp_path_factory):
 def federation(tmp: Any, variant: str, parties=(), **options: Any) -> Federated:
     name, changed = VARIANTS[variant]
     kinds = [("w", n) for _, n in parties or PARTIES] if variant in OF_ONE_KIND else parties or PARTIES
-    return Federated(tmp, settings(name, **changed), kinds, **options)
+    held_out = {"validation": HELD_OUT} if variant == BY_VALIDATION else {}
+    return Federated(tmp, settings(name, **changed), kinds, **(held_out | options))
 
 
 def same(a: Federated, b: Federated) -> bool:
@@ -182,6 +185,17 @@ def test_who_is_absent_stays_as_it_was(variant, tmp_path):
     a.round(*EVERYBODY)
 
 
+@pytest.mark.parametrize("variant", [v for v in variants("fedfomo") if VARIANTS[v][0] in ONCE])  # it is given others'
+def test_a_newcomer_to_a_personal_method_starts_as_if_it_were_the_first(variant, tmp_path):
+    """Whatever others have learned by then: it was not there, and they are not here."""
+    a, b = federation(tmp_path / "a", variant).play(0), federation(tmp_path / "b", variant).play(0)
+    a.round("c0", "c3")
+    a.round("c4")
+    b.round("c4")
+    size = PARTIES[4][1]
+    assert apart({size: a.own_models()[size]}, {size: b.own_models()[size]}) < ROUNDING
+
+
 # ---- without examples, and in another order --------------------------------------------------------
 
 # mnfl's N is that of all clients, and where all take part an empty one learns from the others.
@@ -219,7 +233,7 @@ def test_rates_and_strata_are_dealt_to_clients_with_examples(variant, played):
 STOP_EARLY = ("feddf", "pfeddf", "hierarchical", "fusionlarge", "framework")
 
 
-@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("variant", variants(BY_VALIDATION))
 def test_only_methods_whose_papers_have_a_validation_set_look_at_it(variant, played):
     with_it = played(variant, rounds=1, validation=HELD_OUT)
     looks = VARIANTS[variant][0] in STOP_EARLY
