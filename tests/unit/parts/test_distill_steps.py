@@ -1,11 +1,13 @@
 """Which steps of a distillation count, on a student that goes down by lr at each: after step s its weight is -s."""
 
+import math
+
 import pytest
 import torch
 
 from solera.parts.distill import Distill, Memo, distill, visits
 from solera.tensors import Views
-from toys import Constant, images, mlp
+from toys import Constant, Conv, images, mlp
 
 
 def ended(validate=None, n: int = 4, **settings) -> tuple[float, object]:
@@ -92,3 +94,16 @@ def test_every_step_draws_its_samples_anew_and_students_share_the_draws():
     assert asked == [4] * 4  # once for both students
     distill(mlp(1), public, teacher, cfg, 6)
     assert seen[8:] != seen[:4]  # another seed, other rows
+
+
+def test_statistics_of_averaged_weights_are_those_of_the_samples_distilled_on():
+    """Of the round's samples, not of all public ones."""
+    x, chosen = images(12)[0], torch.tensor([6, 7, 9, 10, 11])
+    student = Conv(0)
+    uniform = lambda inputs: (torch.full((len(inputs), 4), 0.25), torch.full((len(inputs),), math.log(4)))  # noqa: E731
+    cfg = Distill(steps=2, batch=5, optimizer="sgd", lr=0.0, swa_every=1)
+    distill(student, x, uniform, cfg, 0, indices=chosen)
+    with torch.no_grad():
+        seen = student[0](x[chosen])
+    torch.testing.assert_close(student[1].running_mean, seen.mean((0, 2, 3)), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(student[1].running_var, seen.var((0, 2, 3)), rtol=1e-4, atol=1e-6)
