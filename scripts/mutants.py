@@ -55,6 +55,7 @@ TARGETS = (
 )
 FRAMEWORK = ("methods/test_framework.py",)
 ALGORITHM_1 = ("cohort", "groups", "loop", "overlap", "setting", "slots")  # of the framework, beside its trainers
+ABSENT = ("methods/test_some_absent.py",)  # clients, groups and architectures that are
 EVERYWHERE = ("test_defaults.py",)
 OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*.py are found
     "parts/data_free.py": ("parts/test_generators.py", "methods/test_fedftg.py", "methods/test_fedgen.py"),
@@ -62,14 +63,20 @@ OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*
     "parts/effort.py": ("runner/test_dry.py",),
     "parts/robust.py": ("parts/test_filtered_mean.py",),
     "parts/consensus.py": ("parts/test_agreement.py",),
-    "methods/common/coefficients.py": ("methods/test_mnfl.py",),
+    "parts/similarity.py": ABSENT,
+    "methods/common/coefficients.py": ("methods/test_mnfl.py", *ABSENT),
     "methods/common/predictions.py": ("methods/test_mnfl.py", "methods/test_fedmd.py", "methods/test_dsfl.py"),
+    "methods/common/swag.py": ("methods/test_drawn_twice.py",),
+    "methods/mnfl.py": ABSENT,
     "methods/mnflparam.py": ("methods/test_mnfl.py",),
+    "methods/hierarchical.py": ABSENT,
     "scenario.py": ("data/test_public.py", "data/test_sources.py", "data/test_generator.py", "methods/test_fedet.py"),
     "data/dirichlet.py": ("data/test_partition.py",),
     "methods/fedeed.py": FRAMEWORK,
     **{f"methods/framework/{name}.py": FRAMEWORK for name in ALGORITHM_1},
-    **{f"methods/framework/{name}_trainers.py": FRAMEWORK for name in ("local", "ensemble", "global")},
+    "methods/framework/local_trainers.py": FRAMEWORK,
+    "methods/framework/ensemble_trainers.py": (*FRAMEWORK, "methods/test_drawn_twice.py"),
+    "methods/framework/global_trainers.py": (*FRAMEWORK, *ABSENT),
 }
 
 # ---- what can be changed ------------------------------------------------------------------------------------

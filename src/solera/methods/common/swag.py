@@ -11,7 +11,7 @@ from ...parts.posterior import swag
 from ...parts.teachers import Build, Frozen, frozen
 from ...server import Server
 from ...settings import NonNegative, NonNegativeInt, Problem, settings
-from .fusion import with_statistics
+from .fusion import copies_of, with_statistics
 
 NORM_SAMPLES = 2048  # public samples for the BatchNorm statistics of a sampled model
 
@@ -49,7 +49,8 @@ def drawn_around(
     (A,) = server.architectures
     order = torch.randperm(len(d), generator=torch.Generator().manual_seed(fed.seed("norm")))
     inputs = server.public[d[order[:NORM_SAMPLES]]]
-    uploads, names = [m.weights for m in teachers.values()], parameter_names(server.template(A))
+    uploads = [m.weights for k, m in teachers.items() for _ in range(fed.copies.get(k, 1))]
+    names = parameter_names(server.template(A))
     drawn = swag(uploads, names, cfg.samples, fed.seed("swag"), cfg.scale)
     if len(inputs) > 1:
         drawn = [with_statistics(A, weights, inputs, server) for weights in drawn]
@@ -57,7 +58,7 @@ def drawn_around(
     joined |= {f"swag-{i}": weights for i, weights in enumerate(drawn)}
     members = [(A, weights) for weights in joined.values()]
     if report:
-        server.report_ensemble("swag", members, report, build=build)
+        server.report_ensemble("swag", members, report, copies_of(joined, fed), build=build)
     return dict(zip(joined, frozen(members, build or server.model), strict=True))
 
 

@@ -141,7 +141,7 @@ class EnsembleTrainer:
         if self.posterior == "dirichlet":
             return dirichlet(models, n, M, seed, self.alpha)
         if self.posterior == "swag":
-            return swag(models, names, M, seed, self.scale)
+            return swag([u.weights for u in own for _ in range(u.copies)], names, M, seed, self.scale)
         if self.update_normalised:
             return normalised_gaussian(models, n, names, M, seed, sent)
         return gaussian(models, n, names, M, seed)
