@@ -29,6 +29,7 @@ from .data.sources import source_info
 from .engines import ENGINES, EngineConfig, EngineSettings
 from .errors import ConfigError
 from .federation import FederationConfig
+from .files import MOST_TOML, read_file
 from .method import METHODS, Method, find_method, name_of
 from .models import model_info
 from .models.options import variant_of
@@ -398,7 +399,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         if _is_recipe(source):
             text = recipe_text(str(source))
         else:
-            text = Path(source).read_text("utf-8")
+            text = read_file(source, MOST_TOML).decode()
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{source} is not valid TOML: {e}") from None

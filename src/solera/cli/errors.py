@@ -47,6 +47,10 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
             fail(*_interruption(e))
         except (typer.Exit, typer.Abort, BrokenPipeError, Unwritable):
             raise
+        except MemoryError as e:
+            if debug:
+                raise
+            fail(f"out of memory{f': {e}' if str(e) else ''}: free some, raise the limit (ulimit -v), or run less", 1)
         except Exception as e:
             if debug:
                 raise

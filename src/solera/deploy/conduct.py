@@ -82,7 +82,7 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool
         home,
         config.run,
         config.federation,
-        facts=facts_of(scenario, config.method, config.federation, compute),
+        facts=facts_of(scenario, config.method, config.federation, compute, config.engine.threads),
         compute=compute,
         threads=config.engine.threads,
         resume=True,

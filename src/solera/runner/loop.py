@@ -170,7 +170,7 @@ def simulate(
         out,
         config,
         federation,
-        facts=detail.facts_of(scenario, method, federation, compute),
+        facts=detail.facts_of(scenario, method, federation, compute, engine.threads),
         threads=engine.threads,
         compute=compute,
         resume=resume,
@@ -217,7 +217,7 @@ def run(
     _check_stop_rule(config, server)
     check_quorum(federation, facts.clients)
     prepare_scoring()
-    resume = resume and (pathlib.Path(home) / "run.json").is_file()
+    resume = resume and os.path.lexists(pathlib.Path(home) / "run.json")
     stand_ins = detail.stand_ins_of(config.stand_ins, config_text, facts)
     facts = dataclasses.replace(facts, stand_ins=stand_ins)
     with (
@@ -237,7 +237,9 @@ def run(
         if not (here.path / "partition.json").exists():
             here.write_facts("partition.json", facts.partition())
         states = ClientStates(here.clients) if states is None else states
-        start, state, ledger, damaged = here.latest(type(method).State, states.check) if resume else (0, None, {}, [])
+        start, state, ledger, damaged = 0, None, {}, []
+        if resume:
+            start, state, ledger, damaged = here.latest(type(method).State, states.check, here.recorded())
         for text in damaged:
             watcher.warn(text)
         here.rewind(start)
@@ -471,17 +473,18 @@ class _Loop:
             self.home.write_facts("regions.json", regions)
 
     def _finish(self, state: Any) -> Result:
-        models = self.method.models(state)
+        models, sha256 = self.method.models(state), {}
         facts = {"classes": str(self.server.num_classes), "solera": __version__}
         for name, m in models.items():
             card = self.facts.model_card(m.architecture)
-            self.home.write_model(name, m.weights, facts | card | {"architecture": m.architecture})
+            sha256[name] = self.home.write_model(name, m.weights, facts | card | {"architecture": m.architecture})
         if (e := self.method.ensemble_of(state)) is not None:
             shares = [1 / len(e.members)] * len(e.members) if e.weights is None else e.weights
             for i, ((architecture, weights), share) in enumerate(zip(e.members, shares, strict=True)):
                 member = {"architecture": architecture, "share": str(share), "rule": e.rule}
-                self.home.write_model(f"ensemble-{i}", weights, facts | self.facts.model_card(architecture) | member)
-        summary = summarise(self.home, self.method, state, self.fed, self.config)
+                card = self.facts.model_card(architecture)
+                sha256[f"ensemble-{i}"] = self.home.write_model(f"ensemble-{i}", weights, facts | card | member)
+        summary = summarise(self.home, self.method, state, self.fed, self.config) | {"sha256": sha256}
         if self.stopping.reason:
             summary["stopped"] = self.stopping.reason
         if self.facts.lora:

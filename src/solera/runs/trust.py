@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..errors import RunError
-from ..files import open_file, read_file
+from ..files import MOST_TOML, open_file, read_file
 from ..plugins import code_allowed, label, paths_in, sha256_of, sha256_of_file
 from .read import read_json
 
@@ -95,7 +95,7 @@ def _changed(home: Path, now: Mapping[str, str]) -> list[str]:
 def _named(home: Path) -> dict[str, str]:
     """The paths in config.toml. Other problems of the file are reported when it is loaded."""
     try:
-        return paths_in(tomllib.loads(read_file(home / "config.toml").decode()))
+        return paths_in(tomllib.loads(read_file(home / "config.toml", MOST_TOML).decode()))
     except (OSError, ValueError, RecursionError):
         return {}
 
