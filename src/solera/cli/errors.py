@@ -28,7 +28,10 @@ R = TypeVar("R")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 TrustCode = Annotated[
     bool,
-    typer.Option("--trust-code", help="Import the code named in the run's configuration even if the run is not yours."),
+    typer.Option(
+        "--trust-code",
+        help="Import the code, and use the tracker, that the run's configuration names, even if the run is not yours.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 

@@ -179,7 +179,7 @@ class Trained:
             return
         try:
             with open_file(self.file(name), None) as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
         except OSError as e:
             raise RunError(f"{self.file(name)} cannot be read: {e.strerror}") from None
         if found != wanted:

@@ -37,7 +37,7 @@ from ..runs.record import RoundRecord, Score
 from ..runs.stand_ins import KEY as STAND_INS
 from ..runs.stand_ins import verdict
 from ..runs.stop import STOPPED, Stopping
-from ..runs.trust import code_of_run, refuse_changed_files
+from ..runs.trust import code_of_run, refuse_changed_files, refuse_sending
 from ..scenario import Scenario, build_scenario
 from ..server import Server
 from ..stopping import check_stop, stoppable
@@ -118,7 +118,8 @@ def scenario_of(config: Config) -> Scenario:
 def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None, trust_code: bool = False) -> dict:
     """Continue the run in `out` from its last checkpoint, to the same end as if it had never stopped.
 
-    Code that its configuration names is imported if this user began the run, or else with `trust_code=True`.
+    Code that its configuration names is imported, and results are sent where it says, if this user began the run, or
+    else with `trust_code=True`.
     """
     path = pathlib.Path(out)
     if not (path / "config.toml").is_file():
@@ -129,7 +130,9 @@ def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None, trus
         )
     with code_of_run(path, trust_code):
         refuse_changed_files(path)
-        return execute(load_config(path / "config.toml"), path, resume=True, watcher=watcher)
+        config = load_config(path / "config.toml", trusted=True)
+        refuse_sending(path, config.track.mlflow, trust_code)
+        return execute(config, path, resume=True, watcher=watcher)
 
 
 def simulate(
@@ -157,6 +160,7 @@ def simulate(
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     engine = resolved(engine)
+    require(engine)
     compute = compute_of(engine)
     check_fit(method, scenario)
     if isinstance(engine, EngineConfig):
@@ -232,14 +236,15 @@ def run(
     ):
         if stand_ins:
             watcher.warn(verdict(stand_ins))
+        for text in method.remarks(server):
+            watcher.warn(text)
         if held.found:
             watcher.warn(f"the program's settings of torch are set aside for the run: {_listed(held.found)}")
         if not (here.path / "partition.json").exists():
             here.write_facts("partition.json", facts.partition())
         states = ClientStates(here.clients) if states is None else states
-        start, state, ledger, damaged = 0, None, {}, []
-        if resume:
-            start, state, ledger, damaged = here.latest(type(method).State, states.check, here.recorded())
+        found = here.latest(type(method).State, states.check, here.recorded()) if resume else (0, None, {}, [])
+        start, state, ledger, damaged = found
         for text in damaged:
             watcher.warn(text)
         here.rewind(start)

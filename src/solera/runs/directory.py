@@ -10,8 +10,8 @@
     checkpoints/         the last two states, each with its sha256 in its name; in older/, files they still refer to
     clients/             the state that clients keep between rounds, each version with its sha256 in its name
 
-A checkpoint is the server's state, its round, and the ledger: which version of its state each client has. All are in one
-file, so one rename makes them valid at once.
+A checkpoint is the server's state, its round, and the ledger: which version of its state each client has. All are in
+one file, so one rename makes them valid at once.
 
 A file is written under another name and then renamed, so `kill -9` at any moment leaves either the old or the new file.
 """
@@ -41,11 +41,11 @@ from ..files import read_file
 from ..plugins import paths_in, sha256_of
 from ..tensors import Weights
 from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
-from .keys import flat
+from .keys import dig, flat
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records
 from .stand_ins import KEY as STAND_INS
 from .stand_ins import StandIns
-from .trust import ENGINE, prove, refuse_changes
+from .trust import ENGINE, SENDS, prove, refuse_changes
 
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # left by a run that was killed early
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
@@ -113,6 +113,8 @@ class RunDirectory:
                 facts |= {STAND_INS: stand_ins} if stand_ins else {}
                 if code := _code_in(config):
                     facts |= {"code": code, "proof": prove(code)}
+                if sends := dig(tomllib.loads(config or ""), *SENDS.split(".")):
+                    facts |= {"sends": prove({sends: SENDS})}
                 self._write("run.json", json.dumps(facts, indent=1).encode())
         except BaseException:
             self.close()
@@ -157,8 +159,8 @@ class RunDirectory:
             for key in [*now, *(k for k in then if k not in now)]:  # the most informative keys first
                 if then.get(key) != now.get(key):
                     raise RunError(
-                        f"{self.path} was started with {key} = {then.get(key, 'unset')}, not {now.get(key, 'unset')}: a "
-                        "run can only be continued with the same settings (rounds and engine may change); choose "
+                        f"{self.path} was started with {key} = {then.get(key, 'unset')}, not {now.get(key, 'unset')}: "
+                        "a run can only be continued with the same settings (rounds and engine may change); choose "
                         "another --out"
                     )
 
@@ -295,9 +297,9 @@ class RunDirectory:
         none.
 
         `check` raises RunError if a client state of the ledger is missing or damaged. Such a checkpoint is not usable,
-        nor is one with a round that is not among the `recorded` first ones. If there is no earlier one, this raises RunError
-        and the run does not start again: the user may restore the file. An intact checkpoint that is not a state of
-        this type also raises: a fallback would lose a good run.
+        nor is one with a round that is not among the `recorded` first ones. If there is no earlier one, this raises
+        RunError and the run does not start again: the user may restore the file. An intact checkpoint that is not a
+        state of this type also raises: a fallback would lose a good run.
         """
         damaged: list[str] = []
         lost: RunError | None = None

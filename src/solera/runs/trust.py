@@ -25,6 +25,7 @@ from ..plugins import code_allowed, label, paths_in, sha256_of, sha256_of_file
 from .read import read_json
 
 KEY_BYTES = 32
+SENDS = "track.mlflow"
 ENGINE = "engine.name"  # an engine's code may change: it does not change the bits
 log = logging.getLogger("solera")
 
@@ -59,6 +60,22 @@ def code_of_run(home: Path, trust_code: bool = False) -> Iterator[None]:
         )
     with code_allowed(home):
         yield
+
+
+def refuse_sending(home: Path, uri: str | None, trusted: bool = False) -> None:
+    """Refuse to continue a run whose results go elsewhere, unless this user began it so or trusts it."""
+    if uri is None or trusted:
+        return
+    facts = read_json(home / "run.json", []) or {}
+    try:
+        proven = hmac.compare_digest(str(facts.get("sends")).encode(), _hmac(_read_key(), {uri: SENDS}).encode())
+    except OSError:
+        proven = False
+    if not proven:
+        raise RunError(
+            f"{home} sends its settings and results to {uri} ({SENDS}), and it may not be a run of yours: run.json has "
+            "no proof of it made with your key. If you want that, add --trust-code (in Python, trust_code=True)"
+        )
 
 
 def refuse_changed_files(home: Path) -> None:
