@@ -1,8 +1,8 @@
 """Configuration: strict TOML into frozen dataclasses, and back.
 
-A key that is unknown, or a value of the wrong type or out of range, is refused before any work. The error is one line
-with the key, the value and the nearest valid key. TOML has no null: an optional setting is left out, or turned off with
-the string "none" if its default is not None.
+A key that is unknown, a value of the wrong type or out of range, and a setting that the run would not read are refused
+before any work. The error is one line with all of them: each key, its value and the nearest valid key. TOML has no
+null: an optional setting is left out, or turned off with the string "none" if its default is not None.
 """
 
 import copy

@@ -70,7 +70,7 @@ def test_a_run_says_before_its_first_round_what_goes_where(tmp_path: Path):
     words = ["--set", "track.mlflow=http://127.0.0.1:9", "--set", "run.rounds=1", "--out", tmp_path / "r", "-q"]
     result = solera("run", tmp_path / "mine.toml", *words)
     assert result.exit_code == 0, result.output
-    told = [line for line in result.stderr.splitlines() if "go to http://127.0.0.1:9 (track.mlflow)" in line]
+    told = [line for line in result.output.splitlines() if "go to http://127.0.0.1:9 (track.mlflow)" in line]
     assert len(told) == 1
 
 
