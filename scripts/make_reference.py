@@ -311,8 +311,11 @@ $ solera run toy --set method.name=fedprox --set method.mu=0.1 --seed 7
 ```
 
 - Every setting except `method.name` has a default. The run directory's `config.toml` holds all settings of the run.
-- Unknown keys, wrong types and impossible values are refused before any work, in one line that names the key, the
-  value and the nearest valid key (exit code 2).
+- Unknown keys, wrong types and impossible values are refused before any work, all of a file in one line that names
+  each key, its value and the nearest valid key (exit code 2). So are settings that the run would not read, such as
+  `models.server` with a method that has no such model; where `--set` has decided so, they are left out with a note.
+- `track.mlflow` in a file is refused unless `--set` says the same: it sends results [outside the run
+  directory](export.md#tensorboard-and-mlflow).
 - TOML has no null. Where "none" is among the values below, the string `"none"` turns the setting off; leaving the
   key out gives the default.
 - `--set` takes a dotted key and a TOML value; a value that is not valid TOML is a string, so that

@@ -1,8 +1,8 @@
 """Configuration: strict TOML into frozen dataclasses, and back.
 
-A key that is unknown, or a value of the wrong type or out of range, is refused before any work. The error is one line
-with the key, the value and the nearest valid key. TOML has no null: an optional setting is left out, or turned off with
-the string "none" if its default is not None.
+A key that is unknown, a value of the wrong type or out of range, and a setting that the run would not read are refused
+before any work. The error is one line with all of them: each key, its value and the nearest valid key. TOML has no
+null: an optional setting is left out, or turned off with the string "none" if its default is not None.
 """
 
 import copy
@@ -13,7 +13,7 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -29,6 +29,7 @@ from .data.sources import source_info
 from .engines import ENGINES, EngineConfig, EngineSettings
 from .errors import ConfigError
 from .federation import FederationConfig
+from .files import MOST_TOML, read_file
 from .method import METHODS, Method, find_method, name_of
 from .models import model_info
 from .models.options import variant_of
@@ -45,6 +46,7 @@ from .settings import (
     checked,
     hints,
     optional,
+    problems_of,
     renames,
     settings,
     show,
@@ -55,6 +57,7 @@ from .settings import (
 )
 from .supply import supplied
 from .track.export import TrackConfig
+from .unread import too_many, unread, without
 from .wire import safe_name
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
@@ -119,7 +122,9 @@ TABLES: dict[str, type] = {
 }
 
 
-def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, trusted: bool = False
+) -> Config:
     """The configuration in `source`: a recipe's name, a TOML file, or the tables themselves.
 
     `overrides` are "key=value" with dotted keys; a value is read as TOML, or else as a string. Overriding `method.name`
@@ -128,9 +133,14 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     become absolute, so that the run can be resumed from any folder. A path to code is refused outside
     `plugins.code_allowed`; files of code are looked up beside the TOML. Of `run.stand_ins` only those stay that differ
     from the paper's value; an override of a paper's recipe adds to them.
+
+    A file that sends results elsewhere (`track.mlflow`) is refused unless it is `trusted`: it may be another person's.
     """
     given, decided, notes = _merged(source, overrides)
+    notes += _left_out(given, set(flat(_parse_overrides(overrides))))
     config = _built(given)
+    if not trusted and not isinstance(source, Mapping):
+        refuse_outside(config, str(source), overrides)
     if config.sites:
         decided = {*decided, "public.source"}  # nothing can be held out
     needed = supplied(
@@ -150,6 +160,27 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         track=config.track.absolute(),
         notes=tuple(notes),
     )
+
+
+def _left_out(given: dict[str, Any], chosen: Collection[str]) -> list[str]:
+    """Leave out of the tables what overrides have made unread: settings of the source that are meant for another choice
+    than the one in `chosen`. Returns notes."""
+    notes = []
+    for found in unread(_tables(given)[0]) if chosen else ():
+        decided = [key for key in found.choices if key in chosen]
+        if decided and not any(key == found.key or key.startswith(f"{found.key}.") for key in chosen):
+            without(given, found.key)
+            notes.append(f"{found.key} did not carry over: {decided[0]} was changed")
+    return notes
+
+
+def refuse_outside(config: Config, file: str, overrides: Sequence[str]) -> None:
+    """Refuse a file whose run would write or send anything outside its directory, unless an override says the same."""
+    if (told := config.track.outside()) and "mlflow" not in _parse_overrides(overrides).get("track", {}):
+        raise ConfigError(
+            f"{file}: {told}, outside the run directory. If you want that, say so yourself: --set "
+            f"track.mlflow={config.track.mlflow} (in Python: load_config(..., trusted=True))"
+        )
 
 
 def merged(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -174,30 +205,60 @@ def _merged(
 
 
 def _built(given: Mapping[str, Any]) -> Config:
-    """The configuration in these tables. Raises ConfigError if they are invalid."""
-    method = _method_class(given.get("method"))
+    """The configuration in these tables. Raises SettingsError with everything that is wrong with them."""
+    tables, wrong = _tables(given)
+    undecided = [u for u in unread(tables) if any(p.startswith(u.choices) for p in wrong)]
+    wrong += [u.problem for u in unread(tables) if u not in undecided]
+    if wrong:
+        raise SettingsError("", wrong)
+    return Config(**tables)
+
+
+def _tables(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """The tables of a configuration, with defaults in the place of what is not valid, and everything that is wrong but
+    for settings that are not read."""
+    wrong: list[Problem] = []
+
+    def attempt(make: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return make(*args)
+        except ConfigError as e:
+            wrong.extend(problems_of(e))
+            return e.made if isinstance(e, SettingsError) else None
+
+    method = attempt(_method_class, given.get("method"))
     for key, value in given.items():
         if key not in TABLES and key not in ("method", SITES):
-            raise ConfigError(_unknown(None, "", key, value, method))
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
-    if method is None:
-        raise ConfigError(f"method.name is missing: choose one of {', '.join(sorted(METHODS.names()))}")
-    classes = {**TABLES, "engine": _engine_class(given.get("engine")), "method": method}
+            wrong.append(_unknown(None, "", key, value, method))
+        elif not isinstance(value, Mapping):
+            wrong.append(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
+    given = {key: value if isinstance(value, Mapping) else {} for key, value in given.items()}
+    if method is None and not wrong and "name" not in given.get("method", {}):
+        wrong.append(f"method.name is missing: choose one of {', '.join(sorted(METHODS.names()))}")
+    chosen = {"engine": attempt(_engine_class, given.get("engine")), "method": method}
+    classes = {name: cls for name, cls in {**TABLES, **chosen}.items() if cls is not None}
     tables = {name: given.get(name, {}) for name in classes}
     for name in ("engine", "method"):  # the name has selected the class, which may have no such field
-        if "name" not in hints(classes[name]):
+        if name in classes and "name" not in hints(classes[name]):
             tables[name] = {k: v for k, v in tables[name].items() if k != "name"}
-    sites = {k: _built_site(k, table) for k, table in given.get(SITES, {}).items()}
-    tables = _with_sites(tables, sites)
+    sites = {k: attempt(_built_site, k, table) for k, table in given.get(SITES, {}).items()}
+    if sites and None not in sites.values():
+        wrong += _sites_problems(tables, sites)
+        tables = _with_sites(tables, sites)
     if isinstance(stand_ins := tables["run"].get(STAND_INS), Mapping):  # data.name = ... and "data.name" = ... alike
         tables["run"] = {**tables["run"], STAND_INS: flat(stand_ins)}
-    config = Config(
-        **{name: _build(cls, tables[name], name, None, method) for name, cls in classes.items()}, sites=sites
-    )
-    _check_names(config)
-    _check_stand_ins(config.run.stand_ins or {})
-    return config
+    built = {name: attempt(_build, cls, tables[name], name, None, method) for name, cls in classes.items()}
+    built = {name: table for name, table in built.items() if table is not None}
+    if None not in sites.values():
+        built[SITES] = sites
+    if {"data", "public", "models", SITES} <= built.keys():
+        for model_or_data in _names(built):
+            attempt(*model_or_data)
+    if "run" in built:
+        attempt(_check_stand_ins, built["run"].stand_ins or {})
+    if not any(p.startswith(("partition.clients", "federation.fraction", SITES)) for p in wrong):
+        wrong += too_many(built)
+    return built, wrong
 
 
 def _built_site(name: str, given: Any) -> SiteConfig:
@@ -207,44 +268,55 @@ def _built_site(name: str, given: Any) -> SiteConfig:
     return _build(SiteConfig, given, f"sites.{name}", None, None)
 
 
-def _with_sites(tables: Mapping[str, Any], sites: Mapping[str, SiteConfig]) -> dict[str, Any]:
-    """The tables, with what follows from the sites: how many clients there are, and their models."""
-    out = dict(tables)
-    if not sites:
-        return out
+def _sites_problems(tables: Mapping[str, Any], sites: Mapping[str, SiteConfig]) -> Iterator[Problem]:
+    """Settings that contradict [sites]."""
     if tables["partition"]:
-        raise ConfigError("[partition] with [sites]: each site brings its own data; leave [partition] out")
-    models = [site.model for _, site in sorted(sites.items()) if site.model is not None]
-    for key, default in (("clients", models), ("assign", "even")):
+        yield "[partition] with [sites]: each site brings its own data; leave [partition] out"
+    for key, default in (("clients", _models_of(sites)), ("assign", "even")):
         if tables["models"].get(key, default) != default:
-            raise ConfigError(f"models.{key} = {show(tables['models'][key])}: with [sites], each names its own model")
+            yield f"models.{key} = {show(tables['models'][key])}: with [sites], each names its own model"
     if tables["public"].get("source") == "held-out":
-        raise ConfigError(
+        yield (
             'public.source = "held-out": nobody takes samples out of what a site holds; use "dataset", "generator" or '
             '"noise", or "none"'
         )
-    out["partition"] = {"kind": "iid", "clients": len(sites)}
-    out["models"] = {**tables["models"], **({"clients": models} if models else {})}
-    out["public"] = {"source": "none", **tables["public"]}
-    return out
 
 
-def _check_names(config: Config) -> None:
-    """Refuse unknown data sets and architectures now, before any data is loaded."""
-    if config.public.source == "dataset" and not config.public.name:
-        raise ConfigError("public.name is missing: public.source = 'dataset' needs the name of a data set")
-    for k, site in config.sites.items():
+def _models_of(sites: Mapping[str, SiteConfig]) -> list[str]:
+    return [site.model for _, site in sorted(sites.items()) if site.model is not None]
+
+
+def _with_sites(tables: Mapping[str, Any], sites: Mapping[str, SiteConfig]) -> dict[str, Any]:
+    """The tables, with what follows from the sites: how many clients there are, and their models."""
+    models = _models_of(sites)
+    return {
+        **tables,
+        "partition": {"kind": "iid", "clients": len(sites)},
+        "models": {**tables["models"], **({"clients": models} if models else {})},
+        "public": {"source": "none", **tables["public"]},
+    }
+
+
+def _names(tables: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """The calls that refuse unknown data sets and architectures now, before any data is loaded."""
+    data, public, models, sites = tables["data"], tables["public"], tables["models"], tables[SITES]
+    if public.source == "dataset" and not public.name:
+        yield _raise, "public.name is missing: public.source = 'dataset' needs the name of a data set"
+    for k, site in sites.items():
         if site.model is not None:
-            model_info(variant_of(site.model, config.models.options).model, f"sites.{k}.model")
-    clients = [] if config.sites else config.models.clients
-    for key, names in (("clients", clients), ("server", [config.models.server])):
+            yield model_info, variant_of(site.model, models.options).model, f"sites.{k}.model"
+    for key, names in (("clients", [] if sites else models.clients), ("server", [models.server])):
         for name in names:
             if name is not None:
-                model = variant_of(name, config.models.options).model
-                model_info(model, f"models.{key}" if model == name else f"models.options.{name}.model")
-    for key, source in (("data.name", config.data.name), ("public.name", config.public.name)):
+                model = variant_of(name, models.options).model
+                yield model_info, model, f"models.{key}" if model == name else f"models.options.{name}.model"
+    for key, source in (("data.name", data.name), ("public.name", public.name)):
         if source is not None and is_path(source):  # other names are looked up when the data is loaded
-            source_info(source, key)
+            yield source_info, source, key
+
+
+def _raise(problem: str) -> None:
+    raise ConfigError(problem)
 
 
 # ---- stand-ins --------------------------------------------------------------------------------------
@@ -306,16 +378,19 @@ def _at(tables: Any, key: str) -> Any:
 
 def _check_stand_ins(stand_ins: Mapping[str, Any]) -> None:
     """Refuse stand-ins for settings that do not exist, with values that these cannot have."""
+    wrong = []
     for key, value in stand_ins.items():
         name, *path = key.split(".")
         if name not in STANDING_IN or not path:
             tables = ", ".join(f"[{t}]" for t in STANDING_IN)
-            raise ConfigError(f"run.{STAND_INS}: {show(key)} is no setting of {tables}: only these have stand-ins")
+            wrong.append(f"run.{STAND_INS}: {show(key)} is no setting of {tables}: only these have stand-ins")
+            continue
         try:
             _check_setting(TABLES[name], name, path, value)
         except ConfigError as e:
-            why = "; ".join(e.problems) if isinstance(e, SettingsError) else str(e)
-            raise ConfigError(f"run.{STAND_INS}: {why}") from None
+            wrong += [f"run.{STAND_INS}: {why}" for why in problems_of(e)]
+    if wrong:
+        raise SettingsError("", wrong)
 
 
 def _check_setting(cls: type, table: str, path: Sequence[str], value: Any, may_lack: bool = False) -> None:
@@ -398,7 +473,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         if _is_recipe(source):
             text = recipe_text(str(source))
         else:
-            text = Path(source).read_text("utf-8")
+            text = read_file(source, MOST_TOML).decode()
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{source} is not valid TOML: {e}") from None
@@ -542,29 +617,30 @@ def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: ty
     """An instance of `cls` with the settings in `given`; the others are those of `base`, or the defaults."""
     wanted = hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
-    for key, value in given.items():
-        if key not in fields:
-            raise ConfigError(_unknown(cls, path, key, value, method))
-    values, wrong = {}, []
+    wrong = [_unknown(cls, path, key, value, method) for key, value in given.items() if key not in fields]
+    values, invalid, made = {}, [], None
     for name, f in fields.items():
-        default = _default(f, base)
+        default = values[name] = _default(f, base)
         if name in given:
             try:
                 values[name] = _value(wanted[name], given[name], f"{path}.{name}", default, method)
-            except SettingsError as e:
-                wrong += e.problems
+            except ConfigError as e:
+                wrong += problems_of(e)
+                invalid.append(name)
         elif default is dataclasses.MISSING:
             wrong.append(f"{path}.{name} is missing: expected {words(wanted[name])}")
-        else:
-            values[name] = default
+    if dataclasses.MISSING not in values.values():  # with the default in the place of what is not valid
+        try:
+            made = cls(**values)
+        except SettingsError as e:
+            wrong += [f"{path}.{p}" for p in e.problems if not any(re.search(rf"\b{name}\b", p) for name in invalid)]
+            made = object.__new__(cls)  # unchecked: so that it can be said which of its settings are not read
+            made.__dict__.update(values)
+        except (ConfigError, ValueError, TypeError) as e:  # from a class that does not use @settings
+            wrong += [] if invalid else [_locate(str(e), path, fields)]
     if wrong:
-        raise ConfigError("; ".join(wrong))
-    try:
-        return cls(**values)
-    except SettingsError as e:
-        raise ConfigError("; ".join(f"{path}.{problem}" for problem in e.problems)) from None
-    except (ConfigError, ValueError, TypeError) as e:  # from a class that does not use @settings
-        raise ConfigError(_locate(str(e), path, fields)) from None
+        raise SettingsError("", wrong, made)
+    return made
 
 
 def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None) -> Any:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 MOST = 100_000_000  # default limit, in bytes, of a file that is read whole; the library's own files are far smaller
+MOST_TOML = 4_000_000  # of a configuration, whose parser takes seconds for each megabyte
 
 
 def read_file(path: str | os.PathLike[str], most: int | None = MOST) -> bytes:

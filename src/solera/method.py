@@ -41,6 +41,7 @@ class Traits:
     # shape in all models; a plain chain of Conv2d and Linear layers; or cuttable to a part (the method checks it).
     split: Literal["none", "split", "shared features", "shared head", "chain", "cut"] = "none"
     server_model: Literal["none", "own", "larger"] = "none"  # of the server's own; larger: models.server names it
+    may_name_server: bool = False  # models.server may name one where it need not
     batchnorm: bool = True  # models may have running statistics
     next_token: bool = False  # also learns language models: data.task = "causal-lm"
     products: bool = False  # averages of weights are of whole models, so that LoRA's products can take their place
@@ -159,6 +160,11 @@ class Method(ABC):
     def fits(self, server: Server) -> Iterable[str]:
         """Every reason why the method cannot run here, each with a way out. Called after the traits were checked and
         before any work."""
+        return ()
+
+    def remarks(self, server: Server) -> Iterable[str]:
+        """What a run should say before its first round: what the method leaves out here, or sends beside models and
+        predictions."""
         return ()
 
     @abstractmethod

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from .data import (
@@ -45,7 +45,7 @@ from .models.options import Options, Variant, options_problems, variant_of
 from .plugins import architectures
 from .randomness import repeatable, seed_from
 from .server import Builder, Server
-from .settings import BelowOne, Hint, Positive, PositiveInt, Problem, Share, settings
+from .settings import Hint, Positive, PositiveInt, Problem, Share, settings
 from .sites import Remote, SiteHost, prepared
 from .task import Client, Data
 from .tensors import Weights, sent
@@ -54,6 +54,7 @@ from .wire import Packed, safe_name
 log = logging.getLogger("solera")
 Architecture = str | nn.Module | Callable[[], nn.Module]
 Own = Data | Arrays  # inputs and labels as the caller has them, in the form of the training samples
+Kept = Annotated[float, Ge(0), Le(0.9)]  # a share that is not trained on: the rest must be worth training on
 Size = Annotated[int, Ge(1), Hint("or leave it out for all")]
 Sites = Mapping[str, "tuple[SiteData | Holding | Remote, Architecture]"]  # by name: (data, model)
 Assign = Literal["even", "random", "by-size", "tiers"] | dict[str, str]
@@ -70,15 +71,15 @@ class DataConfig:
     train_size: Size | None = None  # a balanced sample of this size instead of all
     test_size: Size | None = None
     split: list[Share] = dataclasses.field(default_factory=list)  # pool all samples, then training, public, test shares
-    validation: BelowOne = 0.0  # share of the training set the server keeps, labelled, for early stopping
-    client_test: BelowOne | Literal["common"] = 0.0  # a client's share for testing; common: all have the test set
-    client_validation: BelowOne = 0.0  # share of the rest that own models are scored on instead, as `solera tune` does
+    validation: Kept = 0.0  # share of the training set the server keeps, labelled, for early stopping
+    client_test: Kept | Literal["common"] = 0.0  # a client's share for testing; common: all have the test set
+    client_validation: Kept = 0.0  # share of the rest that own models are scored on instead, as `solera tune` does
     text_column: str | None = None  # of a table of texts: the column with the text ...
     pair_column: str | None = None  # ... with a second text, if samples are pairs ...
     label_column: str | None = None  # ... with the class ...
     user_column: str | None = None  # ... and with the user; default: the usual names
     user_min: PositiveInt = 1  # users with fewer samples are left out
-    test_users: BelowOne = 0.0  # share of the users whose samples are the test set, instead of the set's own
+    test_users: Kept = 0.0  # share of the users whose samples are the test set, instead of the set's own
     length: PositiveInt = LENGTH  # tokens of a text that a model reads (the rest is cut); causal-lm: of a block
     image_size: PositiveInt | None = None  # of a folder of images: pixels of a side to which all are brought
     augment: list[Name] = dataclasses.field(default_factory=list)  # how training images are changed at each step

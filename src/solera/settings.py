@@ -30,24 +30,40 @@ from annotated_types import Ge, Gt, Le, Lt
 from .errors import ConfigError
 
 C = TypeVar("C", bound=type)
+MOST = 2**31 - 1  # of an integer that declares no limit of its own: no count or size of a run is larger
+MOST_64 = 2**63 - 1
 OFF = "none"  # how None is written in TOML, which has no null
 Problem = str  # "key = value: reason", with the key as the class spells it
+
+
+class OfCohort:
+    """Marker of a number for `Annotated`: of clients among those of one round."""
+
 
 # Common ranges.
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Ge(1)]
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
+Liars = Annotated[int, Ge(0), OfCohort]  # how many clients of a round may lie
 Share = Annotated[float, Ge(0), Le(1)]
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 
 class SettingsError(ConfigError, ValueError):
-    """Invalid settings. `problems` name the keys as their class spells them; `str` puts the class name in front."""
+    """Invalid settings. `problems` name the keys as their class spells them; `str` puts the class name in front.
 
-    def __init__(self, owner: str, problems: Iterable[Problem]):
-        self.problems = list(problems)
-        super().__init__("; ".join(f"{owner}.{p}" for p in self.problems))
+    `made` has the valid ones of them, and defaults: so that more can be said about the other tables of a file."""
+
+    def __init__(self, owner: str, problems: Iterable[Problem], made: Any = None):
+        self.made = made
+        self.problems = list(dict.fromkeys(problems))
+        super().__init__("; ".join(f"{owner}.{p}" if owner else p for p in self.problems))
+
+
+def problems_of(error: ConfigError) -> list[Problem]:
+    """What an error says is wrong, each by itself."""
+    return error.problems if isinstance(error, SettingsError) else [str(error)]
 
 
 class Replaceable:
@@ -161,6 +177,9 @@ def checked(wanted: Any, value: Any, key: str) -> Any:
         return value
     if isinstance(value, np.generic):
         value = value.item()
+    own = strip(wanted) is float or any(isinstance(m, Le) for m in _markers(wanted))
+    if (huge := _above(value, MOST_64 if own else MOST)) is not None:
+        raise SettingsError("", [f"{key} = {show(huge)}: expected an integer of at most {MOST_64 if own else MOST:,}"])
     if adapter is not None:
         try:
             return adapter.validate_python(list(value) if isinstance(value, tuple) else value, strict=True)
@@ -170,6 +189,19 @@ def checked(wanted: Any, value: Any, key: str) -> Any:
     if value is None and optional(wanted):
         return None
     raise SettingsError("", [f"{key} = {show(value)}: expected {article(table.__name__)}"])
+
+
+def _above(value: Any, most: int) -> int | None:
+    """An integer in a value that is larger than `most`, of either sign; None if there is none."""
+    if isinstance(value, int):
+        return value if abs(value) > most else None
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((found for v in inside if (found := _above(v, most)) is not None), None)
+
+
+def at_once(wanted: Any) -> bool:
+    """Whether a setting counts clients of one round."""
+    return any(m is OfCohort or isinstance(m, OfCohort) for m in _markers(wanted))
 
 
 @functools.cache

@@ -17,12 +17,13 @@ import torch
 import fresh
 import solera
 from run_directories import lines_of
-from solera.config import EngineConfig, RunConfig
+from solera.cli.doctor import SELF_TEST
+from solera.config import EngineConfig, RunConfig, load_config
 from solera.engines import ClientStates
 from solera.errors import ConfigError, RunError
 from solera.federation import FederationConfig
 from solera.method import find_method
-from solera.runner.loop import simulate
+from solera.runner.loop import execute, simulate
 from solera.runs.directory import RunDirectory
 from solera.runs.record import read_records
 from solera.testing import run_toy, small, toy_for
@@ -137,10 +138,11 @@ def test_death_at_every_removal_of_a_file_that_was_shared(tmp_path, monkeypatch)
 SCRIPT = """
 import logging, pathlib, sys
 import torch
-from solera.config import EngineConfig, RunConfig
+from solera.cli.doctor import SELF_TEST
+from solera.config import EngineConfig, RunConfig, load_config
 from solera.federation import FederationConfig
 from solera.method import find_method
-from solera.runner.loop import simulate
+from solera.runner.loop import execute, simulate
 from solera.testing import small, toy_for
 logging.disable(logging.CRITICAL)
 def blurred(batch, rng):
@@ -427,6 +429,44 @@ def test_metrics_have_one_line_a_round_after_a_crash(tmp_path):
     run_toy(method, tmp_path, rounds=4)
     rounds = [json.loads(line)["round"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert rounds == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3])
+def test_lost_lines_of_the_metrics_end_in_no_summary_that_counts_fewer_rounds(lost, tmp_path):
+    method = make("fedavg")
+    expected = run_toy(method, tmp_path / "whole", rounds=5).digest
+    run_toy(method, tmp_path / "cut", rounds=4)
+    metrics = tmp_path / "cut" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[:lost] + lines[lost + 1 :]))
+    if lost == 3:  # the checkpoint before it does not need its line
+        assert run_toy(method, tmp_path / "cut", rounds=5).digest == expected
+        assert [line["round"] for line in lines_of(tmp_path / "cut")] == [0, 1, 2, 3, 4]
+        assert json.loads((tmp_path / "cut" / "summary.json").read_text())["rounds"] == 5
+        return
+    before = (tmp_path / "cut" / "summary.json").read_bytes()
+    with pytest.raises(RunError, match=rf"metrics\.jsonl has no valid line for round {lost}.*restore the file"):
+        run_toy(method, tmp_path / "cut", rounds=5)
+    assert (tmp_path / "cut" / "summary.json").read_bytes() == before
+
+
+def test_an_event_that_lost_its_kind_is_a_damaged_line(tmp_path):
+    method = make("fedavg")
+    run_toy(method, tmp_path, rounds=3)
+    metrics = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[0]["events"] = [{"kinf": "collapsed"}]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(RunError, match=r"metrics\.jsonl has no valid line for round 0"):
+        run_toy(method, tmp_path, rounds=4)
+
+
+@pytest.mark.parametrize(("key", "value", "before"), [("engine.threads", 2, "unset"), ("data.test_size", 99, "50")])
+def test_settings_that_change_results_may_not_change_when_a_run_goes_on(key, value, before, tmp_path):
+    tables = SELF_TEST | {"engine": {"name": "inprocess"}}
+    execute(load_config(tables), tmp_path)
+    with pytest.raises(RunError, match=f"was started with {key} = {before}, not {value}: "):
+        execute(load_config(tables, [f"{key}={value}", "run.rounds=9"]), tmp_path, resume=True)
 
 
 def test_two_runs_cannot_share_a_directory(tmp_path):

@@ -3,6 +3,7 @@ numbers that are none stop no reader. All that reads them goes through `solera.f
 
 import contextlib
 import copy
+import hashlib
 import json
 import os
 import resource
@@ -196,3 +197,117 @@ def test_a_line_that_no_run_writes_is_named(tmp_path: Path):
         result = solera(*command)
         assert result.exit_code == 0
     assert "metrics.jsonl has 1 line that cannot be read" in solera("show", home).stdout
+
+
+# ---- files that are too large, or not what the run wrote --------------------------------------------
+
+
+def hurt(finished: Path, tmp_path: Path, name: str) -> tuple[Path, Path]:
+    """A copy of a run, and a file in it."""
+    home = tmp_path / "hurt"
+    shutil.copytree(finished, home)
+    return home, home / name
+
+
+def one_line(result: Result, code: int) -> str:
+    """What a command said, in the one line that it may say."""
+    assert result.exit_code == code, (result.output, result.exception)
+    assert result.stderr.count("solera: ") == result.stderr.strip().count("\n") + 1 == 1, result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize("place", [100, -1])
+def test_a_flipped_bit_in_a_model_is_noticed_wherever_it_is_read(place: int, finished: Path, tmp_path: Path):
+    """Of its weights or of its description; the sha256 is the one that any other program finds, too."""
+    home, file = hurt(finished, tmp_path, "models/mlp.safetensors")
+    told = json.loads((home / "summary.json").read_text())["sha256"]
+    assert told == {"mlp": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert solera("predict", home).exit_code == 0
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    for command in (["predict", home], *(["export", home, "-o", tmp_path / "out", "--format", f] for f in FORMATS)):
+        assert "damaged" in one_line(solera(*command), 4)
+    assert not (tmp_path / "out").exists()
+
+
+FORMATS = ("safetensors", "torchscript")
+
+
+def test_a_run_whose_models_are_gone_says_so(finished: Path, tmp_path: Path):
+    home, file = hurt(finished, tmp_path, "models/mlp.safetensors")
+    file.unlink()
+    for command in ("predict", "export"):
+        assert "models lacks mlp.safetensors, which the run wrote" in one_line(solera(command, home), 4)
+
+
+def test_without_a_sha256_a_model_is_read_with_a_warning(finished: Path, tmp_path: Path, caplog):
+    home, summary = hurt(finished, tmp_path, "summary.json")
+    told = json.loads(summary.read_text())
+    del told["sha256"]
+    summary.write_text(json.dumps(told))
+    assert solera("predict", home).exit_code == 0
+    assert "summary.json has no sha256 of it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "says"),
+    [
+        ("config.toml", "resume", "larger than 4 MB"),
+        ("metrics.jsonl", "resume", "a line of more than 67 MB"),
+        ("models/mlp.safetensors", "predict", "damaged"),
+        ("models/mlp.safetensors", "export", "damaged"),
+    ],
+)
+def test_a_file_of_200_gigabytes_costs_no_memory(name: str, command: str, says: str, finished: Path, tmp_path: Path):
+    """It has holes: the disk holds nothing of them."""
+    home, file = hurt(finished, tmp_path, name)
+    os.truncate(file, 200 * 10**9)
+    child = subprocess.run(
+        [sys.executable, "-m", "solera.cli.main", command, str(home)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
+    )
+    assert child.returncode == (2 if name == "config.toml" else 4), child.stderr
+    assert says in child.stderr
+    assert child.stderr.count("\n") == 1
+    assert "unexpected" not in child.stderr
+
+
+def test_a_line_of_metrics_with_more_models_than_any_run_has_is_not_shown(finished: Path, tmp_path: Path):
+    home, metrics = hurt(finished, tmp_path, "metrics.jsonl")
+    line = json.loads(metrics.read_text())
+    line["models"] = {f"m{i}": line["models"]["mlp"] for i in range(100_000)}
+    metrics.write_text(json.dumps(line) + "\n")
+    result = solera("show", home)
+    assert result.exit_code == 0
+    assert "metrics.jsonl has 1 line that cannot be read" in result.stdout
+    assert "m99999" not in result.stdout
+
+
+@pytest.mark.parametrize("name", ["config.toml", "summary.json"])
+def test_show_tolerates_what_report_and_compare_tolerate(name: str, finished: Path, tmp_path: Path):
+    home, file = hurt(finished, tmp_path, name)
+    file.write_text("[[")
+    result = solera("show", home)
+    assert result.exit_code == 0, result.output
+    assert f"{name} cannot be read (damaged)" in result.stdout
+    assert "mlp" in result.stdout
+    assert json.loads(solera("show", home, "--json").stdout)["rounds_done"] == 1
+
+
+def test_a_pipe_in_place_of_run_json_is_not_taken_for_a_new_run(finished: Path, tmp_path: Path):
+    home, file = hurt(finished, tmp_path, "run.json")
+    file.unlink()
+    pipe(file)
+    assert "run.json is damaged (not a regular file)" in one_line(solera("resume", home), 4)
+
+
+def test_without_memory_a_command_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def full(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("solera.cli.show.look", full)
+    assert "out of memory: " in one_line(solera("show", tmp_path), 1)

@@ -29,7 +29,10 @@ R = TypeVar("R")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 TrustCode = Annotated[
     bool,
-    typer.Option("--trust-code", help="Import the code named in the run's configuration even if the run is not yours."),
+    typer.Option(
+        "--trust-code",
+        help="Import the code, and use the tracker, that the run's configuration names, even if the run is not yours.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
@@ -48,6 +51,10 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
             fail(*_interruption(e))
         except (typer.Exit, typer.Abort, BrokenPipeError, Unwritable):
             raise
+        except MemoryError as e:
+            if debug:
+                raise
+            fail(f"out of memory{f': {e}' if str(e) else ''}: free some, raise the limit (ulimit -v), or run less", 1)
         except Exception as e:
             if isinstance(e, NotPortable):
                 _begin_again()

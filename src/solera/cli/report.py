@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..files import open_file
 from ..version import __version__
 from .errors import Debug, reported
 
@@ -22,6 +23,7 @@ def report(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
     target: Target = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a report.")] = False,
     debug: Debug = False,
 ) -> None:
     """Make a report of one or more runs: figures, tables and settings in one HTML file.
@@ -32,6 +34,7 @@ def report(
     from ..report.page import render
     from ..report.read import read_all
 
+    _check(out, force)
     records = read_all(directories)
     data = report_data(records, target)
     made = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
@@ -41,6 +44,20 @@ def report(
         typer.echo(f"note: {note}", err=True)
     runs = f"{len(records)} runs" if len(records) > 1 else "1 run"
     typer.echo(f"{shlex.quote(str(out))}: {runs}, {len(content) / 1e6:.1f} MB; open it in a browser")
+
+
+def _check(out: Path, force: bool) -> None:
+    """Refuse to overwrite a file that is neither a report nor empty."""
+    from ..errors import ConfigError
+    from ..report.page import GENERATOR
+
+    try:
+        with open_file(out, None) as file:
+            begins = file.read(4096)
+    except OSError:  # it does not exist, or writing will say why it cannot be
+        return
+    if begins and GENERATOR not in begins and not force:
+        raise ConfigError(f"{out} exists and is not a report of Solera: choose another --out, or add --force")
 
 
 def _write(out: Path, content: bytes) -> None:

@@ -1,6 +1,5 @@
 """`solera show`: an overview of a run directory."""
 
-import json as json_
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,8 +8,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..files import read_file
+from ..files import MOST_TOML, read_file
 from ..plugins import label
+from ..runs.keys import dig
 from ..runs.read import read_json
 from ..runs.record import WAYS, RoundRecord, read_records
 from ..runs.stand_ins import KEY as STAND_INS
@@ -53,11 +53,13 @@ def look(directory: Path) -> dict[str, Any]:
 
     if not (directory / "run.json").is_file():
         raise RunError(f"{directory} is not a run directory: it has no run.json")
-    settings = _settings(directory)
     missing: list[str] = []
+    settings = _settings(directory, missing)
     rounds = read_records(directory, missing)
-    wanted = settings.get("run", {}).get("rounds")
-    summary = _read_summary(directory) if (directory / "summary.json").is_file() else {}
+    wanted = dig(settings, "run", "rounds")
+    wanted = wanted if isinstance(wanted, int) else None
+    summary = read_json(directory / "summary.json", missing) if (directory / "summary.json").is_file() else None
+    summary = summary or {}
     early = summary.get("stopped") if summary.get("rounds") == len(rounds) else None
     finished = bool(summary) and (wanted is None or len(rounds) >= wanted or early is not None)
     status = "finished" if finished else "running" if in_use(directory) else "stopped"
@@ -86,30 +88,17 @@ def look(directory: Path) -> dict[str, Any]:
     return found
 
 
-def _settings(directory: Path) -> dict[str, Any]:
+def _settings(directory: Path, missing: list[str]) -> dict[str, Any]:
+    """The tables of config.toml; none for a run started from Python, which has no such file."""
     import tomllib
 
-    from ..errors import RunError
-
     try:
-        return tomllib.loads(read_file(directory / "config.toml").decode())
+        return tomllib.loads(read_file(directory / "config.toml", MOST_TOML).decode())
     except FileNotFoundError:
-        return {}  # a run started from Python has none
-    except (OSError, ValueError) as e:
-        raise RunError(f"{directory}/config.toml cannot be read: {_why(e)}") from None
-
-
-def _read_summary(directory: Path) -> dict[str, Any]:
-    from ..errors import RunError
-
-    try:
-        return json_.loads(read_file(directory / "summary.json"))
-    except (OSError, ValueError) as e:
-        raise RunError(f"{directory}/summary.json cannot be read: {_why(e)}") from None
-
-
-def _why(e: OSError | ValueError) -> str:
-    return str(e.strerror) if isinstance(e, OSError) else str(e)
+        pass
+    except (OSError, ValueError, RecursionError) as e:
+        missing.append(f"config.toml cannot be read ({e.strerror if isinstance(e, OSError) else 'damaged'})")
+    return {}
 
 
 def _scores(rounds: list[RoundRecord], kind: str) -> dict[str, Any]:
@@ -134,12 +123,12 @@ def _print(found: dict[str, Any]) -> None:
         grid.add_row(name, escape(text))
 
     done = f"{found['rounds_done']} of {found['rounds']}" if found["rounds"] else str(found["rounds_done"])
-    line("run", f"{s.get('run', {}).get('name') or Path(found['out']).name} ({found['status']})")
-    if s:
-        line("method", label(s["method"]["name"]))
-        line("data", _data_line(s))
-        server = s["models"].get("server")
-        line("models", ", ".join(map(label, s["models"]["clients"])) + (f", server: {label(server)}" if server else ""))
+    line("run", f"{dig(s, 'run', 'name') or Path(found['out']).name} ({found['status']})")
+    try:
+        for name, text in _told(s) if s else ():
+            line(name, text)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        found["missing"].append("config.toml lacks settings")
     if found[STAND_INS]:
         line("stand-ins", listed(found[STAND_INS]))
         line("paper's row", NOT_RUN)
@@ -180,7 +169,10 @@ def _print(found: dict[str, Any]) -> None:
         out.print(table)
 
 
-def _data_line(s: dict[str, Any]) -> str:
-    p, f = s["partition"], s["federation"]
+def _told(s: dict[str, Any]) -> list[tuple[str, str]]:
+    """The settings in the overview."""
+    p, f, server = s["partition"], s["federation"], s["models"].get("server")
     skew = f" alpha {p['alpha']}" if p["kind"] in ("dirichlet", "quantity") else ""
-    return f"{label(s['data']['name'])}, {p['clients']} clients, {p['kind']}{skew}, {100 * f['fraction']:g}% a round"
+    data = f"{label(s['data']['name'])}, {p['clients']} clients, {p['kind']}{skew}, {100 * f['fraction']:g}% a round"
+    models = ", ".join(map(label, s["models"]["clients"])) + (f", server: {label(server)}" if server else "")
+    return [("method", label(s["method"]["name"])), ("data", data), ("models", models)]

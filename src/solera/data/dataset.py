@@ -147,6 +147,11 @@ class Dataset:
 
     def normalised(self, mean: Sequence[float], std: Sequence[float]) -> "Dataset":
         """The same samples with other normalisation constants."""
+        if len(self.shape) == 3 and len(mean) != self.shape[0]:
+            raise ConfigError(
+                f"data.mean = {list(mean)} and data.std = {list(std)}: {self.name} has {self.shape[0]} channels; give "
+                "a number for each"
+            )
         return replace(self, mean=tuple(float(m) for m in mean), std=tuple(float(s) for s in std))
 
     def pooled(self, test_share: float, seed: int) -> "Dataset":

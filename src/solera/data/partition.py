@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
@@ -33,7 +33,7 @@ from .sampling import largest_remainder, numpy_rng, rank_within, torch_rng
 
 Kind = Literal["iid", "dirichlet", "classes", "quantity", "user"]
 Variant = Literal["block", "equal", "class", "client"]
-Alpha = Annotated[float, Gt(0), Hint('small: skewed, large: equal; for equal shares use partition.kind = "iid"')]
+Alpha = Annotated[float, Ge(1e-9), Hint('small: skewed, large: equal; for equal shares use partition.kind = "iid"')]
 CLIENTS = 20  # the default, if the number does not follow from the users
 
 

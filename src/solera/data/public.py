@@ -70,6 +70,8 @@ class PublicConfig:
                 named_classes(self.classes)
             except ConfigError as e:
                 yield str(e).removeprefix("public.")
+        elif self.classes is not None and (len(set(self.classes)) < len(self.classes) or min(self.classes) < 0):
+            yield f"classes = {self.classes}: name classes from 0, each once"
         if self.users is not None and (self.source != "held-out" or self.size is not None):
             yield f'users = {self.users}: for source = "held-out" and without size: all samples of so many users'
         if self.range is not None and self.source != "noise":
@@ -476,7 +478,8 @@ def _choose(total: int, labels: Tensor | None, cfg: PublicConfig, size: int | No
     if not len(chosen):
         raise ConfigError(f"public.classes = {cfg.classes}: none of {total} samples is left; choose other classes")
     count = len(chosen) if size is None else size
-    count = max(1, int(cfg.fraction * count + 0.5))
+    if (count := int(cfg.fraction * count + 0.5)) < 1:
+        raise ConfigError(f"public.fraction = {cfg.fraction:g}: of the public samples not one is left; choose more")
     if count < len(chosen):
         groups = torch.zeros(len(chosen)) if labels is None else labels[chosen]
         chosen = chosen[hold_out(groups, count, seed)[1]]

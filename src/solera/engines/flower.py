@@ -61,12 +61,17 @@ class FlowerConfig:
     resident: Share = 0.5
     portable: bool = False
 
-    def open(self, host: Host, states: ClientStates) -> Engine:
+    def require(self) -> None:
         """Refused: the clients of a simulation are not on a network."""
         raise ConfigError(
             "engine.name = 'flower' reaches sites over a network: prepare them with `solera deploy init`, then start "
             "the run with `solera deploy submit`; to simulate it here, choose another engine (--engine auto)"
         )
+
+    def open(self, host: Host, states: ClientStates) -> Engine:
+        """Refused too."""
+        self.require()
+        raise AssertionError
 
 
 # ---- the form of a message --------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ..compute import compute_of
-from ..config import TABLES, Config, load_config, merged, recipe_names, to_toml
+from ..config import TABLES, Config, load_config, merged, recipe_names, refuse_outside, to_toml
 from ..engines import EngineConfig
 from ..errors import ConfigError, DataError, RunError, SoleraError
 from ..files import read_file
@@ -95,7 +95,10 @@ def load_sweep(file: str | os.PathLike[str], overrides: Sequence[str] = ()) -> l
     except (OSError, ValueError) as e:
         why = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the sweep {str(file)!r}: {why}") from None
-    return plan(given, path.parent, path.stem, overrides)
+    planned = plan(given, path.parent, path.stem, overrides)
+    for run in planned:
+        refuse_outside(run.config, str(file), overrides)
+    return planned
 
 
 def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[str] = ()) -> list[Planned]:

@@ -5,7 +5,9 @@ was started from Python with the user's own modules has no config.toml: the user
 """
 
 import dataclasses
+import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -23,7 +25,7 @@ from ..data.text import WORDS, tokenize
 from ..devices import numerics
 from ..encodings import Columns, Encoding, Text, encoded, reading, unique
 from ..errors import ConfigError, DataError, RunError
-from ..files import check_file
+from ..files import check_file, open_file
 from ..models import build, encoding_of, model_info
 from ..models.hf import drop_poolers
 from ..models.lora import Lora, adapted, base_digest, lora_from, merged
@@ -31,10 +33,12 @@ from ..models.options import variant_of
 from ..parts.teachers import Ensemble
 from ..plugins import architectures
 from ..randomness import repeatable
+from ..runs.keys import dig
 from ..runs.read import Run, read_run
 from ..runs.trust import code_of_run, warn_if_changed
 from ..server import init_seed
 
+log = logging.getLogger("solera")
 MEMBER = re.compile(r"ensemble-(\d+)")
 
 
@@ -154,8 +158,8 @@ class Trained:
         norm, head = options.get("norm", "batch"), options.get("head", "plain")
         model = self._initialised(kind, variant.lora, lambda: build(given, self.classes, shape, norm, head, **text))
         model = model if read is None else reading(model, read)
+        self._check(name)
         try:
-            check_file(self.file(name))
             weights = safetensors.torch.load_file(self.file(name))
             if variant.lora is None:
                 drop_poolers(model, weights)
@@ -166,6 +170,23 @@ class Trained:
             model = merged(model)
         model.eval()
         return model
+
+    def _check(self, name: str) -> None:
+        """Refuse a model's file that is not the one that the run wrote: a flipped bit would give other predictions."""
+        wanted = sha256_in(self.run).get(name)
+        if wanted is None:
+            log.warning("%s: summary.json has no sha256 of it, so damage would not be noticed", self.file(name))
+            return
+        try:
+            with open_file(self.file(name), None) as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
+        except OSError as e:
+            raise RunError(f"{self.file(name)} cannot be read: {e.strerror}") from None
+        if found != wanted:
+            raise RunError(
+                f"{self.file(name)} is damaged or was changed: its sha256 is {found[:16]}..., and summary.json says "
+                f"{str(wanted)[:16]}...; restore the file, or run again"
+            )
 
     def _initialised(self, kind: str, lora: Lora | None, make: Callable[[], nn.Module]) -> nn.Module:
         """The model as it was initialised. With LoRA its frozen base counts: it is made again as in the run, from the
@@ -212,6 +233,12 @@ def _stay_with_clients(run: Run) -> str:
     return f"with {run.method!r} every client has its own model, which stays on the client"
 
 
+def sha256_in(run: Run) -> dict[str, Any]:
+    """The sha256 of each model that a finished run has written, by its name; runs of version 0.1 have none."""
+    found = dig(run.summary, "sha256")
+    return found if isinstance(found, dict) else {}
+
+
 def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
     """The models of the run in a directory. Code that its configuration names (the user's own models or data) is
     imported when needed, if the run is this user's own, or else with `trust_code=True`."""
@@ -219,11 +246,13 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
     files = sorted((run.path / "models").glob("*.safetensors"), key=lambda f: _order(f.stem))
     if not files and not run.finished:
         raise RunError(f"{path} has no models yet: the run is not finished; continue it with `solera resume {path}`")
+    facts = {file.stem: _facts(file) for file in files}
+    if gone := [name for name in sha256_in(run) if name not in facts]:
+        raise RunError(f"{run.path}/models lacks {gone[0]}.safetensors, which the run wrote: restore it, or run again")
     if not files:
         raise RunError(f"{path} has no global model: {_stay_with_clients(run)}")
     if not (run.path / "config.toml").is_file():
         raise RunError(f"{path} was started from Python (no config.toml): {_load_it_yourself(run.path, files[0].stem)}")
-    facts = {file.stem: _facts(file) for file in files}
     first = next(iter(facts.values()))
     try:
         takes = json.loads(first["input"])
@@ -254,3 +283,7 @@ def _facts(file: Path) -> dict[str, str]:
             return opened.metadata() or {}
     except (OSError, safetensors.SafetensorError) as e:
         raise RunError(f"{file} is damaged: {e}") from None
+    except MemoryError:
+        raise RunError(
+            f"{file} is damaged: it claims {file.stat().st_size / 1e9:,.0f} GB, more than fit here"
+        ) from None

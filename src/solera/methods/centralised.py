@@ -1,5 +1,6 @@
 """Centralised training: one model of each architecture, trained on the data of all clients. An upper bound."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -33,7 +34,10 @@ class Centralised(Method):
         weights: dict[str, Weights]
 
     def traits(self) -> Traits:
-        return Traits(replies="data", next_token=True)
+        return Traits(replies="data", next_token=True, may_name_server=True)
+
+    def remarks(self, server: Server) -> Iterator[str]:
+        yield "centralised trains on all clients' data in one place: a reference, not federated learning"
 
     def init(self, fed: Federation, server: Server) -> State:
         large = [server.large] if server.large else []

@@ -64,7 +64,12 @@ class DSFL(Method):
 
     def traits(self) -> Traits:
         return Traits(
-            across="knowledge", public="everywhere", server_model="own", replies="means", personal=self.judge_clients
+            across="knowledge",
+            public="everywhere",
+            server_model="own",
+            may_name_server=True,
+            replies="means",
+            personal=self.judge_clients,
         )
 
     def init(self, fed: Federation, server: Server) -> State:

@@ -27,7 +27,7 @@ from ..parts.local import Local
 from ..parts.lowbit import LowBit
 from ..parts.teachers import Ensemble, Rule, Teacher
 from ..server import Server
-from ..settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Problem
+from ..settings import Liars, NonNegative, Positive, PositiveInt, Problem
 from ..tensors import Weights
 from .common.averaging import Buffers, Combined, combined_of, models_of
 from .common.defences import accuracy_votes, clipped, defences_problems, teachers_of, without_worst
@@ -63,7 +63,7 @@ class FedDF(Method):
     teachers: Literal["all", "krum", "multi_krum", "bulyan"] = "all"  # whose models teach, in each architecture
     teacher_weights: Literal["equal", "accuracy"] = "equal"  # accuracy: on the validation set
     memory: Memory = field(default_factory=Memory)
-    byzantine: NonNegativeInt = 1  # f: how many lying clients of an architecture krum and the like bear
+    byzantine: Liars = 1  # f: how many lying clients of an architecture krum and the like bear
     drop_worst: bool = False  # clients near chance on the validation set are neither averaged nor teachers
     drop_threshold: NonNegative = 1.2  # in multiples of chance
     drop_outliers: bool = False  # if no client is near chance, drop those far below the others

@@ -207,6 +207,9 @@ class FedGKT(Method):
     def traits(self) -> Traits:
         return Traits(across="knowledge", split="shared features", server_model="own", personal=True)
 
+    def remarks(self, server: Server) -> Iterator[str]:
+        yield "FedGKT shows the server the features and the label of every training sample of its clients"
+
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
         rounds, epochs = self.server_rounds, self.server_epochs

@@ -117,11 +117,11 @@ class FedMD(Method):
         fed.mean(digest_and_revisit, answered(S, fed), uniform=True, **how)  # distribute, digest, revisit
         return self.State(state.rounds + 1)
 
-    def transfer(self, fed: Federation, server: Server) -> Local:
+    def transfer(self, fed: Federation | None, server: Server) -> Local:
         """How a new client trains on public samples. Without public labels it does not; an event reports this once."""
         if server.public.labels is not None:
             return self.pretrain
-        if fed.round == 0 and self.pretrain != replace(self.pretrain, epochs=0, steps=None):
+        if fed is not None and fed.round == 0 and self.pretrain != replace(self.pretrain, epochs=0, steps=None):
             server.event("pretraining_skipped", reason="the public samples have no labels: set public.labels = true")
         return replace(self.pretrain, epochs=0, steps=None)
 
@@ -129,6 +129,10 @@ class FedMD(Method):
         yield from public_problems("fedmd", None, server)
         yield from logits_problems("fedmd", server)
         yield from label_problems("fedmd", server, "set public.labels = false")
+
+    def remarks(self, server: Server) -> Iterator[str]:
+        if self.transfer(None, server) != self.pretrain:
+            yield "FedMD leaves out its pretraining: the public samples have no labels; set public.labels = true"
 
     def personal(self, state: State, fed: Federation) -> Exchange:
         return Exchange(score_own)

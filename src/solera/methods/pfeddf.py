@@ -11,7 +11,7 @@ from ..parts.local import Local
 from ..parts.lowbit import LowBit
 from ..parts.teachers import Rule
 from ..server import Server
-from ..settings import NonNegativeInt
+from ..settings import Liars, NonNegativeInt
 from ..tensors import Weights
 from .common.averaging import Buffers, Combined
 from .common.memory import Memory
@@ -37,7 +37,7 @@ class PFedDF(Method):
     teachers: Literal["all", "krum", "multi_krum", "bulyan"] = "all"  # whose models teach, in each architecture
     teacher_weights: Literal["equal", "accuracy"] = "equal"  # accuracy: on the validation set
     memory: Memory = field(default_factory=Memory)  # students of earlier rounds as teachers
-    byzantine: NonNegativeInt = 1  # how many lying clients of an architecture krum and the like bear
+    byzantine: Liars = 1  # how many lying clients of an architecture krum and the like bear
     drop_worst: bool = False  # clients near chance on the validation set are neither averaged nor teachers
     drop_threshold: float = 1.2  # in multiples of chance
     drop_outliers: bool = False  # if no client is near chance, drop those far below the others

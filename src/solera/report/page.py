@@ -25,6 +25,7 @@ EMPTY: dict[str, Any] = {
     "partitions": [],
     "profiles": {"shown": [], "left_out": 0},
 }
+GENERATOR = b'<meta name="generator" content="Solera '  # what a report is known by, in its first lines
 PAGE = """<!doctype html>
 <html lang="en" data-theme="light" data-live="{live}">
 <head>

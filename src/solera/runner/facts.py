@@ -61,14 +61,16 @@ class Facts:
         return {"input": json.dumps(self.takes), **names, **base}
 
 
-def facts_of(scenario: Scenario, method: Method, federation: FederationConfig, compute: Compute | None = None) -> Facts:
+def facts_of(
+    scenario: Scenario, method: Method, federation: FederationConfig, compute: Compute | None = None, threads: int = 1
+) -> Facts:
     """The facts of a simulated run."""
     roster, data = scenario.roster, scenario.dataset
     experiment: dict[str, Any] = {
         "run.seed": scenario.seed,
         "method": {"name": name_of(method), **dataclasses.asdict(method)},
         "federation": dataclasses.asdict(federation),
-        "data": {"name": data.name, "classes": data.classes, "shape": data.shape},
+        "data": {"name": data.name, "classes": data.classes, "shape": data.shape, "test_size": len(data.test)},
         "clients": {
             "count": len(roster),
             "examples": hashlib.sha256(roster.sizes.numpy().tobytes()).hexdigest()[:16],
@@ -84,7 +86,8 @@ def facts_of(scenario: Scenario, method: Method, federation: FederationConfig, c
         del experiment["federation"]["availability"]
     if scenario.augment:  # only if there are steps, so that run.json of other runs does not change
         experiment["data"]["augment"] = [step_name(step) for step in scenario.augment]
-    if how := (compute or Compute()).facts():  # of a run on the CPU there is nothing to say
+    how = (compute or Compute()).facts() | ({"threads": threads} if threads != 1 else {})
+    if how:  # of a run on the CPU with one thread there is nothing to say
         experiment["engine"] = how
     takes: dict[str, Any] = {"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary}
     if data.task != "classification":

@@ -39,7 +39,7 @@ from ..runs.record import RoundRecord, Score
 from ..runs.stand_ins import KEY as STAND_INS
 from ..runs.stand_ins import verdict
 from ..runs.stop import STOPPED, Stopping
-from ..runs.trust import code_of_run, refuse_changed_files
+from ..runs.trust import code_of_run, refuse_changed_files, refuse_sending
 from ..scenario import Scenario, build_scenario
 from ..server import Server
 from ..stopping import check_stop, stoppable
@@ -120,7 +120,8 @@ def scenario_of(config: Config) -> Scenario:
 def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None, trust_code: bool = False) -> dict:
     """Continue the run in `out` from its last checkpoint, to the same end as if it had never stopped.
 
-    Code that its configuration names is imported if this user began the run, or else with `trust_code=True`.
+    Code that its configuration names is imported, and results are sent where it says, if this user began the run, or
+    else with `trust_code=True`.
     """
     path = pathlib.Path(out)
     if not (path / "config.toml").is_file():
@@ -131,7 +132,9 @@ def resume_run(out: str | os.PathLike[str], watcher: Watcher | None = None, trus
         )
     with code_of_run(path, trust_code):
         refuse_changed_files(path)
-        return execute(load_config(path / "config.toml"), path, resume=True, watcher=watcher)
+        config = load_config(path / "config.toml", trusted=True)
+        refuse_sending(path, config.track.mlflow, trust_code)
+        return execute(config, path, resume=True, watcher=watcher)
 
 
 def simulate(
@@ -159,6 +162,7 @@ def simulate(
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
     engine = resolved(engine)
+    require(engine)
     compute = compute_of(engine)
     check_fit(method, scenario)
     if isinstance(engine, EngineConfig):
@@ -172,7 +176,7 @@ def simulate(
         out,
         config,
         federation,
-        facts=detail.facts_of(scenario, method, federation, compute),
+        facts=detail.facts_of(scenario, method, federation, compute, engine.threads),
         threads=engine.threads,
         compute=compute,
         resume=resume,
@@ -219,7 +223,7 @@ def run(
     _check_stop_rule(config, server)
     check_quorum(federation, facts.clients)
     prepare_scoring()
-    resume = resume and (pathlib.Path(home) / "run.json").is_file()
+    resume = resume and os.path.lexists(pathlib.Path(home) / "run.json")
     stand_ins = detail.stand_ins_of(config.stand_ins, config_text, facts)
     facts = dataclasses.replace(facts, stand_ins=stand_ins)
     with (
@@ -234,12 +238,15 @@ def run(
     ):
         if stand_ins:
             watcher.warn(verdict(stand_ins))
+        for text in method.remarks(server):
+            watcher.warn(text)
         if held.found:
             watcher.warn(f"the program's settings of torch are set aside for the run: {_listed(held.found)}")
         if not (here.path / "partition.json").exists():
             here.write_facts("partition.json", facts.partition())
         states = ClientStates(here.clients) if states is None else states
-        start, state, ledger, damaged = here.latest(type(method).State, states.check) if resume else (0, None, {}, [])
+        found = here.latest(type(method).State, states.check, here.recorded()) if resume else (0, None, {}, [])
+        start, state, ledger, damaged = found
         for text in damaged:
             watcher.warn(text)
         here.rewind(start)
@@ -477,17 +484,18 @@ class _Loop:
             self.home.write_facts("regions.json", regions)
 
     def _finish(self, state: Any) -> Result:
-        models = self.method.models(state)
+        models, sha256 = self.method.models(state), {}
         facts = {"classes": str(self.server.num_classes), "solera": __version__}
         for name, m in models.items():
             card = self.facts.model_card(m.architecture)
-            self.home.write_model(name, m.weights, facts | card | {"architecture": m.architecture})
+            sha256[name] = self.home.write_model(name, m.weights, facts | card | {"architecture": m.architecture})
         if (e := self.method.ensemble_of(state)) is not None:
             shares = [1 / len(e.members)] * len(e.members) if e.weights is None else e.weights
             for i, ((architecture, weights), share) in enumerate(zip(e.members, shares, strict=True)):
                 member = {"architecture": architecture, "share": str(share), "rule": e.rule}
-                self.home.write_model(f"ensemble-{i}", weights, facts | self.facts.model_card(architecture) | member)
-        summary = summarise(self.home, self.method, state, self.fed, self.config)
+                card = self.facts.model_card(architecture)
+                sha256[f"ensemble-{i}"] = self.home.write_model(f"ensemble-{i}", weights, facts | card | member)
+        summary = summarise(self.home, self.method, state, self.fed, self.config) | {"sha256": sha256}
         if self.stopping.reason:
             summary["stopped"] = self.stopping.reason
         if self.facts.lora:

@@ -10,8 +10,8 @@
     checkpoints/         the last two states, each with its sha256 in its name; in older/, files they still refer to
     clients/             the state that clients keep between rounds, each version with its sha256 in its name
 
-A checkpoint is the server's state and the ledger: which version of its state each client has. Both are in one file, so
-one rename makes both valid at once.
+A checkpoint is the server's state, its round, and the ledger: which version of its state each client has. All are in
+one file, so one rename makes them valid at once.
 
 A file is written under another name and then renamed, so `kill -9` at any moment leaves either the old or the new file.
 """
@@ -19,7 +19,9 @@ A file is written under another name and then renamed, so `kill -9` at any momen
 import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -39,12 +41,12 @@ from ..files import read_file
 from ..plugins import paths_in, sha256_of
 from ..tensors import Weights
 from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
-from .keys import flat
+from .keys import dig, flat
 from .read import FINGERPRINTS, fingerprints_in
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records
 from .stand_ins import KEY as STAND_INS
 from .stand_ins import StandIns
-from .trust import ENGINE, prove, refuse_changes
+from .trust import ENGINE, SENDS, prove, refuse_changes
 
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # left by a run that was killed early
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")
@@ -86,7 +88,7 @@ class RunDirectory:
         self._chains = [_Written() for _ in range(KEEP)]  # one for each kept checkpoint, used in turn
         self._needs: dict[str, set[str]] = {}  # checkpoint -> the other files that hold its tensors
         self._ledgers: dict[str, dict[str, Version]] = {}  # checkpoint -> the client state that belongs to it
-        if resume and not (self.path / "run.json").is_file():
+        if resume and not os.path.lexists(self.path / "run.json"):
             raise RunError(
                 f"{path} is not a run directory: it has no run.json; start a run with `solera run --out {path}`"
             )
@@ -112,6 +114,8 @@ class RunDirectory:
                 facts |= {STAND_INS: stand_ins} if stand_ins else {}
                 if code := _code_in(config):
                     facts |= {"code": code, "proof": prove(code)}
+                if sends := dig(tomllib.loads(config or ""), *SENDS.split(".")):
+                    facts |= {"sends": prove({sends: SENDS})}
                 self._write("run.json", json.dumps(facts, indent=1).encode())
         except BaseException:
             self.close()
@@ -144,7 +148,8 @@ class RunDirectory:
             if not isinstance(before, dict | None):
                 raise TypeError("experiment is not an object")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise RunError(f"{self.path}/run.json is damaged ({e}); the run cannot be continued") from None
+            why = e.strerror if isinstance(e, OSError) else e
+            raise RunError(f"{self.path}/run.json is damaged ({why}); the run cannot be continued") from None
         if (found, by) != (FORMAT, self.version):
             raise RunError(
                 f"{self.path} was written in format {found} by solera {by}; this is solera {self.version}, format "
@@ -155,8 +160,9 @@ class RunDirectory:
             for key in [*now, *(k for k in then if k not in now)]:  # the most informative keys first
                 if then.get(key) != now.get(key):
                     raise RunError(
-                        f"{self.path} was started with {key} = {then.get(key)}, not {now.get(key)}: a run can only be "
-                        "continued with the same settings (rounds and engine may change); choose another --out"
+                        f"{self.path} was started with {key} = {then.get(key, 'unset')}, not {now.get(key, 'unset')}: "
+                        "a run can only be continued with the same settings (rounds and engine may change); choose "
+                        "another --out"
                     )
 
     def computed_on(self, fingerprint: str) -> str:
@@ -208,12 +214,12 @@ class RunDirectory:
         """Write facts that are too large for every line of metrics.jsonl into a separate file."""
         self._write(name, json.dumps(facts).encode())
 
-    def write_model(self, name: str, weights: Weights, facts: dict[str, str]) -> None:
-        """Write a final model; `safetensors.torch.load_file` can load it."""
+    def write_model(self, name: str, weights: Weights, facts: dict[str, str]) -> str:
+        """Write a final model, which `safetensors.torch.load_file` can load, and return its sha256."""
         tensors = {n: t.detach().cpu().contiguous() for n, t in weights.items()}
-        self._write(
-            f"models/{safe_name(name, 'model name')}.safetensors", safetensors.torch.save(tensors, metadata=facts)
-        )
+        content = safetensors.torch.save(tensors, metadata=facts)
+        self._write(f"models/{safe_name(name, 'model name')}.safetensors", content)
+        return hashlib.sha256(content).hexdigest()
 
     @property
     def clients(self) -> pathlib.Path:
@@ -230,7 +236,7 @@ class RunDirectory:
         of the last commit are not used: the two kept checkpoints share no file, so a damaged file affects only one of
         them.
         """
-        content = {"state": state, "ledger": _pack(ledger)}
+        content = {"state": state, "ledger": _pack(ledger), "round": torch.tensor(round)}
         tensors, packed = leaves(content), Packed(content)
         written = self._chains[0]
         elsewhere = written.places(tensors)
@@ -257,10 +263,10 @@ class RunDirectory:
             if path.name in needed:
                 self._retire(path)
             else:
-                path.unlink(missing_ok=True)
+                _remove(path)
         for path in (self.path / OLDER).glob("*.safetensors"):
             if path.name not in needed:
-                path.unlink(missing_ok=True)
+                _remove(path)
 
     def _retire(self, checkpoint: pathlib.Path) -> None:
         """Move a file that is no longer a checkpoint (its client states are gone), but whose tensors are needed."""
@@ -297,28 +303,38 @@ class RunDirectory:
         return sorted(p for p in (self.path / "checkpoints").glob("*.safetensors") if CHECKPOINT.fullmatch(p.name))
 
     def latest(
-        self, into: Any, check: Callable[[Mapping[str, Version]], None] = lambda ledger: None
+        self,
+        into: Any,
+        check: Callable[[Mapping[str, Version]], None] = lambda ledger: None,
+        recorded: float = math.inf,
     ) -> tuple[int, Any, dict[str, Version], list[str]]:
         """The newest usable checkpoint as (rounds done, state, ledger, problems of newer ones); 0 rounds if there is
         none.
 
-        `check` raises RunError if a client state of the ledger is missing or damaged. Such a checkpoint is not usable.
-        If there is no earlier one, this raises RunError and the run does not start again: the user may restore the
-        file. An intact checkpoint that is not a state of this type also raises: a fallback would lose a good run.
+        `check` raises RunError if a client state of the ledger is missing or damaged. Such a checkpoint is not usable,
+        nor is one with a round that is not among the `recorded` first ones. If there is no earlier one, this raises
+        RunError and the run does not start again: the user may restore the file. An intact checkpoint that is not a
+        state of this type also raises: a fallback would lose a good run.
         """
         damaged: list[str] = []
         lost: RunError | None = None
-        checkpoint = dataclasses.make_dataclass("Checkpoint", [("state", into), ("ledger", Ledger)])
+        checkpoint = dataclasses.make_dataclass("Checkpoint", [("state", into), ("ledger", Ledger), ("round", Tensor)])
         for path in reversed(self._checkpoints()):
             round = int(path.name[:6])
             try:
                 blob = _verified(path)
             except (OSError, ValueError) as e:
-                damaged.append(f"checkpoint of round {round} is damaged: {e}")
+                why = e.strerror if isinstance(e, OSError) else e
+                damaged.append(f"checkpoint of round {round} is damaged: {why}")
                 continue
             try:
                 found = decode(blob, checkpoint, limits=OWN_FILES, pieces=self._pieces(blob))
+                if found.round.tolist() != round:
+                    damaged.append(f"{path.name} was renamed: it is the checkpoint of round {found.round.tolist()}")
+                    continue
                 ledger = _unpack(found.ledger)
+                if recorded <= round:
+                    raise RunError(f"{FILE} has no valid line for round {recorded}")
                 check(ledger)
                 return round + 1, found.state, ledger, damaged
             except WireError as e:
@@ -366,8 +382,13 @@ class RunDirectory:
         self._write(FILE, write_records(before.values()))
         for path in self._checkpoints():
             if int(path.name[:6]) >= round:
-                path.unlink()
+                _remove(path)
         self._tidy()
+
+    def recorded(self) -> int:
+        """How many rounds, from the first, have a line in metrics.jsonl, without a gap."""
+        found = {r.round for r in self.records()}
+        return next(t for t in itertools.count() if t not in found)
 
     def append(self, record: RoundRecord) -> None:
         """Add a round's line to metrics.jsonl."""
@@ -459,6 +480,14 @@ def _code_in(config: str | None, but: str = "") -> dict[str, str]:
     """The paths to code in a configuration (except for the key `but`), with the sha256 of the imported files."""
     named = {} if config is None else paths_in(tomllib.loads(config))
     return {path: sha256_of(path) or "" for path, key in named.items() if key != but}
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Remove a file that is not needed any more."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as e:
+        raise RunError(f"{path} cannot be removed: {e.strerror}") from None
 
 
 def _locked(lock: int) -> bool:

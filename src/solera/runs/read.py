@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
-from ..files import read_file
+from ..files import MOST_TOML, read_file
 from ..plugins import label
 from .keys import dig, flat
 from .record import RoundRecord, read_records
@@ -177,7 +177,7 @@ def _read_config(
     home: Path, facts: dict[str, Any], summary: dict[str, Any] | None, missing: list[str]
 ) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_file(home / "config.toml").decode())
+        return tomllib.loads(read_file(home / "config.toml", MOST_TOML).decode())
     except FileNotFoundError:  # a run started from Python has none: run.json has some of its settings
         if not isinstance(facts.get("experiment"), dict):
             missing.append("config.toml does not exist")

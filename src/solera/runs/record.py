@@ -6,6 +6,7 @@ docs/run-directory.md documents it for other programs. This module does not impo
 """
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -18,7 +19,9 @@ from ..files import open_file, read_file
 FORMAT = 2  # of a run directory; 1: checkpoints did not say which client state belongs to them
 FORMATS = (1, FORMAT)  # those of version 0.1 can still be read
 FILE = "metrics.jsonl"
-MAX_BYTES = 1 << 30  # no run writes a larger metrics.jsonl
+MAX_BYTES = 1 << 28  # of a metrics.jsonl that is shown: larger ones come from no run that anybody looks at
+MAX_LINE = 1 << 26  # a round with ten thousand clients takes a few megabytes
+MAX_MODELS = 4096  # in one round: each is a row of a table
 WAYS = ("down", "up")
 OWN = "own models"  # the name for all clients' own models together
 KEYS = {
@@ -30,6 +33,15 @@ KEYS = {
     "diversity": "diversity",
 }
 JUDGED = ("model", "ensemble", "average", "validation")  # evaluated by the server: with accuracy and loss
+
+FAILURE = {"client": str, "task": str, "reason": str}
+EVENT = {"kind": str}
+EVENTS: dict[str, dict[str, Any]] = {  # what a run that is resumed reads of its own events
+    "public_sent": EVENT | {"clients": list},
+    "variates": EVENT | {"architecture": str, "norm": int | float},
+    "stopped": EVENT | {"reason": str},
+    "round_empty": EVENT | {"reason": str},
+}
 
 
 class Score(NamedTuple):
@@ -148,12 +160,20 @@ class RoundRecord:
                 _by_way(line.get("content") or {}),
             ),
             seconds={str(k): duration(s) for k, s in (line.get("seconds") or {}).items()},
-            failures=[f for f in line.get("failures") or [] if isinstance(f, dict)],
-            events=[e for e in line.get("events") or [] if isinstance(e, dict)],
+            failures=[_with(row, FAILURE) for row in line.get("failures") or ()],
+            events=[_with(row, EVENTS.get(row["kind"], EVENT)) for row in line.get("events") or ()],
             privacy=dict(line.get("privacy") or {}),
             simulated={str(k): duration(s) for k, s in (line.get("simulated") or {}).items()},
             cpu_s=None if cpu is None else duration(cpu),
         )
+
+
+def _with(row: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a line, if what it must have is there and of the right kind."""
+    for key, kind in kinds.items():
+        if not isinstance(row[key], kind):
+            raise ValueError(f"{key} = {str(row[key])[:40]!r} of a failure or an event is of the wrong kind")
+    return row
 
 
 def _by_way(table: Mapping[str, Any]) -> dict[str, dict[str, int]]:
@@ -166,7 +186,9 @@ def _totals(table: Mapping[str, Any]) -> dict[str, int]:
 
 def _scores(line: Mapping[str, Any]) -> Iterator[Score]:
     for kind in JUDGED:
-        for name, s in (line.get(KEYS[kind]) or {}).items():
+        if len(judged := line.get(KEYS[kind]) or {}) > MAX_MODELS:
+            raise ValueError(f"{len(judged)} {KEYS[kind]}: at most {MAX_MODELS} are read")
+        for name, s in judged.items():
             measured = {"accuracy": finite(s["accuracy"]), "loss": math.nan if s.get("loss") is None else s["loss"]}
             yield from scores(kind, str(name), {**s, **measured})
     for name, s in (line.get(KEYS["diversity"]) or {}).items():
@@ -202,8 +224,10 @@ def each_line(home: Path, most: int | None = MAX_BYTES) -> Iterator[RoundRecord 
     """
     with open_file(home / FILE, most) as file:
         left = os.fstat(file.fileno()).st_size
-        while left > 0 and (line := file.readline(left)):
+        while left > 0 and (line := file.readline(min(left, MAX_LINE))):
             left -= len(line)
+            if len(line) == MAX_LINE and not line.endswith(b"\n"):
+                raise OSError(errno.EFBIG, f"a line of more than {MAX_LINE / 1e6:.0f} MB", str(home / FILE))
             try:
                 yield RoundRecord.from_line(line)
             except ValueError:

@@ -20,11 +20,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..errors import RunError
-from ..files import open_file, read_file
+from ..files import MOST_TOML, open_file, read_file
 from ..plugins import code_allowed, label, paths_in, sha256_of, sha256_of_file
 from .read import read_json
 
 KEY_BYTES = 32
+SENDS = "track.mlflow"
 ENGINE = "engine.name"  # an engine's code may change: it does not change the bits
 log = logging.getLogger("solera")
 
@@ -61,6 +62,22 @@ def code_of_run(home: Path, trust_code: bool = False) -> Iterator[None]:
         yield
 
 
+def refuse_sending(home: Path, uri: str | None, trusted: bool = False) -> None:
+    """Refuse to continue a run whose results go elsewhere, unless this user began it so or trusts it."""
+    if uri is None or trusted:
+        return
+    facts = read_json(home / "run.json", []) or {}
+    try:
+        proven = hmac.compare_digest(str(facts.get("sends")).encode(), _hmac(_read_key(), {uri: SENDS}).encode())
+    except OSError:
+        proven = False
+    if not proven:
+        raise RunError(
+            f"{home} sends its settings and results to {uri} ({SENDS}), and it may not be a run of yours: run.json has "
+            "no proof of it made with your key. If you want that, add --trust-code (in Python, trust_code=True)"
+        )
+
+
 def refuse_changed_files(home: Path) -> None:
     """Refuse to continue a run if its code files have changed, before any of them is imported."""
     named = {path: sha256_of_file(path, home) for path, key in _named(home).items() if key != ENGINE}
@@ -95,7 +112,7 @@ def _changed(home: Path, now: Mapping[str, str]) -> list[str]:
 def _named(home: Path) -> dict[str, str]:
     """The paths in config.toml. Other problems of the file are reported when it is loaded."""
     try:
-        return paths_in(tomllib.loads(read_file(home / "config.toml").decode()))
+        return paths_in(tomllib.loads(read_file(home / "config.toml", MOST_TOML).decode()))
     except (OSError, ValueError, RecursionError):
         return {}
 

@@ -28,6 +28,7 @@ from .display import Watcher
 
 OURS = ".solera"  # the end of our event files' names: no others are ever removed
 BATCH = 100  # values in one request to MLflow
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # of what MLflow tracks to
 LONGEST = 500  # characters of a parameter's value
 
 
@@ -53,6 +54,14 @@ class TrackConfig:
         if self.mlflow is not None:
             _need("mlflow", "mlflow", f"track.mlflow = {self.mlflow!r}")
 
+    def outside(self) -> str:
+        """What is written or sent outside the run directory, as text; empty: nothing."""
+        if self.mlflow is None:
+            return ""
+        kind, _, file = self.mlflow.partition(":///")
+        where = f"the file {file}" if kind == "sqlite" else self.mlflow
+        return f"all settings, results and the path of the run directory go to {where} (track.mlflow)"
+
     def absolute(self) -> "TrackConfig":
         """With the absolute path of a database file, so that the run can be resumed from any folder."""
         if self.mlflow is None or not re.match(r"sqlite:///[^/]", self.mlflow):
@@ -62,12 +71,14 @@ class TrackConfig:
 
 
 def _uri_problems(uri: str) -> Iterator[Problem]:
-    parts = urlsplit(uri)
+    parts, usual = (
+        urlsplit(uri),
+        "a database, such as 'sqlite:///mlflow.db', or a server, such as 'http://localhost:5000'",
+    )
     if uri != "databricks" and (not re.match(r"[a-z][a-z0-9+.-]*://", uri) or parts.scheme == "file"):
-        yield (
-            f"mlflow = {uri!r}: MLflow no longer writes into plain folders; give a database, such as "
-            "'sqlite:///mlflow.db', or a server, such as 'http://localhost:5000'"
-        )
+        yield f"mlflow = {uri!r}: MLflow no longer writes into plain folders; give {usual}"
+    elif uri != "databricks" and parts.scheme.partition("+")[0] not in SCHEMES:
+        yield f"mlflow = {uri!r}: MLflow has no tracking over {parts.scheme}; give {usual}"
     if parts.password:
         yield (
             "mlflow contains a password, which would be stored in config.toml; leave it out and set "
@@ -241,6 +252,8 @@ class Tracking(Watcher):
             self._trackers.append(Mlflow(self.config.mlflow, self.config.mlflow_experiment))
         if not self._trackers:
             return
+        if told := self.config.outside():
+            self.warn(told)
         run = read_run(home)
         self._clock = time.time() - run.seconds
         self._each("begin", run)

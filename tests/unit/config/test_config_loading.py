@@ -35,7 +35,7 @@ def test_unusual_settings_survive_the_round_trip():
             "run": {"seed": 2**62, "name": "a b.c"},
             "data": {"path": "somewhere", "train_size": 100, "client_test": 0.25},
             "public": {"source": "dataset", "name": "mnist", "classes": [1, 2], "size": 50, "per_round": 10},
-            "models": {"clients": ["mlp", "mlp", "lenet5"], "server": "lenet5"},
+            "models": {"clients": ["mlp", "mlp", "lenet5"]},
             "federation": {"deadline_s": 1.5, "sampling": "size", "replacement": True},
             "method": {"name": "feddf", "local": {"lr": 1e-7, "steps": 3}, "fusion": {"clip": "none"}},
             "engine": {"name": "inprocess", "threads": 2},
@@ -76,7 +76,9 @@ def test_an_integer_serves_as_a_number():
 
 def test_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = load_config({"data": {"path": "here"}, "public": {"path": "~/there"}, "method": {"name": "fedavg"}})
+    config = load_config(
+        {"data": {"path": "here"}, "public": {"source": "generator", "path": "~/there"}, "method": {"name": "fedavg"}}
+    )
     assert config.data.path == str(tmp_path / "here")
     assert config.public.path is not None
     assert config.public.path.startswith("/")

@@ -107,7 +107,8 @@ def test_what_somebody_decided_stays_and_is_refused_with_the_reason():
         ("data.client_test=0.0", "set data.client_test"),
         ("public.source=none", "needs public data"),
     ):
-        config = load_config(RECIPE, ["method.name=mnfl", setting, *SMALL])
+        small = [s for s in SMALL if not (s.startswith("public.") and setting == "public.source=none")]
+        config = load_config(RECIPE, ["method.name=mnfl", setting, *small])
         with pytest.raises(ConfigError, match=why):
             check_start(config.method, scenario_of(config), config.federation)
     config = load_config({"method": {"name": "local"}, "data": {"client_test": 0.0}})

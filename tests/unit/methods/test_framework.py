@@ -675,7 +675,7 @@ def test_no_usable_upload_leaves_the_state(tmp_path):
         world.run(framework(K=1, ensemble_trainer=CLIENTS, global_trainer=BASIC))
 
 
-# ---- averages that tolerate Byzantine clients ---------------------------------------------------------------------------
+# ---- averages that tolerate Byzantine clients ------------------------------------------------------------
 
 
 def uploads_of(world: World, method, t: int, start, seeds) -> dict:

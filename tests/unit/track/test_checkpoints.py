@@ -53,9 +53,9 @@ def files(home: RunDirectory) -> dict[str, int]:
     return {p.name: p.stat().st_size for p in (home.path / "checkpoints").rglob("*.safetensors")}
 
 
-def written(state: object, ledger: dict[str, Version] | None = None) -> bytes:
+def written(state: object, ledger: dict[str, Version] | None = None, round: int = 0) -> bytes:
     """A checkpoint that refers to no other file."""
-    return encode({"state": state, "ledger": _pack(ledger or {})})
+    return encode({"state": state, "ledger": _pack(ledger or {}), "round": torch.tensor(round)})
 
 
 def kept(home: RunDirectory) -> list[pathlib.Path]:
@@ -86,8 +86,8 @@ def test_where_every_tensor_is_new_the_file_is_the_encoded_state_byte_for_byte(h
     for t in range(4):
         state = State({k: model(10 * t + i) for i, k in enumerate("abc")})
         home.commit(t, state, {})
-        assert newest(home).read_bytes() == written(state)
-        assert newest(home).name == f"{t:06d}.{hashlib.sha256(written(state)).hexdigest()}.safetensors"
+        assert newest(home).read_bytes() == written(state, round=t)
+        assert newest(home).name == f"{t:06d}.{hashlib.sha256(written(state, round=t)).hexdigest()}.safetensors"
     assert [p.name[:6] for p in (home.path / "checkpoints").iterdir()] in (["000002", "000003"], ["000003", "000002"])
 
 
@@ -136,7 +136,7 @@ def test_everything_is_written_anew_when_the_files_hold_twice_the_state(home):
         home.commit(t, state, {})
         assert sum(files(home).values()) < 5.2 * len(written(state))
         if "elsewhere" not in notes(newest(home)):
-            assert newest(home).read_bytes() == written(state)
+            assert newest(home).read_bytes() == written(state, round=int(newest(home).name[:6]))
             anew.append(t)
     assert 6 <= len(anew) <= 20
 
@@ -145,10 +145,10 @@ def test_where_references_would_save_less_than_half_everything_is_written(home):
     state = people(10)
     home.commit(0, state, {})
     home.commit(1, state, {})
-    assert newest(home).read_bytes() == written(state)
+    assert newest(home).read_bytes() == written(state, round=int(newest(home).name[:6]))
     state = after(state, 2, asked=6)
     home.commit(2, state, {})
-    assert newest(home).read_bytes() == written(state)
+    assert newest(home).read_bytes() == written(state, round=int(newest(home).name[:6]))
     home.commit(3, state, {})
     state = after(state, 4, asked=4)
     home.commit(4, state, {})
@@ -173,7 +173,7 @@ def test_equal_tensors_that_are_not_the_same_object_are_written(home):
     for t in range(6):
         state = State({k: {"w": torch.full((500,), float(t))} for k in "abcdef"})
         home.commit(t, state, {})
-        assert newest(home).read_bytes() == written(state)
+        assert newest(home).read_bytes() == written(state, round=int(newest(home).name[:6]))
         expected = digest(state)
         del state
     assert digest(again(home)[1]) == expected
@@ -192,7 +192,7 @@ def test_tensors_of_inference_mode_have_no_count_of_writes_and_are_always_writte
         state = State({"a": {"w": torch.ones(500)}})
     for t in range(3):
         home.commit(t, state, {})
-        assert newest(home).read_bytes() == written(state)
+        assert newest(home).read_bytes() == written(state, round=int(newest(home).name[:6]))
 
 
 def test_one_tensor_in_several_places_of_a_state(home):
@@ -237,7 +237,7 @@ def test_the_first_commit_after_a_resume_writes_everything_and_older_files_go_in
     before = files(opened)
     state = after(state, 4, 2)
     opened.commit(4, state, {})
-    assert newest(opened).read_bytes() == written(state)
+    assert newest(opened).read_bytes() == written(state, round=4)
     assert files(opened).keys() >= {name for name in before if name[:6] == "000003"}
     for t in range(5, 9):
         state = after(state, t, 2)
@@ -310,9 +310,10 @@ def test_a_checkpoint_whose_files_are_whole_serves_where_the_newer_one_is_not(ho
 def forge(home: RunDirectory, tensors: dict, tree: object, elsewhere: object) -> None:
     """A checkpoint whose sha256 is right and whose content is somebody's own. Its ledger has the numbers 7, 8, 9."""
     nothing = {"clients": {"$": 7}, "steps": {"$": 8}, "sha256": {"$": 9}}
-    facts = {"tree": json.dumps({"state": tree, "ledger": nothing}), "elsewhere": json.dumps(elsewhere)}
+    whole = {"state": tree, "ledger": nothing, "round": {"$": 10}}
+    facts = {"tree": json.dumps(whole), "elsewhere": json.dumps(elsewhere)}
     empty = _pack({})
-    tensors = tensors | {"7": empty.clients, "8": empty.steps, "9": empty.sha256}
+    tensors = tensors | {"7": empty.clients, "8": empty.steps, "9": empty.sha256, "10": torch.tensor(9)}
     blob = safetensors.torch.save(tensors, metadata=facts)
     folder = home.path / "checkpoints"
     folder.mkdir(exist_ok=True)
@@ -352,6 +353,40 @@ def test_tensors_elsewhere_that_the_tree_does_not_name_are_refused(home):
     forge(home, {"1": torch.ones(1)}, {"w": {"$": 1}}, {newest(home).name: {"0": 0}})
     with pytest.raises(RunError, match="1 tensors that the type does not declare"):
         again(home, dict[str, torch.Tensor])
+
+
+def test_a_checkpoint_that_was_renamed_is_not_of_the_round_in_its_name(home):
+    for t in range(3):
+        home.commit(t, {"w": torch.full((2,), float(t))}, {})
+    second, third = kept(home)
+    third.rename(third.with_name("000009" + third.name[6:]))
+    rounds, state, _, damaged = again(home, Weights)
+    assert (rounds, state["w"].tolist()) == (2, [1, 1])
+    assert [text.partition(" was renamed: ")[2] for text in damaged] == ["it is the checkpoint of round 2"]
+    second.rename(second.with_name("000000" + second.name[6:]))
+    assert again(home, Weights)[0] == 0
+
+
+def test_a_checkpoint_after_a_round_without_a_line_is_not_used(home):
+    for t in range(3):
+        home.commit(t, {"w": torch.full((2,), float(t))}, {})
+    rounds, state, _, damaged = home.latest(Weights, recorded=2)
+    assert (rounds, state["w"].tolist()) == (2, [1, 1])
+    assert damaged == ["checkpoint of round 2 cannot be used: metrics.jsonl has no valid line for round 2"]
+    with pytest.raises(RunError, match=r"metrics\.jsonl has no valid line for round 1, and there is no earlier"):
+        home.latest(Weights, recorded=1)
+
+
+def test_a_folder_in_place_of_a_checkpoint_is_named_in_one_line(home):
+    for t in range(2):
+        home.commit(t, {"w": torch.ones(2)}, {})
+    (home.path / "checkpoints" / f"000009.{'0' * 64}.safetensors").mkdir()
+    rounds, _, _, damaged = again(home, Weights)
+    assert (rounds, damaged) == (2, ["checkpoint of round 9 is damaged: Is a directory"])
+    opened = RunDirectory(home.path, "0", resume=True)
+    with pytest.raises(RunError, match=r"000009.*cannot be removed: "):
+        opened.rewind(2)
+    opened.close()
 
 
 # ---- the ledger -------------------------------------------------------------------------------------
@@ -406,7 +441,7 @@ def test_client_state_that_is_gone_falls_back_or_stops_with_its_name(home):
 @pytest.mark.parametrize("change", [{"steps": torch.zeros(3)}, {"sha256": torch.zeros(1, 32, dtype=torch.uint8)}])
 def test_a_ledger_that_makes_no_sense_is_refused(home, change):
     ledger = dataclasses.replace(_pack({"a": Version(0, "0" * 64), "b": Version(0, "0" * 64)}), **change)
-    blob = encode({"state": {"w": torch.ones(1)}, "ledger": ledger})
+    blob = encode({"state": {"w": torch.ones(1)}, "ledger": ledger, "round": torch.tensor(9)})
     (home.path / "checkpoints").mkdir()
     (home.path / "checkpoints" / f"000009.{hashlib.sha256(blob).hexdigest()}.safetensors").write_bytes(blob)
     with pytest.raises(RunError, match="ledger of 2 clients"):

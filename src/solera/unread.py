@@ -1,0 +1,158 @@
+"""Settings that a run would not read, because another setting decides that it does not: a declared table.
+
+A setting that is set and not read is a mistake of the file, so `load_config` refuses it. Where an override decides (a
+recipe with a server model, run with a method that has none), the recipe's setting is left out, with a note.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .errors import ConfigError
+from .models import model_info
+from .models.options import variant_of
+from .runs.keys import dig
+from .settings import at_once, hints, show
+
+
+class Rule(NamedTuple):
+    """Settings that are read under one choice only."""
+
+    keys: tuple[str, ...]
+    read: Callable[[Any], bool]  # of a namespace of the tables
+    why: str  # what they are of, or where they are read
+    choices: tuple[str, ...]  # the settings that decide
+
+
+class Unread(NamedTuple):
+    """A setting that is not read."""
+
+    key: str
+    problem: str
+    choices: tuple[str, ...]
+
+
+def _images(t: Any) -> bool:
+    """Whether every client's model is known to take images."""
+    infos = [model_info(name) for name in t.models.built]
+    return all(info.kind == "image" and not info.own for info in infos)
+
+
+OF_PUBLIC = ("size", "users", "fraction", "classes", "per_round", "labels", "augment", "fresh", "noise")
+RULES = (
+    Rule(("data.shape", "data.classes"), lambda t: t.sites, "of [sites]; a data set has its own", ("sites",)),
+    Rule(
+        ("data.text_column", "data.pair_column", "data.length"),
+        lambda t: not _images(t),
+        "of texts, and models.clients take images",
+        ("models.clients", "data.name"),
+    ),
+    Rule(
+        tuple(f"public.{key}" for key in OF_PUBLIC),
+        lambda t: t.public.source != "none",
+        'of public samples, and public.source = "none"',
+        ("public.source",),
+    ),
+    Rule(
+        ("public.name",),
+        lambda t: t.public.source == "dataset",
+        'only with public.source = "dataset"',
+        ("public.source",),
+    ),
+    Rule(
+        ("public.path",),
+        lambda t: t.public.source in ("dataset", "generator"),
+        'only with public.source = "dataset" or "generator"',
+        ("public.source",),
+    ),
+    Rule(
+        ("public.noise",), lambda t: t.public.source == "noise", 'only with public.source = "noise"', ("public.source",)
+    ),
+    Rule(
+        ("models.server",),
+        lambda t: t.method.traits().server_model == "larger" or t.method.traits().may_name_server,
+        "only with a method that trains such a model (`solera ls methods`)",
+        ("method.name",),
+    ),
+    Rule(
+        ("partition.alpha",),
+        lambda t: t.partition.kind in ("dirichlet", "quantity"),
+        'only with partition.kind = "dirichlet" or "quantity"',
+        ("partition.kind",),
+    ),
+    Rule(
+        ("partition.variant",),
+        lambda t: t.partition.kind == "dirichlet",
+        'only with partition.kind = "dirichlet"',
+        ("partition.kind",),
+    ),
+    Rule(
+        ("partition.classes_per_client",),
+        lambda t: t.partition.kind == "classes",
+        'only with partition.kind = "classes"',
+        ("partition.kind",),
+    ),
+    Rule(("track.mlflow_experiment",), lambda t: t.track.mlflow is not None, "of track.mlflow", ("track.mlflow",)),
+)
+
+
+class _Tables:
+    """The tables of a configuration. Asking for one that is not there ends a rule."""
+
+    def __init__(self, tables: Mapping[str, Any]):
+        self.__dict__.update(tables)
+
+
+def unread(tables: Mapping[str, Any]) -> Iterator[Unread]:
+    """The settings with another value than their default that a run with these tables does not read."""
+    t = _Tables(tables)
+    for rule in RULES:
+        try:
+            if rule.read(t):
+                continue
+        except (AttributeError, ConfigError):  # of a table that is not valid, or of an unknown model: told elsewhere
+            continue
+        for key in rule.keys:
+            table, _, name = key.partition(".")
+            if table in tables and (value := getattr(tables[table], name)) != _default(tables[table], name):
+                yield Unread(key, f"{key} = {show(value)}: it is not read: {rule.why}; leave it out", rule.choices)
+    if "models" in tables and "sites" in tables:
+        yield from _options(tables["models"])
+
+
+def _options(models: Any) -> Iterator[Unread]:
+    """[models.options.NAME] of architectures that the run does not have."""
+    names = [*models.clients, *([models.server] if models.server else [])]
+    used = {*names, *(variant_of(name, models.options).model for name in names)}
+    for name in models.options:
+        if name not in used:
+            told = f"[models.options.{name}] is not read: models.clients and models.server are {', '.join(names)}"
+            yield Unread(f"models.options.{name}", f"{told}; leave it out", ("models.clients", "models.server"))
+
+
+def _default(table: Any, name: str) -> Any:
+    f = next(f for f in dataclasses.fields(table) if f.name == name)
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+
+
+def too_many(tables: Mapping[str, Any]) -> Iterator[str]:
+    """Numbers of clients of a method (`OfCohort`) that no round has, where the number of clients is known."""
+    if not {"sites", "partition", "federation", "method"} <= tables.keys():
+        return
+    clients, method = len(tables["sites"]) or tables["partition"].clients, tables["method"]
+    cls: type = type(method)
+    if clients is None:
+        return
+    most = tables["federation"].cohort(clients)
+    for name, wanted in hints(cls).items():
+        value = getattr(method, name)
+        if at_once(wanted) and value != _default(method, name) and value >= most:
+            yield f"method.{name} = {value}: a round has {most} of {clients} clients; choose less"
+
+
+def without(tables: Mapping[str, Any], key: str) -> None:
+    """Leave the setting `key` out of nested tables."""
+    *path, name = key.split(".", 2)
+    found = dig(tables, *path)
+    if isinstance(found, dict):
+        found.pop(name, None)
