@@ -112,7 +112,7 @@ def test_every_laptop_version_of_a_papers_recipe_is_here():
     [
         ([], {}),
         (["data.train_size=1000"], {"data.train_size": "none"}),
-        (["public.size=100", "data.length=32"], {"public.size": 60_000, "data.length": 64}),
+        (["public.size=100", "data.length=32"], {"public.size": 58_200, "data.length": 128}),
         (["models.weights=random"], {"models.weights": "pretrained"}),
         (["models.lora={rank = 8}"], {"models.lora.rank": "none"}),
         (["data.path=/my/copy"], {}),  # where it is does not change what it is

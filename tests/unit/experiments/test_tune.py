@@ -192,9 +192,11 @@ def test_the_command_searches_writes_a_recipe_and_continues(tmp_path):
 
 def test_rows_of_a_paper_are_searched_over_their_own_values():
     rows = {s.name: s.over for s in tuning_.searches_of_paper("feddf/table2", [], None)}
+    groups = {"models.options.resnet8.groups": [2, 4, 8, 16]}
     assert rows == {
-        "FedProx, GN": {"method.mu": [0.001, 0.01, 0.1, 1.0]},
-        "FedAvgM, GN": {"method.momentum": [0.1, 0.2, 0.3, 0.4]},
+        "FedAvg, GN": groups,
+        "FedProx, GN": {"method.mu": [0.001, 0.01, 0.1, 1.0], **groups},
+        "FedAvgM, GN": {"method.momentum": [0.1, 0.2, 0.3, 0.4], **groups},
     }
 
 

@@ -132,7 +132,7 @@ def test_the_recipe_shows_what_it_says(plane):
     """Averaging blurs, the ensemble does not, and the student keeps what the ensemble knows."""
     (metrics,) = lines_of(plane)
     average, student = metrics["averages"]["mlp"]["accuracy"], metrics["models"]["mlp"]["accuracy"]
-    assert average < 0.9 < student
+    assert average < 0.86 < student
     assert metrics["ensembles"]["teachers"]["accuracy"] > student - 0.02
 
 
