@@ -55,6 +55,8 @@ def text_sites(home: pathlib.Path, method: dict, rounds: int = 2, where: str = "
     """The tables of a federation whose files are in `home`."""
     write_encoder(home / "encoder")
     (home / "own.py").write_text(OWN)
+    options = {"lstm": {"hidden": 8, "embedding": 8}}
+    large = {"server": "transformer", "options": options | {"transformer": {"width": 16, "layers": 1}}}
     return {
         "run": {"seed": 5, "rounds": rounds},
         "data": {
@@ -71,10 +73,7 @@ def text_sites(home: pathlib.Path, method: dict, rounds: int = 2, where: str = "
             "path": write_texts(home / "public.csv", 24, 2),
             "where": where,
         },
-        "models": {
-            "server": "transformer",
-            "options": {"lstm": {"hidden": 8, "embedding": 8}, "transformer": {"width": 16, "layers": 1}},
-        },
+        "models": large if method["name"] in ("fedet", "fusionlarge", "fedgems", "dsfl") else {"options": options},
         "sites": {
             "east": {
                 "data": write_texts(home / "east.csv", 20, 3, ("review", "mood")),

@@ -206,7 +206,7 @@ def test_an_expired_certificate_is_not_served(config, tmp_path):
 
 def test_an_encoder_goes_to_the_parties_that_need_it_without_what_is_never_read(tmp_path):
     pytest.importorskip("transformers", reason="needs the extra text")
-    tables = text_sites(tmp_path, {"name": "feddf"})
+    tables = text_sites(tmp_path, {"name": "fusionlarge"})
     (tmp_path / "encoder" / "pytorch_model.bin").write_bytes(b"a pickle")
     (tmp_path / "encoder" / "modeling.py").write_text("print('code')")
     init(write_tables(tmp_path / "f.toml", tables), tmp_path / "d", "127.0.0.1:8000")
@@ -221,7 +221,7 @@ def test_an_encoder_goes_to_the_parties_that_need_it_without_what_is_never_read(
 
 def test_an_encoder_outside_of_the_folder_of_the_configuration_is_refused(tmp_path):
     pytest.importorskip("transformers", reason="needs the extra text")
-    tables = text_sites(tmp_path, {"name": "feddf"})
+    tables = text_sites(tmp_path, {"name": "fusionlarge"})
     tables["sites"]["east"]["model"] = "hf:../encoder"
     home = tmp_path / "inner"
     home.mkdir()
@@ -232,7 +232,7 @@ def test_an_encoder_outside_of_the_folder_of_the_configuration_is_refused(tmp_pa
 
 def test_a_site_gets_the_options_of_its_own_model_alone(tmp_path):
     pytest.importorskip("transformers", reason="needs the extra text")
-    tables = text_sites(tmp_path, {"name": "feddf"})
+    tables = text_sites(tmp_path, {"name": "fusionlarge"})
     tables["models"]["options"]["small"] = {"model": "lstm", "hidden": 4}
     tables["sites"]["north"]["model"] = "small"
     init(write_tables(tmp_path / "f.toml", tables), tmp_path / "d", "127.0.0.1:8000")
