@@ -131,10 +131,10 @@ def test_a_client_of_a_personal_method_counts_once_however_often_it_is_drawn(var
 @pytest.mark.parametrize("variant", variants())
 def test_a_client_that_fails_is_as_if_it_had_not_been_drawn(variant, played, tmp_path):
     a = federation(tmp_path, variant)
-    a.data["c3"] = None
+    a.data["c4"] = None
     a.play(1, EVERYBODY)
-    assert {f["client"] for f in a.fed.failures} == {"c3"}
-    assert same(a, played(variant, drawn=[["c0", "c1", "c2", "c4"]], rounds=1))
+    assert {f["client"] for f in a.fed.failures} == {"c4"}
+    assert same(a, played(variant, drawn=[["c0", "c1", "c2", "c3"]], rounds=1))
 
 
 # ---- absent ----------------------------------------------------------------------------------------
