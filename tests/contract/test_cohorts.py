@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import solera.methods  # noqa: F401  (registers them)
-from cohorts import HELD_OUT, PARTIES, UNIFORM, WEIGHTED, Federated, apart, settings
+from cohorts import HELD_OUT, PARTIES, SCAFFOLD, UNIFORM, WEIGHTED, Federated, apart, settings
 from solera.method import METHODS
 from solera.methods.common.swag import Swag
 from solera.parts.data_free import FineTune
@@ -36,6 +36,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, STILL.get(name, 
     "strata": ("framework", {"K": 2, "schedule": "strata"}),
     "framework, clients teach": ("framework", WEIGHTED),
     "framework, uniform": ("framework", UNIFORM),
+    "framework, scaffold": ("framework", SCAFFOLD),
     "fedavg, uniform": ("fedavg", {"average": "uniform"}),
     "feddf, uniform": ("feddf", {"average": "uniform"}),
     "feddf, median": ("feddf", {"average": "median", "ensemble": "median_probs"}),
@@ -105,7 +106,7 @@ def voices(a: Federated) -> list[float]:
 ONCE = ("local", "mnfl", "mnflparam", "simpfl", "topkpfl", "fedamp", "fedfomo")
 # A variate, an embedding, a table and a stratum of one's own are there once, so a twin is something else: tests of
 # their own.
-OTHERWISE = ("scaffold", "pfedhn", "fd", "strata")
+OTHERWISE = ("scaffold", "framework, scaffold", "pfedhn", "fd", "strata")
 
 
 @pytest.mark.parametrize("variant", variants(*ONCE, *OTHERWISE))
