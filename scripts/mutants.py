@@ -64,7 +64,7 @@ OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*
     "parts/robust.py": ("parts/test_filtered_mean.py",),
     "parts/consensus.py": ("parts/test_agreement.py",),
     "parts/similarity.py": ABSENT,
-    "methods/common/coefficients.py": ("methods/test_mnfl.py", *ABSENT),
+    "methods/common/coefficients.py": ("methods/test_mnfl.py", "methods/test_mnfl_by_hand.py", *ABSENT),
     "methods/common/predictions.py": ("methods/test_mnfl.py", "methods/test_fedmd.py", "methods/test_dsfl.py"),
     "methods/common/swag.py": ("methods/test_drawn_twice.py",),
     "methods/mnfl.py": ABSENT,

@@ -74,6 +74,7 @@ BASIC = {"K": 1, "global_trainer": GlobalTrainer("basic")}
 WEIGHTED = BASIC | {
     "ensemble_trainer": EnsembleTrainer("clients", weighted=True)
 }  # FedDF, but for its teachers' weights
+SCAFFOLD = BASIC | {"local_trainer": LocalTrainer("scaffold")}
 UNIFORM = BASIC | {
     "ensemble_trainer": EnsembleTrainer("clients"),
     "local_trainer": LocalTrainer("fedavg", average="uniform"),

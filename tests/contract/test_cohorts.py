@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import solera.methods  # noqa: F401  (registers them)
-from cohorts import HELD_OUT, PARTIES, UNIFORM, WEIGHTED, Federated, apart, settings
+from cohorts import HELD_OUT, PARTIES, SCAFFOLD, UNIFORM, WEIGHTED, Federated, apart, settings
 from solera.method import METHODS
 from solera.methods.common.swag import Swag
 from solera.parts.data_free import FineTune
@@ -36,6 +36,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, STILL.get(name, 
     "strata": ("framework", {"K": 2, "schedule": "strata"}),
     "framework, clients teach": ("framework", WEIGHTED),
     "framework, uniform": ("framework", UNIFORM),
+    "framework, scaffold": ("framework", SCAFFOLD),
     "fedavg, uniform": ("fedavg", {"average": "uniform"}),
     "feddf, uniform": ("feddf", {"average": "uniform"}),
     "feddf, median": ("feddf", {"average": "median", "ensemble": "median_probs"}),
@@ -105,7 +106,7 @@ def voices(a: Federated) -> list[float]:
 ONCE = ("local", "mnfl", "mnflparam", "simpfl", "topkpfl", "fedamp", "fedfomo")
 # A variate, an embedding, a table and a stratum of one's own are there once, so a twin is something else: tests of
 # their own.
-OTHERWISE = ("scaffold", "pfedhn", "fd", "strata")
+OTHERWISE = ("scaffold", "framework, scaffold", "pfedhn", "fd", "strata")
 
 
 @pytest.mark.parametrize("variant", variants(*ONCE, *OTHERWISE))
@@ -131,10 +132,10 @@ def test_a_client_of_a_personal_method_counts_once_however_often_it_is_drawn(var
 @pytest.mark.parametrize("variant", variants())
 def test_a_client_that_fails_is_as_if_it_had_not_been_drawn(variant, played, tmp_path):
     a = federation(tmp_path, variant)
-    a.data["c3"] = None
+    a.data["c4"] = None
     a.play(1, EVERYBODY)
-    assert {f["client"] for f in a.fed.failures} == {"c3"}
-    assert same(a, played(variant, drawn=[["c0", "c1", "c2", "c4"]], rounds=1))
+    assert {f["client"] for f in a.fed.failures} == {"c4"}
+    assert same(a, played(variant, drawn=[["c0", "c1", "c2", "c3"]], rounds=1))
 
 
 # ---- absent ----------------------------------------------------------------------------------------

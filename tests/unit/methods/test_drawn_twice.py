@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from solera.methods.common.swag import Swag
+from solera.methods.common.training import local_update
 from solera.methods.fd import FD
 from solera.methods.fedbe import FedDistill
 from solera.methods.feddf import FedDF
@@ -66,7 +67,9 @@ def test_swag_s_mean_is_that_of_the_cohort(tmp_path, place):
 def test_clients_count_in_swag_s_reported_ensemble_as_often_as_they_teach(tmp_path):
     world = two(tmp_path)
     world.run(FedDF(LOCAL, STEPS, swag=Swag(samples=2)))
-    assert world.server.ensembles[-1].weights == [3, 1, 1, 1]  # c0, c1 and the two samples
+    (reported,) = [e for e in world.server.ensembles if e.name == "swag"]
+    assert reported.weights == [3, 1, 1, 1]  # c0, c1 and the two samples
+    assert reported.build is not None  # they are judged as the clients' models answer, also with few bits
 
 
 def test_the_hypernetwork_s_gradient_is_the_mean_over_the_cohort(tmp_path):
@@ -102,6 +105,15 @@ def test_a_client_s_own_table_is_not_among_the_others_however_often_it_was_drawn
     for k, row in of.items():
         torch.testing.assert_close(kept_by(world.fed, k)["teacher"]["rows"][0].double(), row, rtol=0, atol=1e-6)
     torch.testing.assert_close(end.table[0].double(), (2 * p[0] + 3 * p[1] + p[2]) / 6, rtol=0, atol=1e-6)
+
+
+def test_a_mean_knows_of_how_many_draws_it_is(tmp_path):
+    world = two(tmp_path)
+    S = world.fed.sample()
+    how = {"weights": world.server.init("m"), "local": LOCAL, "mu": 0.0}
+    assert world.fed.mean(local_update, S, by=world.fed.architecture, **how).counts == {"m": 4}
+    world.fed.dismiss()  # from here on everyone counts once
+    assert world.fed.mean(local_update, S, by=world.fed.architecture, **how).counts == {"m": 2}
 
 
 def test_the_next_round_s_clients_are_not_counted_by_this_one_s(tmp_path):
