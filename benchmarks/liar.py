@@ -191,7 +191,8 @@ def tables_of(noted: dict[str, Any], seeds: list[int]) -> str:
                 names = [f"{name}/a{alpha:g}/{attack}/s{seed}" for seed in seeds]
                 seen = [noted[n]["accuracy"] for n in names if n in noted]
                 few = f" ({len(seen)} of {len(seeds)} seeds)" if len(seen) < len(seeds) else ""
-                cells.append(spread(seen) + few if seen else "not run")
+                one = spread(seen) if len(seen) > 1 else "".join(f"{100 * x:.1f}" for x in seen)
+                cells.append(one + few if seen else "not run")
             lines.append(f"| {title} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
@@ -214,7 +215,9 @@ def main() -> None:
     todo = {n: case for n, case in wanted.items() if n not in noted}
     for name, case in {} if args.finished else todo.items():
         noted[name] = run(*case)
-        args.record.write_text(json.dumps(noted, indent=1) + "\n")
+        beside = args.record.with_suffix(".part")  # a stop while it is written leaves the file of the run before
+        beside.write_text(json.dumps(noted, indent=1) + "\n")
+        beside.replace(args.record)
         print(f"{name}: {noted[name]}", flush=True)
     text = tables_of(noted, args.seeds)
     print(text)

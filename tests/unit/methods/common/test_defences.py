@@ -30,15 +30,26 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_of_its_architecture(tmp_pa
     world = World(tmp_path, {"q": Quadratic, "r": Quadratic}, parties, classes=2)
     x = replies_of({k: Update(number(u)) for k, u in zip(world.fed.clients, (2.0, -1.0, 31.0, 500.0), strict=True)})
     M = {"q": number(1.0), "r": number(0.0)}
-    found = {k: u.weights["x"].item() for k, u in clipped(x, M, 1.5, world.fed, world.server).items()}
+    got = clipped(x, lambda k: M[world.fed.architecture(k)], 1.5, world.fed, world.server)
+    found = {k: u.weights["x"].item() for k, u in got.items()}
     assert found == {"c0": 2.0, "c1": -1.0, "c2": pytest.approx(4.0), "c3": 500.0}
     assert [e["client"] for e in world.events("update_clipped")] == ["c2"]
+
+
+def test_an_update_is_what_changed_since_the_model_that_was_sent(tmp_path):
+    """From 0, 10 and 100: updates of 1, 2 and 30."""
+    parties = [("q", Data(*quadratic_data(1, 1)))] * 3
+    world = World(tmp_path, {"q": Quadratic}, parties, classes=2)
+    x = replies_of({k: Update(number(u)) for k, u in zip(world.fed.clients, (1.0, 12.0, 130.0), strict=True)})
+    sent = {"c0": number(0.0), "c1": number(10.0), "c2": number(100.0)}
+    got = clipped(x, sent.__getitem__, 1.5, world.fed, world.server)
+    assert {k: u.weights["x"].item() for k, u in got.items()} == {"c0": 1.0, "c1": 12.0, "c2": pytest.approx(103.0)}
 
 
 def test_without_a_factor_uploads_stay(tmp_path):
     world = World(tmp_path, {"q": Quadratic}, [("q", Data(*quadratic_data(1, 1)))], classes=2)
     x = replies_of({"c0": Update(number(1e9))})
-    assert clipped(x, {"q": number(0.0)}, None, world.fed, world.server) is x
+    assert clipped(x, lambda k: number(0.0), None, world.fed, world.server) is x
     assert world.server.events == []
 
 
