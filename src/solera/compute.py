@@ -54,7 +54,6 @@ class Compute:
     precision: Precision = "float32"
     deterministic: bool = True
     resident: float = 0.5
-    vectorize: bool = False
 
     @property
     def kind(self) -> str:
@@ -81,18 +80,11 @@ class Compute:
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
         return Placement(device, self.resident / sharing, self.precision, self.deterministic)
 
-    def memory(self) -> dict[str, int | None]:
-        """The memory of each device, in bytes; None of one that does not tell."""
+    def facts(self) -> dict[str, Any]:
+        """Settings that change results; none on the CPU."""
         if self.on_cpu:
             return {}
-        return {d.name: d.memory for d in found().get(self.kind, []) if d.name in self.devices}
-
-    def facts(self) -> dict[str, Any]:
-        """What the bits of a result depend on. On the CPU that is nothing here, unless clients are batched."""
-        batched = {"vectorize": True} if self.vectorize else {}
-        if self.on_cpu:
-            return batched
-        return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic, **batched}
+        return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic}
 
 
 def compute_of(engine: Any) -> Compute:
@@ -221,28 +213,19 @@ def _cuda() -> list[Device]:
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         about = torch.cuda.get_device_properties(i)
         newer = ("tf32", "bf16") if about.major >= 8 else ()
-        there.append(Device(f"cuda:{i}", about.name, about.total_memory, ("float32", *newer, "fp16")))
+        there.append(Device(f"cuda:{i}", about.name, about.total_memory, ("float32", *newer)))
     return there
 
 
 def _mps() -> list[Device]:
     if not torch.backends.mps.is_available():
         return []
-    return [Device("mps", "Apple GPU", device_memory(torch.device("mps")), ("float32", "bf16", "fp16"))]
-
-
-def _xpu() -> list[Device]:
-    there = []
-    for i in range(torch.xpu.device_count() if torch.xpu.is_available() else 0):
-        about = torch.xpu.get_device_properties(i)
-        there.append(Device(f"xpu:{i}", about.name, about.total_memory, ("float32", "bf16", "fp16")))
-    return there
+    return [Device("mps", "Apple GPU", device_memory(torch.device("mps")), ("float32", "bf16"))]
 
 
 FINDERS: dict[str, Finder] = {
     "cuda": Finder(torch.backends.cuda.is_built, _cuda),
     "mps": Finder(torch.backends.mps.is_built, _mps, elsewhere=False),
-    "xpu": Finder(torch.xpu._is_compiled, _xpu),
 }
 
 

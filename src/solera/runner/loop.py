@@ -418,9 +418,6 @@ class _Loop:
             "total": measured - began + self.commit_s,
         }
         cpu = time.process_time()
-        notes = getattr(fed.engine, "notes", ())  # of the engine: who began where, and what ran out of memory
-        while notes:
-            server.events.append(notes.popleft())
         if fed.supplied:
             server.event(SUPPLIED, clients=fed.supplied)
         if fed.clock is not None:
