@@ -464,6 +464,6 @@ def test_a_dry_run_says_how_exact_it_is():
 
 
 def test_there_is_nothing_to_watch_in_a_dry_run(here):
-    done = solera("run", here / "tiny.toml", "--dry-run", "--profile")
+    done = solera("run", here / "tiny.toml", "--dry-run", "--watch")
     assert done.exit_code == 2
-    assert "leave out --watch and --profile" in done.stderr
+    assert "leave out --watch" in done.stderr
