@@ -38,7 +38,7 @@ CLIENTS = 10
 FLEETS = {
     "lenet5": Fleet("lenet5", (1, 28, 28), CLIENTS, 640, CLIENTS),
     "mcmahan-cnn": Fleet("mcmahan-cnn", (1, 28, 28), CLIENTS, 640, CLIENTS),
-    "resnet8": Fleet("resnet8", (3, 32, 32), CLIENTS, 640, CLIENTS, norm="none"),  # BatchNorm cannot be batched
+    "resnet8": Fleet("resnet8", (3, 32, 32), CLIENTS, 640, CLIENTS, norm="none"),
 }
 FIRST = "one at a time"
 USUAL = "the usual loop"
@@ -52,7 +52,6 @@ def ways(device: str) -> dict[str, EngineConfig | None]:
         FIRST: EngineConfig("inprocess", 1, device=device),
         USUAL: None,
         "several processes": several,
-        "ten in one batch": EngineConfig("inprocess", 1, device=device, vectorize=True, per_device=CLIENTS),
     }
     if cpu:
         return known

@@ -97,10 +97,10 @@ MEANINGS = {
     "has its own settings; "
     "`auto`: `inprocess` with one worker; with more, `processes` on Linux and `threads` elsewhere",
     "engine.workers": "clients at once; 0: one for each core, or `per_device` for each accelerator",
-    "engine.device": '`"cpu"`, `"cuda"` (all that are visible), `"cuda:0,1"`, `"mps"` or `"xpu"`; `"auto"`: the CPU; '
+    "engine.device": '`"cpu"`, `"cuda"` (all that are visible), `"cuda:0,1"` or `"mps"`; `"auto"`: the CPU; '
     "see [on a GPU](howto/gpu.md)",
     "engine.per_device": "clients at once on one accelerator, as far as its memory allows",
-    "engine.precision": "of products on an accelerator; `bf16` and `fp16` are mixed precision",
+    "engine.precision": "of products on an accelerator; `bf16` is mixed precision",
     "engine.deterministic": "on an accelerator: use only algorithms that repeat their bits",
     "engine.resident": "share of an accelerator's memory for data that stays there",
     "engine.portable": "[the same bits on any x86 processor](reliability.md#on-any-x86-processor) with AVX2, slower",

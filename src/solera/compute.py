@@ -55,7 +55,6 @@ class Compute:
     precision: Precision = "float32"
     deterministic: bool = True
     resident: float = 0.5
-    vectorize: bool = False
     portable: bool = False
 
     @property
@@ -83,18 +82,11 @@ class Compute:
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
         return Placement(device, self.resident / sharing, self.precision, self.deterministic, self.portable)
 
-    def memory(self) -> dict[str, int | None]:
-        """The memory of each device, in bytes; None of one that does not tell."""
-        if self.on_cpu:
-            return {}
-        return {d.name: d.memory for d in found().get(self.kind, []) if d.name in self.devices}
-
     def facts(self) -> dict[str, Any]:
-        """What the bits of a result depend on. On the CPU that is nothing here, by default."""
-        batched = {"vectorize": True} if self.vectorize else {}
+        """Settings that change results; none on the CPU by default."""
         if self.on_cpu:
-            return batched | ({"portable": True} if self.portable else {})
-        return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic, **batched}
+            return {"portable": True} if self.portable else {}
+        return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic}
 
 
 def compute_of(engine: Any) -> Compute:
@@ -243,28 +235,19 @@ def _cuda() -> list[Device]:
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         about = torch.cuda.get_device_properties(i)
         newer = ("tf32", "bf16") if about.major >= 8 else ()
-        there.append(Device(f"cuda:{i}", about.name, about.total_memory, ("float32", *newer, "fp16")))
+        there.append(Device(f"cuda:{i}", about.name, about.total_memory, ("float32", *newer)))
     return there
 
 
 def _mps() -> list[Device]:
     if not torch.backends.mps.is_available():
         return []
-    return [Device("mps", "Apple GPU", device_memory(torch.device("mps")), ("float32", "bf16", "fp16"))]
-
-
-def _xpu() -> list[Device]:
-    there = []
-    for i in range(torch.xpu.device_count() if torch.xpu.is_available() else 0):
-        about = torch.xpu.get_device_properties(i)
-        there.append(Device(f"xpu:{i}", about.name, about.total_memory, ("float32", "bf16", "fp16")))
-    return there
+    return [Device("mps", "Apple GPU", device_memory(torch.device("mps")), ("float32", "bf16"))]
 
 
 FINDERS: dict[str, Finder] = {
     "cuda": Finder(torch.backends.cuda.is_built, _cuda),
     "mps": Finder(torch.backends.mps.is_built, _mps, elsewhere=False),
-    "xpu": Finder(torch.xpu._is_compiled, _xpu),
 }
 
 

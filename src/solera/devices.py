@@ -10,7 +10,6 @@ on one. Which devices this machine has, and what the settings of an engine say a
 """
 
 import contextlib
-import contextvars
 import copy
 import ctypes
 import dataclasses
@@ -102,8 +101,8 @@ _KNOBS = (
         "attention fast path", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, True
     ),
 )
-Precision = Literal["float32", "tf32", "bf16", "fp16"]
-HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Precision = Literal["float32", "tf32", "bf16"]
+HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16}
 
 
 # oneDNN and NNPACK have no setting for the same bits on another processor. Without them, products and convolutions are
@@ -286,7 +285,6 @@ class Tricks:
     set_allocator: Callable[[], bool]
     look_every: int
     reads_in_steps: bool
-    context: int = 0
     float64: bool = True
 
 
@@ -316,10 +314,8 @@ TRICKS: dict[str, Tricks] = {
         look_every=1,  # a loss is there as soon as it is computed: a training that diverges ends at that very step
         reads_in_steps=True,  # texts by their lengths: a fifth less time than with all padding
     ),
-    # Every process that uses the device takes this much of its memory for the driver, which no allocator counts.
-    "cuda": dataclasses.replace(_ACCELERATOR, context=512 << 20),
+    "cuda": _ACCELERATOR,
     "mps": dataclasses.replace(_ACCELERATOR, float64=False),  # Metal has no such type: torch raises
-    "xpu": _ACCELERATOR,
 }
 
 
@@ -379,46 +375,16 @@ def room_for(device: torch.device, size: int) -> torch.device:
 
 
 class OutOfMemory(SoleraError):
-    """A device has too little memory, whatever is done about it."""
+    """A device has too little memory for a run's settings."""
 
 
-class Indivisible(OutOfMemory):
-    """Memory does not suffice for a minibatch, and its training cannot take it in pieces."""
-
-
-_PIECES: contextvars.ContextVar[int] = contextvars.ContextVar("pieces", default=1)
-MOST_PIECES = 64
-
-
-def pieces(device: torch.device) -> int:
-    """In how many pieces a training on `device` has to compute a minibatch, for want of memory; 1: as a whole."""
-    return 1 if device == CPU else _PIECES.get()
-
-
-def within_memory(place: "Placement", work: Callable[[], T], way_out: str) -> tuple[T, int]:
-    """What `work` returns, and in how many pieces it had to compute minibatches.
-
-    Where the device runs out of memory, `work` is done again from the beginning, with minibatches in twice as many
-    pieces whose gradients add up to that of the whole. If that is impossible, it ends with a line that says so.
-    """
-    if place.device == CPU:
-        return work(), 1
-    n, why = 1, ""
-    while n <= MOST_PIECES:
-        token = _PIECES.set(n)
-        try:
-            return work(), n
-        except Indivisible as e:
-            why += f"; {e}"
-            break
-        except torch.OutOfMemoryError as e:
-            why = " ".join(str(e).split())[:160]
-            if not place.alone:
-                raise
-        finally:
-            _PIECES.reset(token)
-        place.release()  # not in the handler: the error holds on to all that was computed
-        n *= 2
+def within_memory(place: "Placement", work: Callable[[], T], way_out: str) -> T:
+    """The result of `work`; one line that names the way out where the device has too little memory for it."""
+    try:
+        return work()
+    except torch.OutOfMemoryError as e:
+        why = " ".join(str(e).split())[:160]
+    place.release()  # not in the handler: the error holds on to all that was computed
     raise OutOfMemory(f"{place.device} has too little memory: {why}; {way_out}")
 
 
@@ -445,7 +411,6 @@ class Placement:
         self.portable = portable
         self._there: dict[int, tuple[Any, Any]] = {}  # by identity: what was put, which stays alive, and its copy
         self._kept = 0  # bytes of it
-        self.alone = True  # whether no other worker computes on the device now, so that to wait for memory is of no use
 
     def open(self) -> None:
         """From now on this process computes there: whoever seeds generators seeds the device's."""
@@ -456,22 +421,6 @@ class Placement:
         """Give back what is not in use, to the other processes on this device."""
         gc.collect()
         getattr(torch.get_device_module(self.device), "empty_cache", lambda: None)()
-
-    def begin_measuring(self) -> None:
-        """Forget how much memory was in use at once so far."""
-        module = torch.get_device_module(self.device)
-        reset = getattr(module, "reset_peak_memory_stats", None)
-        if reset is not None and getattr(module, "is_initialized", lambda: True)():  # CUDA raises before its first use
-            reset(self.device)
-
-    def measured(self) -> tuple[int, int] | None:
-        """The most bytes that this process used since `begin_measuring`, and what it keeps; None: not known here."""
-        module = torch.get_device_module(self.device)
-        if not hasattr(module, "max_memory_reserved"):
-            return None
-        peak = int(module.max_memory_reserved(self.device))
-        self.release()
-        return peak, int(module.memory_reserved(self.device))
 
     def numerics(self, threads: int | None = None) -> contextlib.AbstractContextManager[Numerics]:
         """Compute with the settings of this place, and with nothing that the program has set."""

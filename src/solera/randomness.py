@@ -98,25 +98,6 @@ def _generators_seeded(seed: int) -> Iterator[None]:
             generators.restore()
 
 
-class Stream:
-    """The global generators as one of several callers that take turns sees them: seeded, and from then on its own."""
-
-    def __init__(self, seed: int):
-        self._seed = seed
-        self._own: tuple[Any, list[_DeviceGenerators]] | None = None
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Its turn: the generators go on where they were at the end of its last one."""
-        with isolated(self._seed):
-            if self._own is not None:
-                _restore(self._own[0])
-                for generators in self._own[1]:
-                    generators.restore()
-            yield
-            self._own = _global_state(), [_DeviceGenerators(kind) for kind in opened()]
-
-
 class _DeviceGenerators:
     """The generators of the devices of one kind, which dropout draws from there: their state when this was made."""
 
@@ -366,7 +347,7 @@ class Parallel:
     """
 
     def __init__(self, workers: int, attempt: Callable[[Callable[[], Any]], Any] = lambda job: job()):
-        """`attempt` runs a job of a serial run; it may run it several times (`devices.within_memory`)."""
+        """`attempt` runs a job of a serial run (`devices.within_memory`)."""
         self.workers, self.attempt = workers, attempt
         self.alone = workers < 2
         self._lock = threading.Lock()

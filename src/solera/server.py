@@ -90,7 +90,7 @@ class Server:
         self.validation: Data | None = None if self._validation is None else self._validation.at(place)
         if place.device.type != "cpu":
             place.open()
-            self.parallel = Parallel(1, lambda job: within_memory(place, job, WAY_OUT)[0])
+            self.parallel = Parallel(1, lambda job: within_memory(place, job, WAY_OUT))
 
     def begin(self) -> None:
         """Forget the notes of the last round."""

@@ -258,67 +258,6 @@ def test_the_focus_chooses_whose_details_are_shown(visit, many):
     assert v.page.locator("#links a", has_text="coefficients").count() == 1
 
 
-def test_a_profile_shows_where_the_time_went(visit, tmp_path):
-    def cost(i: int) -> dict[str, Any]:
-        return {"function": f"f{i}", "file": "a.py", "line": i, "calls": i, "own_s": 0.3 - i / 50, "total_s": 0.4}
-
-    for method, server in (("feddf", 0.75), ("fedavg", 1.25)):
-        run = write_run(tmp_path / method, method)
-        operators = [{"operator": NASTY, "calls": 7, "own_ms": 12.5}, {"operator": "mm", "calls": 2, "own_ms": 4.0}]
-        tasks = [
-            {"task": "train", "client": "c000", "seconds": 0.02, "operators": operators, "trace": "profile/t.json.gz"},
-            {"task": "score", "client": "c001", "seconds": 7.0, "functions": [cost(1)], "trace": None, "why": "long"},
-        ]
-        seconds = {"clients": 0.5, "server": server, "evaluate": 0.25, "commit": 0.004}
-        before = seconds | {"clients": 0.6}
-        (run / "profile").mkdir()
-        (run / "profile" / "t.json.gz").write_bytes(bytes(2500))
-        facts = {"round": 1, "server": {"functions": [cost(i) for i in range(14)]}, "tasks": tasks}
-        facts |= {k: v | {"total": sum(v.values())} for k, v in (("seconds", seconds), ("seconds_before", before))}
-        (run / "profile" / "profile.json").write_text(json.dumps(facts))
-    v = visit(write_report(tmp_path / "report.html", tmp_path))
-    figure = v.page.locator("#figure-profile")
-    assert v.count("#figure-profile .phase") == 2 * 2 * 4  # two runs, a round before and one profiled, four phases
-    wide = "[...document.querySelectorAll('#figure-profile .phase')].map(r => r.width.baseVal.value)"
-    first, *_ = widths = v.js(wide)
-    assert widths[5] / widths[1] == pytest.approx(1, abs=0.01)  # the server's part is the same before
-    assert widths[1] / first == pytest.approx(1.25 / 0.6, rel=0.02)  # fedavg is the first
-    chart = figure.locator(".chart")
-    assert (
-        "fedavg, seed 0 · round 2, profiled: waiting for clients 500 ms, server works 1.3 s, evaluating 250 ms, "
-        in (chart.locator("svg").get_attribute("aria-label"))
-    )
-    chart.focus()
-    for _ in range(2):
-        v.page.keyboard.press("ArrowDown")
-    tip = v.page.inner_text(".tip").splitlines()
-    assert tip[0] == "fedavg, seed 0 · round 2, profiled"
-    assert tip[-2:] == ["together", "2.0 s"]
-    phases, functions, operators = (figure.locator("table").nth(i) for i in range(3))
-    cells = phases.locator("td.n").all_inner_texts()
-    assert cells == ["0.60", "0.50", "1.25", "1.25", "0.25", "0.25", "0.00", "0.00"]
-    assert functions.locator("tbody tr").count() == 10
-    assert functions.locator("tr").nth(2).locator("td").all_inner_texts() == ["f1 a.py:1", "280.0", "400.0", "1"]
-    assert operators.locator("tbody tr").first.locator("td").all_inner_texts() == [NASTY, "12.50", "7"]
-    assert figure.locator("pre.trace").inner_text() == f"{tmp_path}/fedavg/profile/t.json.gz"
-    assert "chrome://tracing" in figure.inner_text()
-    assert "2.5 kB" in figure.inner_text()
-    v.page.select_option("#figure-profile label:has-text('details') select", label="feddf, seed 0")
-    assert phases.locator("td.n").nth(3).inner_text() == "750.0"  # all of them are below a second now
-    v.page.select_option("#figure-profile label:has-text('task') select", label="score")
-    assert "It was not traced: long." in figure.inner_text()
-    assert operators.locator("tbody tr").first.locator("td").first.inner_text() == "f1 a.py:1"
-    figure.locator(".legend button", has_text="evaluating").click()
-    assert v.count("#figure-profile .phase") == 2 * 2 * 3
-    v.open_data("profile")
-    assert f"{tmp_path}/feddf\t2\tphase\t\tserver\t\t\t0.75" in figure.locator("details").inner_text()
-    assert v.complaints == []
-    assert len(v.requests) == 1
-    phone = visit(tmp_path / "report.html", viewport=PHONE, is_mobile=True, has_touch=True, color_scheme="dark")
-    assert phone.js("document.documentElement.scrollWidth") <= PHONE["width"]
-    assert phone.complaints == []
-
-
 # ---- hands on ---------------------------------------------------------------------------------------
 
 

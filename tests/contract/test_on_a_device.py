@@ -48,7 +48,7 @@ from solera.engines import EngineConfig
 from solera.method import find_method
 import solera.methods
 from solera.testing import run_toy, small
-from solera.testing.device import simulated_device
+from simulated_device import simulated_device
 
 name, out = sys.argv[1:]
 method = small(find_method(name)())

@@ -11,6 +11,7 @@ import pytest
 
 import solera.methods  # noqa: F401  (registers them)
 from closeness import apart
+from simulated_device import SIM, simulated_device
 from solera.config import RunConfig
 from solera.engines import EngineConfig
 from solera.federation import FederationConfig
@@ -20,7 +21,6 @@ from solera.parts.distill import Distill
 from solera.parts.local import Local
 from solera.runner.loop import simulate
 from solera.testing import small, toy_for
-from solera.testing.device import SIM, simulated_device
 
 SIM.register()  # before the first backward pass
 

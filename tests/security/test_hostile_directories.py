@@ -34,7 +34,6 @@ FILES = (
     "confusion.json",
     "regions.json",
     "sweep.json",
-    "profile/profile.json",
     "models/mlp.safetensors",
     ".lock",
 )
@@ -75,7 +74,7 @@ MEMORY = 6 << 30  # of addresses; torch alone takes more than one
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("run") / "finished"
-    execute(load_config(SELF_TEST | {"engine": {"name": "inprocess"}}), home, profile=True)
+    execute(load_config(SELF_TEST | {"engine": {"name": "inprocess"}}), home)
     return home
 
 

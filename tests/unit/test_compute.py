@@ -12,7 +12,7 @@ import torch
 from solera import compute
 from solera.cli.doctor import devices as doctors_lines
 from solera.compute import Compute, Device, Finder, check_fork, compute_of, found
-from solera.devices import Placement, numerics
+from solera.devices import numerics
 from solera.engines import EngineConfig
 from solera.errors import PORTABLE, ConfigError, NotPortable
 from solera.testing import toy
@@ -131,23 +131,6 @@ def test_portable_is_of_the_cpu(cuda, monkeypatch):
     fit_for_portable(monkeypatch)
     with pytest.raises(ConfigError, match=r'engine\.device = "cuda": only on the CPU'):
         compute_of(EngineConfig(device="cuda", portable=True))
-
-
-def test_memory_of_a_device_that_is_not_open_is_not_reset(monkeypatch):
-    """CUDA's function raises before the first use of the device in a process."""
-
-    def reset(device):
-        assert module.is_initialized(), "Invalid device argument"
-        module.resets += 1
-
-    module = SimpleNamespace(resets=0, is_initialized=lambda: module.open, open=False, reset_peak_memory_stats=reset)
-    monkeypatch.setattr(torch, "get_device_module", lambda device=None: module)
-    place = Placement("cuda")
-    place.begin_measuring()
-    assert module.resets == 0
-    module.open = True
-    place.begin_measuring()
-    assert module.resets == 1
 
 
 def cuda_products() -> list[str]:

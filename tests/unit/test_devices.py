@@ -167,7 +167,7 @@ def test_all_is_put_back_after_an_error(foreign):
         assert state() == before
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps", "xpu"])
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
 def test_autocast_is_set_aside_on_every_kind_of_device(kind):
     with setting(lambda: torch.is_autocast_enabled(kind), lambda on: torch.set_autocast_enabled(kind, on), True):
         with numerics() as held:

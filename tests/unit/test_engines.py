@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,10 +19,7 @@ from torch import Tensor, nn
 
 import solera.engines.processes
 from helpers import Site
-from solera.compute import Compute
 from solera.engines import Call, ClientStates, InProcess, Processes, StateError, Threads, default_engine
-from solera.engines.admission import Admission
-from solera.engines.base import ClientInfo, Roster
 from solera.engines.processes import _let_threads_end
 from solera.engines.serve import serve
 from solera.errors import ConfigError, SoleraError
@@ -544,19 +540,3 @@ def test_a_fork_right_after_threads_have_worked_does_not_hang():
                 os.waitpid(pid, 0)
                 pytest.fail("the forked process hangs")
             time.sleep(0.0005)
-
-
-def test_a_device_that_does_not_measure_gets_as_many_clients_as_are_allowed(monkeypatch):
-    monkeypatch.setattr(Compute, "memory", lambda self: {"mps": 8 << 30})  # it tells what it has, but not what is used
-    admission = Admission(
-        Roster.of({f"c{i}": ClientInfo("net", 100) for i in range(5)}), Compute(("mps",), per_device=3)
-    )
-    calls = [SimpleNamespace(client=f"c{i}", task="train", step=0) for i in range(5)]
-    begun = []
-    while found := admission.choose(calls):
-        i, device, alone = found
-        begun.append((calls[i].client, device, alone))
-        admission.begins(calls.pop(i), device, len(begun), alone)
-    assert begun == [("c0", "mps", False), ("c1", "mps", False), ("c2", "mps", False)]
-    admission.ended(SimpleNamespace(client="c0", task="train"), "mps", 1, None, 1.0)
-    assert admission.choose(calls) == (0, "mps", False)

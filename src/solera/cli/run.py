@@ -38,9 +38,6 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="The same as --set run.rounds=...")] = None,
     seed: Annotated[int | None, typer.Option(help="The same as --set run.seed=...")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Also show the run in a browser on this machine.")] = False,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Write a time profile of one round into profile/ of the run directory.")
-    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the run and show what it will send, without training or writing.")
     ] = False,
@@ -61,8 +58,8 @@ def run(
         config = named(load_config(recipe, [*(set_ or []), *given]), recipe)
         home = out or default_out(config)
         if dry_run:
-            if watch or profile:
-                raise ConfigError("--dry-run trains nothing to watch or profile: leave out --watch and --profile")
+            if watch:
+                raise ConfigError("--dry-run trains nothing to watch: leave out --watch")
             rehearse(config, home, json)
             return
         short = {"--engine": engine, "--workers": workers, "--rounds": rounds, "--seed": seed, "--out": home}
@@ -70,7 +67,7 @@ def run(
         words += [w for option, value in short.items() if value is not None for w in (option, str(value))]
         with live_view(home) if watch else contextlib.nullcontext():
             command = shlex.join(["solera", "run", recipe, *words])
-            summary = perform(config, home, json, quiet, command, profile)
+            summary = perform(config, home, json, quiet, command)
     if json:
         print_json(summary)
 
@@ -101,13 +98,12 @@ def perform(
     json: bool = False,
     quiet: bool = False,
     command: str | None = None,
-    profile: bool = False,
 ) -> dict[str, Any]:
     """Run a configuration with a suitable display; returns the summary. `command` is recorded in run.json."""
     from ..runner.loop import execute
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
-        return execute(config, out, watcher=watcher, command=command, profile=profile)
+        return execute(config, out, watcher=watcher, command=command)
 
 
 def named(config: "Config", recipe: str) -> "Config":

@@ -119,8 +119,6 @@ class Reply:
     # The run must stop. task: a programming error, which would give other bits elsewhere; run: client state cannot be
     # read or written, which is not the client's failure.
     fatal: Literal["", "task", "run"] = ""
-    short: bool = False  # its device had too little memory beside other clients: to be run again, alone
-    pieces: int = 1  # in how many its minibatches were computed, for want of memory
 
 
 class Host(Protocol):
@@ -176,7 +174,6 @@ class Exchange:
     def __init__(self, calls: Sequence[Call]):
         self.calls = list(calls)
         self.waiting = deque(range(len(self.calls)))  # the positions of those that have not begun
-        self.unanswered = len(self.calls)
         self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self.window = Window()
 
@@ -185,18 +182,8 @@ class Exchange:
         position = self.waiting.popleft()
         return position, self.calls[position]
 
-    def begin(self, position: int) -> Call:
-        """The call at this position, which begins now, before or after its turn."""
-        self.waiting.remove(position)
-        return self.calls[position]
-
-    def again(self, position: int) -> None:
-        """The call at this position has not been answered, and is to begin again."""
-        self.waiting.appendleft(position)
-
     def answer(self, position: int, reply: Reply) -> None:
         """The call at this position is over: whoever collects gets the reply."""
-        self.unanswered -= 1
         self.window.answered(position)
         self.replies.put(reply)
 
@@ -209,12 +196,6 @@ class Backlog(deque[Exchange]):
         while self and not self[0].waiting:
             self.popleft()
         return next((e for e in list(self) if e.waiting and e.window.may_begin(e.waiting[0])), None)
-
-    def unanswered(self) -> list[Exchange]:
-        """All that have calls without an answer, where one that has begun may have to begin again."""
-        while self and not self[0].unanswered:
-            self.popleft()
-        return list(self)
 
 
 def check_workers(workers: int) -> int:

@@ -24,7 +24,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -33,7 +32,6 @@ from ..devices import Placement
 from ..errors import SoleraError
 from ..randomness import OURS, fingerprint, one_thread
 from ..wire import Limits, Packed
-from .admission import Admission, Memory, note_pieces, read_memory
 from .base import SHA256, Backlog, Call, Exchange, Host, Reply, Roster, Version, check_workers
 from .serve import KEEP_MESSAGES, Received, serve
 from .states import ClientStates
@@ -63,11 +61,7 @@ class Processes:
     ):
         self.host, self.states, self.limits = host, states, limits or Limits()
         self.count = check_workers(workers)
-        compute = compute or Compute()
-        self.notes: deque[dict[str, Any]] = deque()  # what happened, for the record of the round
-        self._admission = None if compute.on_cpu else Admission(host.roster, compute)
-        self._compute = compute
-        self._fork_server = _ForkServer(host, states, compute)
+        self._fork_server = _ForkServer(host, states, compute or Compute())
         self._backlog = Backlog()
         self._wake_r, self._wake_w = socket.socketpair()
         self._closing, self._broken = False, ""
@@ -125,15 +119,12 @@ class Processes:
         with selectors.DefaultSelector() as ready:
             ready.register(self._wake_r, selectors.EVENT_READ)
             while not self._closing:
-                while begin := self._next_call(idle, busy):
-                    exchange, position, number, alone = begin
-                    worker = _with_number(idle, number) or self._fork_server.worker(number)
+                while (idle or len(busy) < self.count) and (exchange := self._backlog.startable()) is not None:
+                    worker = idle.pop() if idle else self._fork_server.worker(_free_number(busy.values()))
                     if worker is None:
                         self._go_on_with(len(busy))
                         break
-                    worker.give(exchange, position, alone)
-                    if self._admission is not None and worker.call is not None:
-                        self._admission.begins(worker.call, self._compute.device_of(number), number, alone)
+                    worker.give(exchange)
                     busy[worker.socket] = worker
                     ready.register(worker.socket, selectors.EVENT_READ, worker)
                 for key, _ in ready.select(self._patience(busy)):
@@ -142,53 +133,12 @@ class Processes:
                         continue
                     worker = busy.pop(key.data.socket)
                     ready.unregister(worker.socket)
-                    usable = worker.take(self.limits)
-                    self._note(worker, usable)
-                    if usable:
+                    if worker.take(self.limits):
                         idle.append(worker)
                 for worker in [w for w in busy.values() if w.overdue()]:
                     del busy[worker.socket]
                     ready.unregister(worker.socket)
                     worker.dismiss()
-                    self._note(worker, usable=False)
-
-    def _next_call(
-        self, idle: "list[_Worker]", busy: "dict[socket.socket, _Worker]"
-    ) -> tuple[Exchange, int, int, bool] | None:
-        """An exchange, the position of its call to begin now, the number of a worker, and whether it is alone there."""
-        if self._admission is None:
-            if (not idle and len(busy) >= self.count) or (exchange := self._backlog.startable()) is None:
-                return None
-            return exchange, exchange.waiting[0], (idle[-1].number if idle else _free_number(busy.values())), True
-        if len(busy) >= self.count:
-            return None
-        for exchange in self._backlog.unanswered():
-            positions = [p for p in exchange.waiting if exchange.window.may_begin(p)]
-            if found := self._admission.choose([exchange.calls[p] for p in positions]):
-                i, device, alone = found
-                here = [w.number for w in idle if self._compute.device_of(w.number) == device]
-                taken = {w.number for w in (*idle, *busy.values())}
-                free = (n for n in itertools.count() if n not in taken and self._compute.device_of(n) == device)
-                return exchange, positions[i], here[0] if here else next(free), alone
-        return None
-
-    def _note(self, worker: "_Worker", usable: bool) -> None:
-        """What a worker's reply says about the device."""
-        assert worker.call is not None
-        if worker.reply is not None:
-            self.notes.extend(note_pieces(worker.reply, worker.call))
-        if self._admission is None:
-            return
-        device = self._compute.device_of(worker.number)
-        if not usable:
-            self._admission.gone(device, worker.number)
-        elif worker.reply is not None and worker.reply.short:
-            self._admission.short(worker.call, device, worker.number)
-        else:
-            seconds = 0.0 if worker.reply is None else worker.reply.seconds
-            self._admission.ended(worker.call, device, worker.number, worker.memory, seconds)
-        self.notes.extend(self._admission.notes)
-        self._admission.notes.clear()
 
     def _go_on_with(self, workers: int) -> None:
         """The system gives no more processes."""
@@ -212,13 +162,10 @@ class _Worker:
         self.exchange: Exchange | None = None
         self.position = 0  # of its call in the exchange
         self.deadline: float | None = None
-        self.reply: Reply | None = None  # the last one
-        self.memory: Memory | None = None  # what its device's was used for it
 
-    def give(self, exchange: Exchange, position: int, alone: bool) -> None:
-        """Hand over a call of an exchange; `alone`: nobody else computes on the worker's device meanwhile."""
-        self.position, call = position, exchange.begin(position)
-        self.reply = self.memory = None
+    def give(self, exchange: Exchange) -> None:
+        """Hand over the next call of an exchange."""
+        self.position, call = exchange.next()
         # A little grace: a client that is merely at its deadline is told so by its own clock.
         patience = None if call.deadline_s is None else call.deadline_s * 1.05 + 0.05
         self.deadline = None if patience is None else time.monotonic() + patience
@@ -243,7 +190,6 @@ class _Worker:
             "deadline_s": call.deadline_s,
             "message": id(call.message),
             "known": known,
-            "alone": alone,
         }
         with contextlib.suppress(ConnectionError, TimeoutError):  # a dead worker shows when its reply is read
             _send(self.socket, self.buffer, facts, blob)
@@ -260,8 +206,7 @@ class _Worker:
             version, error, fatal = _version(facts["version"]), facts["error"], facts["fatal"]
             if fatal not in ("", "task", "run"):
                 raise ValueError(f"fatal = {str(fatal)[:20]!r}")
-            short, pieces, self.memory = bool(facts["short"]), int(facts["pieces"]), read_memory(facts["memory"])
-            reply = Reply(self.call.client, blob, version, error, float(facts["seconds"]), fatal, short, pieces)
+            reply = Reply(self.call.client, blob, version, error, float(facts["seconds"]), fatal)
         except (EOFError, ConnectionError):
             self.close()  # there is nothing to kill, and its number may be another process's by now
             self._answer(Reply(self.call.client, error="its process died"))
@@ -275,11 +220,7 @@ class _Worker:
 
     def _answer(self, reply: Reply) -> None:
         assert self.exchange is not None
-        self.reply = reply
-        if reply.short:
-            self.exchange.again(self.position)
-        else:
-            self.exchange.answer(self.position, reply)
+        self.exchange.answer(self.position, reply)
 
     def overdue(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
@@ -298,14 +239,6 @@ class _Worker:
     def close(self) -> None:
         self.socket.close()
         os.close(self.buffer)
-
-
-def _with_number(idle: list[_Worker], number: int) -> _Worker | None:
-    """The idle worker with this number, which is idle no more; none: it has yet to be forked."""
-    for i in reversed(range(len(idle))):
-        if idle[i].number == number:
-            return idle.pop(i)
-    return None
 
 
 def _free_number(others: Iterable[_Worker]) -> int:
@@ -506,11 +439,7 @@ def _serve_calls(sock: socket.socket, buffer: int, host: Host, states: ClientSta
             facts["keep_from"],
             facts["deadline_s"],
         )
-        on_device, place.alone = place.device.type != "cpu", facts["alone"]
-        if on_device:
-            place.begin_measuring()
         reply = serve(call, host, states, place)
-        memory = place.measured() if on_device else None
         body = reply.message.blob if isinstance(reply.message, Packed) else b""
         told: dict[str, Any] = {
             "version": reply.version,
@@ -518,7 +447,6 @@ def _serve_calls(sock: socket.socket, buffer: int, host: Host, states: ClientSta
             "fatal": reply.fatal,
             "seconds": reply.seconds,
         }
-        told |= {"short": reply.short, "pieces": reply.pieces, "memory": memory}
         try:
             _send(sock, buffer, told, body)
         except _BufferFull as e:  # not this client's fault, and on another machine it would have answered

@@ -97,7 +97,7 @@ class RayConfig:
     threads: ThreadCount = 1  # torch's threads within one client's or the server's work: as many CPUs has a worker
     device: str = AUTO  # of the server and of all workers: "cpu", "cuda"; auto: "cpu"
     per_device: PositiveInt = 1  # clients at once on one accelerator: a worker has that share of one
-    precision: Precision = "float32"  # of products on an accelerator; bf16 and fp16: mixed precision
+    precision: Precision = "float32"  # of products on an accelerator; bf16: mixed precision
     deterministic: bool = True  # on an accelerator: only algorithms that repeat their bits
     resident: Share = 0.5  # share of an accelerator's memory for data that stays there
     portable: bool = False  # the same bits on any x86 CPU with AVX2, at a price

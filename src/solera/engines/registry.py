@@ -23,7 +23,6 @@ from .processes import Processes
 from .ray import RayConfig
 from .states import ClientStates
 from .threads import Threads
-from .together import check_batched
 
 log = logging.getLogger("solera")
 
@@ -75,18 +74,17 @@ INFO = {
 class EngineConfig:
     """Where the clients run, on one machine.
 
-    `name`, `workers`, `resident` and, without `vectorize`, `per_device` never change the bits of a result; others may.
+    `name`, `workers`, `per_device` and `resident` never change the bits of a result; others may.
     """
 
     name: str = AUTO  # which of them
     workers: WorkerCount = 0  # clients at once; 0: one for each core, or `per_device` on each accelerator
     threads: ThreadCount = 1  # torch's threads within one client's or the server's work
-    device: str = AUTO  # "cpu", "cuda", "cuda:0,1", "mps", "xpu"; auto: the CPU
-    per_device: PositiveInt = 1  # clients at once on one accelerator, as far as its memory allows
-    precision: Precision = "float32"  # of products on an accelerator; bf16 and fp16: mixed precision
+    device: str = AUTO  # "cpu", "cuda", "cuda:0,1", "mps"; auto: the CPU
+    per_device: PositiveInt = 1  # clients at once on one accelerator
+    precision: Precision = "float32"  # of products on an accelerator; bf16: mixed precision
     deterministic: bool = True  # on an accelerator: only algorithms that repeat their bits
     resident: Share = 0.5  # share of an accelerator's memory for data that stays there
-    vectorize: bool = False  # train per_device clients of one architecture in one batched pass; in one process
     portable: bool = False  # the same bits on any x86 CPU with AVX2, at a price
 
     def problems(self) -> Iterator[Problem]:
@@ -100,12 +98,6 @@ class EngineConfig:
                 f"threads = {self.threads}: more than 1 only with engine.name = 'inprocess'; "
                 "the other engines use the cores for more clients at once"
             )
-        if self.vectorize and self.name not in (AUTO, "inprocess"):
-            yield f"vectorize = true: only with engine.name = 'inprocess', not {self.name!r}: a batch is in one process"
-        if self.vectorize and self.per_device < 2:
-            yield "vectorize = true: engine.per_device clients are batched: set it, say to 10"
-        if self.vectorize and self.precision == "fp16":
-            yield "vectorize = true: not with engine.precision = 'fp16', whose gradients are scaled model by model"
 
     def check(self, host: Host) -> None:
         """Refuse what cannot work here or with these clients; called before a run writes anything."""
@@ -117,8 +109,6 @@ class EngineConfig:
             )
         if name == "processes":
             check_fork(compute)
-        if self.vectorize:
-            check_batched(host)
 
     def open(self, host: Host, states: ClientStates) -> Engine:
         """Start the engine of that name."""
@@ -137,7 +127,7 @@ class EngineConfig:
         workers = self.workers or compute.at_once or default_workers()
         name = self.name
         if name == AUTO:
-            name = "inprocess" if self.vectorize or not can_fork(compute) else default_engine(workers)
+            name = default_engine(workers) if can_fork(compute) else "inprocess"
         return name, workers, compute
 
 

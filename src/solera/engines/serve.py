@@ -7,7 +7,6 @@ import time
 import traceback
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..devices import OutOfMemory, Placement, within_memory
@@ -20,7 +19,8 @@ from .base import Call, Host, Reply
 from .states import ClientStates, StateError
 
 WAY_OUT = (
-    "lower the batch of the clients' training (method.local.batch) or engine.resident, or set engine.device = 'cpu'"
+    "lower engine.per_device, the batch of the clients' training (method.local.batch) or engine.resident, or set "
+    "engine.device = 'cpu'"
 )
 
 
@@ -49,7 +49,7 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
                 return task.fn(client, **arguments), client.state, before
 
         once = functools.partial(repeatable, call.seed, work) if seed_global else work
-        (outbox, state, before), pieces = within_memory(place, once, WAY_OUT)
+        outbox, state, before = within_memory(place, once, WAY_OUT)
         if call.message.versions != versions:
             raise InputModified(f"task {call.task} writes into its arguments; clone them first (t.clone())")
         reply = Packed(outbox, steady=True)
@@ -60,12 +60,10 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
         if _changed(state, before):
             decode(reply, task.returns, arguments)  # the server will look as closely
             version = states.save(call.client, call.step, state, call.keep, call.keep_from)
-        return Reply(call.client, reply, version, seconds=seconds, pieces=pieces)
+        return Reply(call.client, reply, version, seconds=seconds)
     except OutOfMemory as e:  # it would be so in every round: a run without this client would be another one
         A = host.roster[call.client].architecture
         return Reply(call.client, error=f"{call.client} ({A}), {call.task}: {e}", fatal="run")
-    except torch.OutOfMemoryError as e:
-        return Reply(call.client, error=_reason(e), short=place.device.type != "cpu")
     except (InputModified, SharedGenerator) as e:
         return Reply(call.client, error=str(e), fatal="task")
     except StateError as e:

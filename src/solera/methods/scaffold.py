@@ -51,28 +51,18 @@ def controlled_update(client: Client, weights: Weights, control: Weights, local:
 @task("controlled_move")
 def controlled_move(client: Client, weights: Weights, control: Weights, local: Local) -> Move:
     """The same with option II, sending only the change of the model."""
-    dy, _ = train(client, weights, control, local, "II", told=True)
+    dy, _ = train(client, weights, control, local, "II")
     return Move(dy)
 
 
-def train(
-    client: Client, x: Weights, c: Weights, local: Local, option: Option, told: bool = False
-) -> tuple[Weights, Weights]:
-    """The client's side, lines 7-14; option II divides by the sum of the step sizes, which is K eta_l.
-
-    `told`: the server knows the number of steps in advance, so that none may be skipped.
-    """
+def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) -> tuple[Weights, Weights]:
+    """The client's side, lines 7-14; option II divides by the sum of the step sizes, which is K eta_l."""
     data = client.train
     c_k = client.state.get("control") or {n: torch.zeros_like(t) for n, t in c.items()}
     model = client.model(x)  # line 7
     own, common = beside(model, c_k), beside(model, c)
     correct = lambda n, g: g - own[n] + common[n]  # noqa: E731
     done = fit(model, data.inputs, data.labels, local, client.seed, correct=correct)  # lines 8-11
-    if told and done.skipped:
-        raise ValueError(
-            f"{done.skipped} of {done.steps} steps were skipped in fp16, which the server cannot know: set "
-            "method.derive_dc = false, or engine.precision to bf16"
-        )
     y = weights_of(model)
     if done.lr_sum == 0:  # nothing was learned about the gradient
         new = c_k

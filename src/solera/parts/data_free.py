@@ -21,8 +21,8 @@ from .generators import (
     ensemble_loss,
     weighted_cross_entropy,
 )
-from .local import logits_of, make_optimizer, skipped_by
-from .losses import Losses, Scaler, backward
+from .local import logits_of, make_optimizer
+from .losses import Losses, backward
 from .norms import train_mode
 from .optimizers import Optimizer
 from .teachers import entropy
@@ -56,8 +56,7 @@ def teach_latents(
 ) -> float | None:
     """Train `G` in place so that the heads, weighted by `alpha`, predict a latent's label; the mean loss, if any.
 
-    The heads are frozen. Labels are sampled with the probabilities `prior`. Raises `Diverged` where fp16 is too narrow
-    for the gradients.
+    The heads are frozen. Labels are sampled with the probabilities `prior`.
     """
     G.train()
     G.requires_grad_(True)
@@ -66,17 +65,16 @@ def teach_latents(
         head.requires_grad_(False)
     optimizer = make_optimizer("adam", list(G.parameters()), cfg.lr, 0.0, cfg.weight_decay)
     alpha = alpha.to(device_of(G))
-    losses, scaler = Losses(device_of(G), lambda loss: True), Scaler.of(device_of(G))  # nobody stops it
+    losses = Losses(device_of(G), lambda loss: True)  # no loss ends it
     for _ in range(steps_to_take(cfg.steps)):
         noise, y = draw(prior, cfg.batch, G.noise, rng, device_of(G))
         z = G(noise, y)
         logits = torch.stack([head(z) for head in heads])
         loss = ensemble_loss(logits, y, alpha, cfg.ensemble) + cfg.diversity * diversity(noise, z)
-        backward(loss, optimizer, scaler)
+        backward(loss, optimizer)
         optimizer.step()
         losses.add(loss)
     G.eval()
-    skipped_by(scaler)
     return losses.mean if losses.steps else None
 
 
@@ -129,7 +127,6 @@ def fine_tune(
 
     The teachers, the clients' models, are frozen and in evaluation mode: their BatchNorm statistics never change.
     `alpha` [teachers, classes] are their shares of the labels. Labels are sampled with the probabilities `prior`.
-    Raises `Diverged` where fp16 is too narrow for the gradients.
     """
     G.requires_grad_(True)
     for model in (*teachers, *students):
@@ -139,7 +136,6 @@ def fine_tune(
     G_parameters, alpha = list(G.parameters()), alpha.to(device_of(G))
     G_optimizer = make_optimizer("adam", G_parameters, cfg.generator_lr, 0.0, 0.0)
     optimizers = [make_optimizer("sgd", list(student.parameters()), lr, 0.0, 0.0) for student in students]
-    scalers = [Scaler.of(device_of(G)) for _ in range(len(students) + 1)]  # the last one is the generator's
     last: list[Tensor | None] = [None] * len(students)
     for _ in range(steps_to_take(cfg.steps)):
         noise, y = draw(prior, cfg.batch, G.noise, rng, device_of(G))
@@ -149,28 +145,24 @@ def fine_tune(
                 x = G(noise, y)
                 loss = hard_sample_loss(x, y, teacher, students, alpha_k[y], cfg)
                 loss = loss + cfg.diversity * diversity(noise, x) / len(teachers)
-                backward(loss, G_optimizer, scalers[-1], G_parameters)
+                backward(loss, G_optimizer, G_parameters)
                 G_optimizer.step()
         G.eval()
         with torch.no_grad():
             x = G(noise, y)
         targets = class_ensemble(torch.stack([logits_of(teacher, x) for teacher in teachers]), y, alpha)
         for i, student in enumerate(students):
-            last[i] = _towards(targets, student, x, optimizers[i], scalers[i], cfg)
-    for scaler in scalers:
-        skipped_by(scaler)
+            last[i] = _towards(targets, student, x, optimizers[i], cfg)
     return [None if loss is None else loss.item() for loss in last]
 
 
-def _towards(
-    targets: Tensor, student: nn.Module, x: Tensor, optimizer: Optimizer, scaler: Scaler | None, cfg: FineTune
-) -> Tensor | None:
+def _towards(targets: Tensor, student: nn.Module, x: Tensor, optimizer: Optimizer, cfg: FineTune) -> Tensor | None:
     """One alternation of a student: steps towards the ensemble; returns the divergence before the last step."""
     train_mode(student, frozen=cfg.student_norm == "frozen")
     loss = None
     for _ in range(cfg.student_steps):
         loss = divergence(student(x), targets, entropy(targets))
-        backward(loss, optimizer, scaler)
+        backward(loss, optimizer)
         optimizer.step()
     optimizer.zero_grad()
     student.eval()

@@ -2,21 +2,18 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..devices import Indivisible, pieces
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..tensors import Inputs, device_of, draw, is_finite, is_fresh, sent, take, weights_of
 from .aggregate import RunningMean
 from .effort import steps_to_take
 from .local import cosine, make_optimizer, momentum_problems
-from .losses import Losses, Scaler, backward, finite_loss
-from .norms import evaluating, has_batchnorm, reestimate, train_mode
-from .objectives import in_pieces
+from .losses import Losses, backward, finite_loss
+from .norms import evaluating, reestimate, train_mode
 from .teachers import Cache, Rows, Run, Targets, Teacher, read_rows, soft_targets
 
 Loss = Callable[..., Tensor]  # (student's logits, *targets) -> scalar
@@ -154,7 +151,7 @@ def distill(
     steps and at the last one), otherwise with the last. With `cfg.keep_init_if_better` it ends with its initial weights
     if these are strictly better than all of them; patience counts from the first look in either case.
     If a loss or weights are not finite, distillation stops and the student gets its best finite weights, or its initial
-    ones. So it does where fp16 is too narrow for all gradients.
+    ones.
     With weight averaging (`cfg.swa_every`) there is no early stopping: the student ends with the averaged weights, and
     its BatchNorm statistics are estimated anew from public samples.
     Samples that are drawn anew at each step (`public.fresh`) need a teacher that predicts at each step: a function, or
@@ -164,7 +161,6 @@ def distill(
         raise ValueError("keep_init_if_better compares accuracies: it needs a validation set")
     if is_fresh(public) and isinstance(teacher, Cache):
         raise ValueError("samples are drawn anew at each step: stored targets do not match them")
-    builtin = loss is None
     loss = loss or (lambda z, p, h: divergence(z, p, h, cfg.temperature, cfg.t_squared))
     chosen = torch.arange(len(public)) if indices is None else indices
     walk = chosen[visits(len(chosen), cfg.steps, cfg.batch, seed)]
@@ -178,16 +174,14 @@ def distill(
     train_mode(student, frozen)
 
     step, diverged = 0, False
-    losses, scaler = Losses(device, finite_loss, kept=cfg.every), Scaler.of(device)
-    divisible = builtin and scaler is None and (frozen or not has_batchnorm(student))
-    said = _divided(student, loss, pieces(device), divisible, walk.shape[1])
+    losses = Losses(device, finite_loss, kept=cfg.every)
     for step, i in enumerate(walk, 1):
         x = sent(draw(public, i, seed + step), device)
         targets = [sent(t, device) for t in _targets(teacher, step, i, x)]
-        value = loss(student(x), *targets) if said is None else said(x, *targets)
+        value = loss(student(x), *targets)
         if diverged := not losses.add(value):
             break
-        backward(value, optimizer, scaler)
+        backward(value, optimizer)
         if cfg.clip is not None:
             nn.utils.clip_grad_norm_(parameters, cfg.clip)
         if cfg.schedule == "cosine":
@@ -205,7 +199,7 @@ def distill(
             if cfg.patience is not None and step - best.step >= cfg.patience:
                 break
     optimizer.zero_grad()
-    diverged = diverged or not losses.look() or (scaler is not None and scaler.skipped().all_lost)
+    diverged = diverged or not losses.look()
     if mean.total:
         student.load_state_dict(mean.result())
         if not frozen:
@@ -217,16 +211,6 @@ def distill(
     student.load_state_dict(best.weights)
     student.eval()
     return Distilled(step, best.step, diverged, losses.recent, best.accuracy)
-
-
-def _divided(student: nn.Module, loss: Loss, parts: int, divisible: bool, batch: int) -> Loss | None:
-    """The loss of inputs and targets with a minibatch in several pieces, for want of memory; None: as a whole."""
-    if parts == 1:
-        return None
-    if not divisible or parts > batch:
-        why = "BatchNorm in training, fp16 or a loss of its own" if not divisible else f"it has {batch} samples"
-        raise Indivisible(f"a minibatch of the distillation cannot be taken in {parts} pieces: {why}")
-    return partial(in_pieces(lambda model, x, *targets: loss(model(x), *targets), parts), student)
 
 
 class _Best:

@@ -2,30 +2,26 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..devices import HALF, Indivisible, finest, full_precision, pieces, tricks_of
+from ..devices import HALF, finest, full_precision, tricks_of
 from ..errors import AT_ONCE
 from ..randomness import seed_from
 from ..settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..stopping import check_stop
 from ..tensors import CPU, Inputs, Weights, batches, device_of, draw, is_fresh, sent, take
 from .effort import steps_to_take
-from .losses import Losses, Scaler, Skipped, backward
+from .losses import Losses, backward
 from .norms import evaluating, has_batchnorm, train_mode
-from .objectives import Objective, cross_entropy, in_pieces
+from .objectives import Objective, cross_entropy
 from .optimizers import Adam, Optimizer, Sgd
 
 Correct = Callable[[str, Tensor], Tensor]
-
-# Who trains instead of `fit`, with its arguments, where clients are trained together (`engines.together`).
-TOGETHER: ContextVar[Callable[..., "Fitted"] | None] = ContextVar("together", default=None)
 
 TOO_LARGE = 1e3  # a loss above this is a training that has diverged
 TOKENS_ASKED = 64  # samples whose answers are in memory at once, where each has one for every token
@@ -45,8 +41,6 @@ class Local:
     optimizer: Literal["sgd", "adam"] = "sgd"
     clip: Positive | None = None  # largest norm of the gradient
     schedule: Literal["constant", "cosine", "multistep"] = "constant"  # of lr, within one training; see `rate_at`
-
-    RENAMED: ClassVar = {"optimiser": "optimizer"}
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong between them."""
@@ -72,7 +66,6 @@ class Fitted:
     steps: int
     lr_sum: float
     loss: float  # nan if no step was taken
-    skipped: int = 0  # of the steps: those whose gradients overflowed in fp16, so that nothing moved
 
 
 @dataclass(frozen=True)
@@ -103,11 +96,9 @@ def fit(
     `objective(model, x, y)` is the loss to minimise. `correct(name, gradient)` may amend a parameter's gradient
     after clipping, just before the step (SCAFFOLD). The order of minibatches depends on `seed` alone, and so does what
     each step draws of samples that are fresh.
-    Raises `Diverged` at a loss that is not a number or above 1,000, where the weights end up not finite, and where fp16
-    is too narrow for the gradients: what is then in `model` is of no use to anybody.
+    Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: the
+    weights of `model` are then useless.
     """
-    if (together := TOGETHER.get()) is not None:
-        return together(model, inputs, labels, cfg, seed, objective, correct)
     inputs, labels = with_model(model, inputs, labels)
     batch = min(cfg.batch, len(labels))
     normalised = has_batchnorm(model)
@@ -117,10 +108,8 @@ def fit(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
     device = device_of(model)
-    losses, scaler = Losses(device, lambda loss: loss <= TOO_LARGE), Scaler.of(device)
+    losses = Losses(device, lambda loss: loss <= TOO_LARGE)
     planned = planned_steps(cfg, len(labels), normalised)
-    if (parts := pieces(device)) > 1:
-        objective = _divided(objective, parts, normalised, batch, scaler)
 
     for x, y in minibatches(inputs, labels, cfg, seed):
         if len(y) < smallest:
@@ -129,7 +118,7 @@ def fit(
         if not losses.add(loss):
             raise _diverged(losses, cfg)
         optimizer.lr = rate_at(cfg, losses.steps - 1, planned)
-        backward(loss, optimizer, scaler)
+        backward(loss, optimizer)
         if cfg.clip is not None:
             nn.utils.clip_grad_norm_(parameters, cfg.clip)
         if correct is not None:
@@ -145,48 +134,16 @@ def fit(
         raise _diverged(losses, cfg)
     if not finite:
         raise Diverged(f"weights that are not finite after {steps} steps; lower lr ({cfg.lr:g}) or set clip", steps)
-    skipped = skipped_by(scaler)
-    lr_sum = skipped.rates if skipped.steps else sum_of_rates(cfg, steps, planned)
-    return Fitted(steps, lr_sum, mean, skipped.steps)
-
-
-_WIDER = "set engine.precision to bf16 or float32"
-
-
-def skipped_by(scaler: Scaler | None) -> Skipped:
-    """What a scale, if there is one, did to a training; raises `Diverged` if it came to nothing: a read."""
-    skipped = Skipped() if scaler is None else scaler.skipped()
-    if skipped.all_lost:
-        raise Diverged(f"gradients too large for fp16, {skipped.steps} steps skipped; {_WIDER}", skipped.steps)
-    return skipped
+    return Fitted(steps, sum_of_rates(cfg, steps, planned), mean)
 
 
 def _diverged(losses: Losses, cfg: Local) -> Diverged:
     """What is known of a loss that is too large: on an accelerator, neither its value nor its step."""
     way_out = f"lower lr ({cfg.lr:g}) or set clip"
     if losses.every == 1:
-        return diverged_at(losses.worst, losses.steps, cfg)
+        way_out = way_out if losses.steps else AT_ONCE
+        return Diverged(f"a loss of {losses.worst:g} at step {losses.steps + 1}; {way_out}", losses.steps)
     return Diverged(f"a loss above {TOO_LARGE:g} within the first {losses.steps} steps; {way_out}", losses.steps)
-
-
-def diverged_at(loss: float, steps: int, cfg: Local) -> Diverged:
-    """A loss that is too large, found after so many steps."""
-    way_out = f"lower lr ({cfg.lr:g}) or set clip" if steps else AT_ONCE
-    return Diverged(f"a loss of {loss:g} at step {steps + 1}; {way_out}", steps)
-
-
-def _divided(objective: Objective, parts: int, normalised: bool, batch: int, scaler: Scaler | None) -> Objective:
-    """The same loss with a minibatch in several pieces, for want of memory; refused where it would be another loss."""
-    why = f"a batch of {batch} cannot be divided into {parts}" if parts > batch else ""
-    if normalised:
-        why = "a model with BatchNorm in training cannot take a minibatch in pieces"
-    if scaler is not None:
-        why = f"gradients of fp16 cannot be summed in pieces; {_WIDER}"
-    if not getattr(objective, "of_samples", False):
-        why = "this method's loss is not a mean over samples, so a minibatch cannot be taken in pieces"
-    if why:
-        raise Indivisible(why)
-    return in_pieces(objective, parts)
 
 
 def with_model(model: nn.Module, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
@@ -224,7 +181,7 @@ def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, se
     """The gradient of the mean cross-entropy over all samples, for every parameter; `model` is used up.
 
     In training mode, as `fit` sees the model, so batch by batch where BatchNorm makes the batch matter. `seed` decides
-    what is drawn of samples that are fresh. Always in full precision: nothing here skips a gradient that overflows.
+    what is drawn of samples that are fresh. Always in full precision.
     """
     inputs, labels = with_model(model, inputs, labels)
     smallest = 2 if has_batchnorm(model) and min(batch, len(labels)) > 1 else 1

@@ -8,7 +8,7 @@ wrong; it is read every so many steps (`devices.TRICKS`) and at the end. What wa
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,65 +81,8 @@ def _read(values: Sequence[Tensor]) -> list[float]:
     return torch.stack(list(values)).tolist() if values else []
 
 
-class Skipped(NamedTuple):
-    """What the scale did to a training."""
-
-    steps: int = 0  # that were not taken, because their gradients were not finite
-    rates: float = 0.0  # the sum of the learning rates of those that were
-    all_lost: bool = False  # none was, or gradients overflow that are not even scaled
-
-
-class Scaler:
-    """Keeps small gradients of half precision (fp16) from vanishing: losses are multiplied, gradients divided again.
-
-    A step whose gradients are not finite is skipped, and the factor is halved; after many good steps it is doubled.
-    All of it stays on the device. `Scaler.of` gives none where nothing is computed in fp16.
-    """
-
-    # torch's, but for the first, which is 2^16 there: it lost five of the first six steps of a CNN until the factor was
-    # small enough. A client's training may have no more.
-    BEGIN, GROWTH, BACKOFF, PATIENCE = 2.0**10, 2.0, 0.5, 2000
-
-    def __init__(self, device: torch.device):
-        self.scale = torch.full((1,), self.BEGIN, device=device)
-        self._good = torch.zeros(1, dtype=torch.int32, device=device)
-        self.bad = torch.zeros(1, device=device)
-        self._skipped, self._taken, self._rates = (torch.zeros(1, device=device) for _ in range(3))
-
-    @classmethod
-    def of(cls, device: torch.device) -> "Scaler | None":
-        """For a training on `device`; None unless products are computed in fp16 there."""
-        if device.type == "cpu" or not torch.is_autocast_enabled(device.type):
-            return None
-        return cls(device) if torch.get_autocast_dtype(device.type) == torch.float16 else None
-
-    def unscale(self, parameters: Sequence[Tensor], lr: float = 0.0) -> Tensor:
-        """Divide the gradients again, for a step of `lr`; returns 1 if one of them is not finite, and 0 otherwise."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        self.bad.zero_()
-        if gradients:
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.bad, self.scale.reciprocal())
-            torch._amp_update_scale_(self.scale, self._good, self.bad, self.GROWTH, self.BACKOFF, self.PATIENCE)
-        self._skipped += self.bad
-        self._taken += 1 - self.bad
-        self._rates += lr * (1 - self.bad)
-        return self.bad
-
-    def skipped(self) -> Skipped:
-        """What came of all steps so far: one read."""
-        skipped, taken, rates, scale = torch.cat([self._skipped, self._taken, self._rates, self.scale]).tolist()
-        return Skipped(int(skipped), rates, skipped > 0 and (taken == 0 or scale < 1))
-
-
-def backward(loss: Tensor, optimizer: Optimizer, scaler: Scaler | None, inputs: Sequence[Tensor] | None = None) -> None:
-    """Give the parameters of `optimizer` (or `inputs` alone) the gradient of `loss`, before the next step.
-
-    With a `scaler` it is scaled meanwhile, and the next step is skipped if it is not finite.
-    """
+def backward(loss: Tensor, optimizer: Optimizer, inputs: Sequence[Tensor] | None = None) -> None:
+    """Give the parameters of `optimizer` (or `inputs` alone) the gradient of `loss`, before the next step."""
     optimizer.zero_grad()
     with full_precision(loss.device):
-        if scaler is None:
-            loss.backward(inputs=inputs)
-            return
-        (loss * scaler.scale[0]).backward(inputs=inputs)
-    optimizer.skip = scaler.unscale(optimizer.parameters, optimizer.lr)
+        loss.backward(inputs=inputs)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,46 +12,9 @@ from .norms import train_mode
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
-def in_pieces(objective: Callable[..., Tensor], n: int) -> Callable[..., Tensor]:
-    """`objective(model, inputs, *what belongs to them)`, a mean over samples, computed in n pieces of a minibatch.
-
-    Only one piece's activations are in memory: its gradient is computed before the next piece. `backward` of the result
-    gives the parameters the sum.
-    """
-
-    def divided(model: nn.Module, inputs: Tensor, *others: Tensor) -> Tensor:
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        value, total = inputs.new_zeros((), dtype=torch.float32), [torch.zeros_like(p) for p in parameters]
-        for part in zip(*(t.chunk(n) for t in (inputs, *others)), strict=True):
-            loss = objective(model, *part) * (len(part[0]) / len(inputs))
-            gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            torch._foreach_add_(total, gradient)
-            value = value + loss.detach()
-        return _WithGradient.apply(value, total, *parameters)
-
-    return divided
-
-
-class _WithGradient(torch.autograd.Function):
-    """A number with a gradient that is known already."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradient: list[Tensor], *_: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        return None, None, *(outer[0] * g for g in ctx.gradient)
-
-
 def cross_entropy(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of the batch."""
     return log_loss(model(inputs), labels)
-
-
-# A loss with this mark is a mean over samples, plus what does not depend on them: it can be computed in pieces.
-cross_entropy.of_samples = True  # type: ignore[attr-defined]
 
 
 def log_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -78,11 +40,6 @@ class Proximal:
     mu: float
     received: dict[str, Tensor]
     objective: Objective
-
-    @property
-    def of_samples(self) -> bool:
-        """Whether it can be computed in pieces."""
-        return getattr(self.objective, "of_samples", False)
 
     def __call__(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         pairs = ((p, self.received[name]) for name, p in model.named_parameters() if p.requires_grad)

@@ -21,7 +21,6 @@ class Optimizer(ABC):
     def __init__(self, parameters: Sequence[Tensor], lr: float, weight_decay: float):
         self.parameters: list[Tensor] = list(parameters)
         self.lr, self.weight_decay = lr, weight_decay
-        self.skip: Tensor | None = None  # 1: the next step is not taken, its gradients are not finite (`losses.Scaler`)
         self._memory: list[dict[Tensor, Tensor]] = []
         # A kernel takes tensors of one type on one device.
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -60,7 +59,7 @@ class Sgd(Optimizer):
     def _move(self, on: Tricks, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
         on.sgd(
             moving, gradients, memory[0] if memory else [], weight_decay=self.weight_decay, momentum=self.momentum,
-            lr=self.lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False, found_inf=self.skip,
+            lr=self.lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
         )  # fmt: skip
 
 
@@ -76,9 +75,7 @@ class Adam(Optimizer):
     def _move(self, on: Tricks, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
         first, second, steps = memory
         torch._foreach_add_(steps, 1)
-        if self.skip is not None:
-            torch._foreach_sub_(steps, [self.skip[0]] * len(steps))
         on.adam(
             moving, gradients, first, second, [], steps, lr=self.lr, beta1=0.9, beta2=0.999,
-            weight_decay=self.weight_decay, eps=1e-8, amsgrad=False, maximize=False, found_inf=self.skip,
+            weight_decay=self.weight_decay, eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip

@@ -15,13 +15,11 @@ from ..plugins import label
 from ..runs.groups import Group, cautions, companions, group_runs
 from ..runs.keys import show
 from ..runs.notice import KINDS
-from ..runs.profile import PHASES
 from ..runs.read import Run
 from ..runs.results import Comparison, Lines, Result, compared_results, unlike
 from ..runs.series import Point
 from .lanes import adapters, content, diversity, timeline, timetable
 from .order import similar_order
-from .profile import profiles
 from .read import Matrix, Record
 
 # Limits, so that the page stays small.
@@ -30,6 +28,7 @@ CLIENTS = 120  # in the coefficient matrix
 BUBBLES = 6000  # classes times clients
 CELLS = 1_500_000  # of coefficients in the whole report
 ROWS = 300  # of a table
+PHASES = ("clients", "server", "evaluate", "commit")  # of a round's seconds
 LISTED = 12  # entries of a list among the facts of an event
 TEACHERS = 60
 STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets to choose from
@@ -64,7 +63,6 @@ def report_data(records: Sequence[Record], target: float | None = None) -> dict[
         "runs": [_run(r, i) for i, own in enumerate(members) for r in own],
         "targets": targets(measured, results.main, target),
         "partitions": partitions.items,
-        "profiles": profiles(ordered),
     }
     return finite(data)
 

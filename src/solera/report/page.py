@@ -13,7 +13,7 @@ import importlib.resources
 import json
 from typing import Any
 
-SCRIPTS = ("charts.js", "profile.js", "figures.js", "main.js")
+SCRIPTS = ("charts.js", "figures.js", "main.js")
 EMPTY: dict[str, Any] = {
     "title": "Waiting",
     "subtitle": "",
@@ -23,7 +23,6 @@ EMPTY: dict[str, Any] = {
     "runs": [],
     "targets": {"values": [], "shown": 0, "rows": []},
     "partitions": [],
-    "profiles": {"shown": [], "left_out": 0},
 }
 GENERATOR = b'<meta name="generator" content="Solera '  # what a report is known by, in its first lines
 PAGE = """<!doctype html>

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_file
-from ..runs.profile import Profile, read_profile
 from ..runs.read import Run, each_run
 
 
@@ -36,7 +35,6 @@ class Record:
     partition: dict[str, Any] | None
     confusion: dict[str, Any] | None
     regions: dict[str, Any] | None
-    profile: Profile | None
     matrices: list[Matrix]
     notes: list[str]
 
@@ -69,9 +67,8 @@ def read_record(run: Run) -> Record:
             why = e if isinstance(e, _Damaged) else e.strerror if isinstance(e, OSError) else "unexpected content"
             notes.append(f"{name}.json is damaged ({why}): its figure is left out")
     unread: list[str] = []
-    profile = read_profile(path, unread)
     notes += [f"{what}: its figure is left out" for what in unread]
-    return Record(run, status, _command(path), **found, profile=profile, matrices=matrices, notes=notes)
+    return Record(run, status, _command(path), **found, matrices=matrices, notes=notes)
 
 
 def in_use(directory: Path) -> bool:

@@ -15,7 +15,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from ..runs.profile import PROFILE
 from ..version import __version__
 from .figures import report_data
 from .page import EMPTY, render
@@ -30,7 +29,6 @@ WATCHED = (
     "partition.json",
     "confusion.json",
     "regions.json",
-    PROFILE,
 )
 
 

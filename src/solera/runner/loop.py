@@ -19,7 +19,7 @@ from typing import Any
 from ..compute import Compute, compute_of, resolved
 from ..config import Config, RunConfig, load_config, to_toml
 from ..devices import TRICKS, Numerics, numerics
-from ..engines import ClientStates, Engine, EngineConfig, EngineSettings, Host, default_workers, engine_of, require
+from ..engines import ClientStates, Engine, EngineConfig, EngineSettings, default_workers, engine_of, require
 from ..engines.base import Version
 from ..engines.dry import Dry
 from ..errors import ConfigError, RunError, SoleraError
@@ -51,7 +51,6 @@ from ..wire import Packed
 from . import facts as detail
 from .facts import Facts
 from .measure import first_if_all_void, measure, measure_validation, not_finite, summarise, traffic, why_unusable
-from .profile import Profile
 from .sites import build_sites
 
 log = logging.getLogger("solera")
@@ -84,7 +83,6 @@ def execute(
     resume: bool = False,
     watcher: Watcher | None = None,
     command: str | None = None,
-    profile: bool = False,
 ) -> dict:
     """Run what a configuration describes and return the summary. `command` is noted, for the report."""
     config = dataclasses.replace(config, engine=resolved(config.engine))
@@ -101,7 +99,6 @@ def execute(
         track=config.track,
         config_text=to_toml(config),
         command=command,
-        profile=profile,
     ).summary
 
 
@@ -150,13 +147,11 @@ def simulate(
     track: TrackConfig | None = None,
     config_text: str | None = None,
     command: str | None = None,
-    profile: bool = False,
 ) -> Result:
     """Run `method` on `scenario` into the directory `out`.
 
     With `resume=True` the run in `out` is continued (or begun, if there is none); the scenario and the method must
-    be the same. `engine` is an engine's name, its settings, or an engine class of your own. With `profile=True` one
-    round is looked at more closely; that changes no bit.
+    be the same. `engine` is an engine's name, its settings, or an engine class of your own.
     """
     config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine_of(engine)
     if config.seed not in (RunConfig.seed, scenario.seed):
@@ -184,7 +179,6 @@ def simulate(
         track=track,
         config_text=config_text,
         command=command,
-        profile_host=scenario if profile else None,
     )
 
 
@@ -205,7 +199,6 @@ def run(
     track: TrackConfig | None = None,
     config_text: str | None = None,
     command: str | None = None,
-    profile_host: Host | None = None,
     states: ClientStates | None = None,
 ) -> Result:
     """Run `method` on whatever clients `engine` reaches, into the directory `home`.
@@ -256,8 +249,6 @@ def run(
             facts = dataclasses.replace(facts, fingerprint=fingerprint(compute.portable))
             if start < config.rounds and (moved := here.computed_on(facts.fingerprint)):
                 watcher.warn(moved)
-            if profile_host is not None:
-                watcher = Profile(watcher, moving, profile_host, states, here, server.parallel)
 
             def progress(what: str, done: int, of: int) -> None:
                 check_stop()
@@ -431,9 +422,6 @@ class _Loop:
             "total": measured - began + self.commit_s,
         }
         cpu = time.process_time()
-        notes = getattr(fed.engine, "notes", ())  # of the engine: who began where, and what ran out of memory
-        while notes:
-            server.events.append(notes.popleft())
         if fed.supplied:
             server.event(SUPPLIED, clients=fed.supplied)
         if fed.clock is not None:

@@ -1,16 +1,13 @@
 """SCAFFOLD: the oracles SCA-1 to SCA-3 through a whole federation, both options, and what it refuses."""
 
-import dataclasses
 from collections import Counter
 
 import pytest
 import torch
 
 from solera.errors import ConfigError
-from solera.federation import QuorumNotMet
-from solera.methods import scaffold
 from solera.methods.scaffold import Scaffold
-from solera.parts.local import Local, fit, gradient_of
+from solera.parts.local import Local, gradient_of
 from solera.task import Data
 from toys import Conv, Quadratic, World, give, images, kept_by, mlp, quadratic_data, same_bits
 
@@ -139,23 +136,6 @@ def test_the_length_of_c_is_noted(tmp_path):
     state = world.run(Scaffold(TWO_STEPS))[-1]
     (event,) = world.events("variates")
     assert event == {"kind": "variates", "architecture": "q", "norm": pytest.approx(abs(numbers(state)[1]))}
-
-
-def test_steps_that_fp16_skipped_are_not_among_those_divided_by(tmp_path, monkeypatch):
-    """Of f_1 and f_2 one step of 0.1 instead of two: the controls are the gradients at 0, -1 and 2."""
-
-    def one_skipped(model, inputs, labels, cfg, *rest, **options):
-        done = fit(model, inputs, labels, dataclasses.replace(cfg, steps=1), *rest, **options)
-        return dataclasses.replace(done, steps=2, skipped=1)
-
-    monkeypatch.setattr(scaffold, "fit", one_skipped)
-    world = quadratics(tmp_path)
-    world.run(Scaffold(TWO_STEPS))
-    assert controls(world) == pytest.approx([-1.0, 2.0], abs=1e-12)
-    # The server would divide by two steps.
-    derived = quadratics(tmp_path / "derived")
-    with pytest.raises(QuorumNotMet, match=r"1 of 2 steps were skipped in fp16.*method\.derive_dc = false"):
-        derived.run(Scaffold(TWO_STEPS, derive_dc=True))
 
 
 @pytest.mark.parametrize("derive_dc", [False, True])

@@ -73,16 +73,6 @@ def test_it_waits_for_a_run_that_has_not_begun_and_follows_it(served):
     assert json.loads(ask()[2])["runs"][0]["done"] == 3
 
 
-def test_a_profile_is_shown_when_it_is_written(served):
-    ask, directory = served
-    write_run(directory, finished=False)
-    assert json.loads(ask()[2])["profiles"]["shown"] == []
-    (directory / "profile").mkdir()
-    seconds = {"clients": 1.0, "server": 1.0, "evaluate": 1.0, "commit": 1.0, "total": 4.0}
-    (directory / "profile" / "profile.json").write_text(json.dumps({"round": 1, "seconds": seconds}))
-    assert [p["round"] for p in json.loads(ask()[2])["profiles"]["shown"]] == [2]
-
-
 def test_what_has_not_changed_is_not_sent_again(served):
     ask, directory = served
     write_run(directory)

@@ -5,6 +5,7 @@ const KINDS = { ensemble: "ensemble ", average: "average ", server: "server's " 
 const MODELS = ["model", "server", "part"]; // single models, judged on the whole test set
 const nameOf = (line) => `${KINDS[line.kind] || ""}${line.name}`;
 const toggler = (s, redraw) => (id) => { if (!s.hidden.delete(id)) s.hidden.add(id); redraw(); };
+const PHASES = [["clients", "waiting for clients"], ["server", "server works"], ["evaluate", "evaluating"], ["commit", "saving"]];
 const several = (data) => data.groups.length > 1;
 const isMain = (g, line) => g.main && line.kind === g.main[0] && line.name === g.main[1];
 const coefficient = (c, byte) => c.low + ((c.top - c.low) * byte) / 255;
@@ -339,11 +340,10 @@ const FIGURES = [
     how: () => "Where a run's time went, mean over seeds: waiting for clients, the server's own work (aggregating, distilling), evaluating, and writing to disk. A measurement of this machine, not of the method alone.",
     draw(body, data, g, s, redraw) {
       const bars = data.groups.filter((v) => v.seconds).map((v) => ({ name: v.label, of: v.seconds }));
-      stackedBars(body, { parts: PHASES.map(([id, name]) => [id, name]), bars, text: seconds, hidden: s.hidden, toggled: toggler(s, redraw), label: this.title });
+      stackedBars(body, { parts: PHASES, bars, text: seconds, hidden: s.hidden, toggled: toggler(s, redraw), label: this.title });
     },
     rows: (data) => ({ head: ["case", "clients s", "server s", "evaluate s", "commit s"], rows: data.groups.filter((g) => g.seconds).map((g) => [g.label, g.seconds.clients, g.seconds.server, g.seconds.evaluate, g.seconds.commit]) }),
   },
-  profileFigure,
   {
     id: "failures", title: "Lost replies and rejected clients", nav: "failures", wide: true,
     has: (data) => data.runs.length > 0,

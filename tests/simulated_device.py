@@ -9,7 +9,7 @@ the same row of `devices.TRICKS`. What is different is what a program may do:
   all processes of a run;
 - the memory has a limit, if one is set: what would exceed it raises `torch.OutOfMemoryError`.
 
-Under `torch.autocast` operators get the types that CUDA's would get (`autocast.py`).
+Under `torch.autocast` operators get the types that CUDA's would get (`simulated_autocast.py`).
 
 It shows where tensors are and when they move, not how fast anything is. In table "cpu" dropout draws from the CPU's
 generator, for equal bits; in table "accelerator" from one of the device's own, which nobody else can see.
@@ -38,9 +38,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from ..compute import FINDERS, Device, Finder, _found
-from ..devices import _OPENED, TRICKS
-from . import autocast
+import simulated_autocast as autocast
+from solera.compute import FINDERS, Device, Finder, _found
+from solera.devices import _OPENED, TRICKS
 
 NAME = "sim"
 Table = Literal["cpu", "accelerator"]
@@ -535,7 +535,7 @@ class Simulated:
 
 
 def _look() -> list[Device]:
-    known = ("float32", "bf16", "fp16")
+    known = ("float32", "bf16")
     return [Device(f"{NAME}:{i}", "simulated device", SIM.memory, known) for i in range(SIM.count)]
 
 
@@ -555,7 +555,7 @@ def simulated_device(
     SIM.float64 = float64
     SIM.generator.manual_seed(0)
     row = TRICKS["cpu" if table == "cpu" else "cuda"]
-    TRICKS[NAME] = dataclasses.replace(row, context=0, float64=float64)
+    TRICKS[NAME] = dataclasses.replace(row, float64=float64)
     FINDERS[NAME] = Finder(lambda: True, _look, auto, elsewhere=False)
     _found.cache_clear()
     SIM.copied.clear()
