@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from solera.parts.bounds import Line, feddf_bound, fedet_bound, fit_threshold, hoeffding
+from solera.lab.bounds import Line, feddf_bound, fedet_bound, fit_threshold, hoeffding
 
 DELTA = 0.05
 CLIENTS = 10

@@ -27,12 +27,12 @@ from bench.pace import Pace
 from bench.peers import PEERS, chosen, hand_out, install, start_of
 from bench.workloads import LR, Fleet, Setting, run_side
 from grid import put
-from solera.compute import compute_of, found
+from solera.core.errors import SoleraError
+from solera.core.federation import FederationConfig
 from solera.engines import EngineConfig
-from solera.errors import SoleraError
-from solera.federation import FederationConfig
 from solera.methods.fedavg import FedAvg
-from solera.parts.local import Local
+from solera.place.devices import compute_of, found
+from solera.train.fitting import Local
 
 CLIENTS = 10
 FLEETS = {

@@ -37,13 +37,13 @@ import namespaces
 from bench import page
 from bench.machine import MARK as FAMILY
 from bench.machine import describe, family
-from solera.devices import TRICKS
+from solera.core.federation import Federation
+from solera.core.task import Client, Data, task
+from solera.core.tensors import Weights
+from solera.core.wire import like
 from solera.engines import ClientStates, Roster, engine_named
-from solera.federation import Federation
-from solera.task import Client, Data, task
-from solera.tensors import Weights
+from solera.place.placement import TRICKS
 from solera.version import __version__
-from solera.wire import like
 
 ENGINES: dict[str, dict[str, Any]] = {
     "inprocess": {"name": "inprocess", "workers": 1},

@@ -5,8 +5,8 @@ import pathlib
 import statistics
 from typing import Any
 
-from solera.config import load_config
-from solera.experiments.sweep import Progress, run_all
+from solera.lab.sweep import Progress, run_all
+from solera.runs.config import load_config
 from solera.runs.read import read_run
 
 Tables = dict[str, Any]

@@ -24,12 +24,12 @@ import torch
 from torch import nn
 
 from grid import put
+from solera.core.tensors import copy_of
 from solera.data import load
-from solera.encodings import encoded
+from solera.data.encodings import encoded
 from solera.models import buckets, build, encoding_of
 from solera.models.lora import Lora, adapted, sizes_of
-from solera.parts.local import Local, fit, logits_of
-from solera.tensors import copy_of
+from solera.train.fitting import Local, fit, logits_of
 
 LENGTH, TEXTS, STEPS, BATCH = 64, 96, 4, 16
 LAPS = 5

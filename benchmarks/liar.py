@@ -29,15 +29,15 @@ import torch
 from torch import nn
 
 from grid import Tables, merged, put, spread
-from solera.config import load_config
-from solera.devices import Placement
+from solera.core.federation import QuorumNotMet
+from solera.core.task import Client, Data
+from solera.core.tensors import Weights
 from solera.engines import ClientStates, InProcess
-from solera.federation import QuorumNotMet
-from solera.parts.local import evaluate
-from solera.runner.loop import federation_of
-from solera.scenario import Scenario, build_scenario
-from solera.task import Client, Data
-from solera.tensors import Weights
+from solera.place.placement import Placement
+from solera.runs.config import load_config
+from solera.runs.loop import federation_of
+from solera.scenario.scenario import Scenario, build_scenario
+from solera.train.fitting import evaluate
 
 NOTED = pathlib.Path(__file__).parent / "results" / "robustness.json"
 MARK = "robustness"

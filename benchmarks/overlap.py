@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from solera.availability import Availability
-from solera.config import RunConfig
-from solera.federation import FederationConfig
+from solera.core.availability import Availability
+from solera.core.federation import FederationConfig
 from solera.method import Method
 from solera.methods import FedDF, FedEED
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.runner.loop import simulate
+from solera.runs.config import RunConfig
+from solera.runs.loop import simulate
 from solera.testing import toy, wide
+from solera.train.distill import Distill
+from solera.train.fitting import Local
 
 ROUNDS, SEEDS = 10, (0, 1, 2)
 CLIENT_MIN, SERVER_MIN = 10.0, (1, 5, 10, 20, 40, 60)  # minutes of a training, and of a distillation

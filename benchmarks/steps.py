@@ -4,7 +4,7 @@
     python benchmarks/steps.py --write docs/performance.md
 
 One thread, minibatches of 32, plain SGD. All ways are timed in turn, and a ratio compares times of the same lap: how
-many times as long as ours (`solera.parts.local.fit` and `logits_of`) a way takes for the same number of samples.
+many times as long as ours (`solera.train.fitting.fit` and `logits_of`) a way takes for the same number of samples.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from grid import put
-from solera.devices import TRICKS, keep_freed_memory
 from solera.models import build
-from solera.parts.local import Local, fit, logits_of
+from solera.place.placement import TRICKS, keep_freed_memory
+from solera.train.fitting import Local, fit, logits_of
 
 BATCH, LR, TOGETHER = 32, 0.05, 4
 Way = Callable[[nn.Module, Tensor, Tensor], object]

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import solera
+from solera.core.task import Client, task
+from solera.core.tensors import Weights, weights_of
+from solera.core.wire import like
 from solera.method import About, Method, Model, Traits, register
-from solera.parts.local import Local, fit
-from solera.task import Client, task
-from solera.tensors import Weights, weights_of
 from solera.testing import check_method
-from solera.wire import like
+from solera.train.fitting import Local, fit
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from torch import nn
 
 import solera
 from solera.methods import FedAvg, FedDF
-from solera.parts.distill import Distill
-from solera.parts.local import Local
+from solera.train.distill import Distill
+from solera.train.fitting import Local
 
 
 # Any nn.Module works. It needs no particular names and no particular structure.

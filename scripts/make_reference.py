@@ -28,15 +28,15 @@ from typing import Any, Literal
 import torch
 
 import solera.methods  # noqa: F401  (registers them)
-from solera.config import TABLES, load_config, recipe_names, recipe_text
+from solera.core.errors import ConfigError
+from solera.core.settings import OFF, hints, optional, strip, words
 from solera.data import SOURCES
-from solera.data.sites import SiteConfig
-from solera.errors import ConfigError
-from solera.experiments.papers import PAPERS, load_paper, paper_names
-from solera.experiments.reproduce import needs
+from solera.data.site_data import SiteConfig
+from solera.lab.papers import PAPERS, load_paper, paper_names
+from solera.lab.reproduce import needs
 from solera.method import METHODS, Method, Traits, described, name_of
 from solera.models import MODELS, build, size_of
-from solera.settings import OFF, hints, optional, strip, words
+from solera.runs.config import TABLES, load_config, recipe_names, recipe_text
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

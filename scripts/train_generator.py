@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from solera.core.errors import ConfigError, SoleraError
 from solera.data import balanced, load
 from solera.data.generator import Generator, save_generator
-from solera.errors import ConfigError, SoleraError
 
 LR, BETAS = 2e-4, (0.5, 0.999)
 

@@ -3,9 +3,9 @@
 import pathlib
 from typing import Any
 
-from solera.parts.local import evaluate
-from solera.task import Data
-from solera.tensors import Weights
+from solera.core.task import Data
+from solera.core.tensors import Weights
+from solera.train.fitting import evaluate
 from toys import World, images, mlp
 
 CAMPS = (["c0", "c2", "c4"], ["c1", "c3", "c5"])

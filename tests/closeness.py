@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from solera.method import Method
 from solera.models import wrap
-from solera.runner.loop import Result
+from solera.runs.loop import Result
 from solera.testing import wide
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from public_toys import Exchange, Known
+from solera.core.task import Data
 from solera.method import Method, find_method
 from solera.methods.framework.ensemble_trainers import EnsembleTrainer
 from solera.methods.framework.global_trainers import GlobalTrainer
 from solera.methods.framework.local_trainers import LocalTrainer
-from solera.task import Data
 from solera.testing import toys
 from toys import kept_by
 

@@ -20,7 +20,7 @@ from typing import Any
 SERVER = """
 import gc, json, os, runpy, signal, socket, struct, sys
 import torch
-import solera.runner.loop, solera.testing, solera.report.page, solera.inference.predict, solera.experiments.sweep
+import solera.runs.loop, solera.testing, solera.report.page, solera.use.predict, solera.lab.sweep
 gc.collect()
 gc.freeze()
 

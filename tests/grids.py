@@ -12,8 +12,8 @@ from flwr.app import Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from solera.deploy.site import answer
-from solera.devices import Placement
 from solera.engines.base import Host
+from solera.place.placement import Placement
 
 Misbehaviour = Callable[[Message], Message | None]  # None: the node does not answer
 

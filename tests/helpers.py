@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from solera.core.task import Client, Data
 from solera.engines import Roster
-from solera.task import Client, Data
 
 
 class Site:

@@ -14,7 +14,7 @@ from torch import nn
 import solera
 from solera.engines import InProcess
 from solera.methods import FedAvg
-from solera.settings import settings
+from solera.core.settings import settings
 
 with open(pathlib.Path(__file__).with_name("imported"), "a") as trace:
     trace.write("x")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from solera.core.task import Data
+from solera.core.wire import Packed
 from solera.engines.base import Call, Reply
-from solera.parts.local import evaluate
-from solera.task import Data
-from solera.wire import Packed
+from solera.train.fitting import evaluate
 from toys import Conv, Samples, World, images, kept_by, mlp
 
 SIZES, KINDS = (5, 12, 9, 20, 7), "cmcmc"

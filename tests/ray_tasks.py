@@ -8,9 +8,9 @@ import time
 import torch
 from torch import Tensor
 
-from solera.task import Client, task
-from solera.tensors import Weights
-from solera.wire import at_most, like
+from solera.core.task import Client, task
+from solera.core.tensors import Weights
+from solera.core.wire import at_most, like
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,8 +39,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import simulated_autocast as autocast
-from solera.compute import FINDERS, Device, Finder, _found
-from solera.devices import _OPENED, TRICKS
+from solera.place.devices import FINDERS, Device, Finder, _found
+from solera.place.placement import _OPENED, TRICKS
 
 NAME = "sim"
 Table = Literal["cpu", "accelerator"]

@@ -13,7 +13,7 @@ GOOD, BAD = ("good", "fine", "great", "lovely"), ("bad", "dull", "poor", "awful"
 THINGS = ("film", "day", "plot", "song", "book")
 OWN = """
 import torch
-from solera.encodings import BYTES
+from solera.data.encodings import BYTES
 from torch import nn
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from solera.core.federation import Federation, FederationConfig, Replies, _Exchange
+from solera.core.task import Client, Data
 from solera.engines import ClientInfo, ClientStates, InProcess, Roster
-from solera.federation import Federation, FederationConfig, Replies, _Exchange
-from solera.runner.loop import check_server
-from solera.server import Server
-from solera.task import Client, Data
+from solera.runs.loop import check_server
+from solera.scenario.server import Server
 
 
 class Quadratic(nn.Module):

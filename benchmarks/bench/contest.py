@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from solera.errors import RunError
+from solera.core.errors import RunError
 
 from .machine import MARK, family, memory
 from .side import PEAK

@@ -5,7 +5,7 @@ import json
 import pathlib
 from typing import Any
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 
 FALL = 0.2  # the share of a ratio that may be lost
 SAME = ("cores", "cpu")  # of the machine; ratios differ less between machines than seconds, but they do

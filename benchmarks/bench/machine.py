@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from solera.errors import RunError
-from solera.randomness import one_thread
+from solera.core.errors import RunError
+from solera.core.randomness import one_thread
 
 MARK = "SOLERA_BENCH"  # the environment variable by which a family of processes is known, whoever forked whom
 MATRIX = 1024  # a side of the matrices whose product gives the peak

@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 
 from .peers import PEERS
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from solera.core.errors import ConfigError
 from solera.engines import default_workers
-from solera.errors import ConfigError
 
 from . import pace
 from .workloads import LR, Fleet

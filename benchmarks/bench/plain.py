@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from solera.parts.optimizers import Sgd
+from solera.train.optimizers import Sgd
 
 from .machine import Crew, Job
 

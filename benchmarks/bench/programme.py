@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.version import __version__
 
 from . import peers

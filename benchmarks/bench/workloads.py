@@ -16,28 +16,28 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from solera.config import EngineConfig, RunConfig
+from solera.core.errors import ConfigError
+from solera.core.federation import Federation, FederationConfig
+from solera.core.randomness import one_thread
+from solera.core.tensors import Weights, weights_of
+from solera.core.wire import encode
 from solera.data import PublicConfig
-from solera.devices import keep_freed_memory
 from solera.engines import ClientStates, InProcess, default_workers
-from solera.errors import ConfigError
-from solera.federation import Federation, FederationConfig
-from solera.methods.common.fusion import fuse, public_indices
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
 from solera.methods.fedet import FedET
 from solera.methods.mnfl import MNFL
-from solera.parts.distill import Distill, distill, visits
-from solera.parts.local import Local, evaluate
-from solera.parts.teachers import Ensemble
-from solera.randomness import one_thread
-from solera.runner.loop import simulate
+from solera.methods.steps.fusion import fuse, public_indices
+from solera.place.placement import keep_freed_memory
+from solera.runs.config import EngineConfig, RunConfig
+from solera.runs.display import Watcher
+from solera.runs.loop import simulate
 from solera.runs.record import RoundRecord
-from solera.scenario import Architecture, Scenario
-from solera.tensors import Weights, weights_of
-from solera.track.display import Watcher
-from solera.wire import encode
+from solera.scenario.scenario import Architecture, Scenario
+from solera.train.distill import Distill, distill, visits
+from solera.train.fitting import Local, evaluate
+from solera.train.teachers import Ensemble
 
 from . import made_up, plain
 from .machine import Peak, answering_flops, training_flops
@@ -494,8 +494,8 @@ FIRST_STEP = {
     "ours": """
 import tempfile, torch, solera
 from solera.methods.fedavg import FedAvg
-from solera.parts.local import Local
-from solera.track.display import Watcher
+from solera.train.fitting import Local
+from solera.runs.display import Watcher
 class First(Watcher):
     def progress(self, what, done, of):
         if done: print("first step", flush=True)

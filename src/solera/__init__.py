@@ -13,7 +13,11 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import methods, models, testing
-    from .config import Config, EngineConfig, RunConfig, load_config
+    from .core.errors import ConfigError, DataError, RunError, SoleraError
+    from .core.federation import Federation, FederationConfig, per_client
+    from .core.task import Client, Data
+    from .core.tensors import Weights
+    from .core.wire import like
     from .data import (
         Dataset,
         Partition,
@@ -27,17 +31,13 @@ if TYPE_CHECKING:
         from_torch,
         load,
     )
-    from .errors import ConfigError, DataError, RunError, SoleraError
-    from .federation import Federation, FederationConfig, per_client
     from .method import About, Exchange, Method, Model, Traits, register
-    from .runner.loop import Result, resume_run, simulate
+    from .runs.config import Config, EngineConfig, RunConfig, load_config
     from .runs.frame import frame
-    from .scenario import Scenario
-    from .server import Server
-    from .task import Client, Data
-    from .tensors import Weights
-    from .track.export import TrackConfig
-    from .wire import like
+    from .runs.loop import Result, resume_run, simulate
+    from .runs.tracking import TrackConfig
+    from .scenario.scenario import Scenario
+    from .scenario.server import Server
 
 _HOME = {
     "methods": "", "models": "", "testing": "",

@@ -16,14 +16,14 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from .federation import Federation
-from .parts.local import Score
-from .plugins import Registry, label
-from .server import EnsembleReport, Server
-from .settings import checks_itself, settings
-from .task import TASKS, Client, Task
-from .tensors import Weights
-from .wire import check_type, sized
+from .core.federation import Federation
+from .core.plugins import Registry, label
+from .core.settings import checks_itself, settings
+from .core.task import TASKS, Client, Task
+from .core.tensors import Weights
+from .core.wire import check_type, sized
+from .scenario.server import EnsembleReport, Server
+from .train.fitting import Score
 
 # ---- what a method says about itself ----------------------------------------------------------------
 

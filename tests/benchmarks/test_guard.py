@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench import guard
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 
 HERE = {"cores": 2, "cpu": "a processor"}
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from solera.config import load_config
-from solera.scenario import build_scenario
+from solera.runs.config import load_config
+from solera.scenario.scenario import build_scenario
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

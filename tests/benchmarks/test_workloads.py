@@ -9,9 +9,9 @@ import torch
 
 from bench import machine, made_up, page, peers, plain, workloads
 from bench.workloads import Fleet, find
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.models import build
-from solera.parts.local import evaluate
+from solera.train.fitting import evaluate
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MNIST = (1, 28, 28)

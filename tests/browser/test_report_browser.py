@@ -12,9 +12,9 @@ import pytest
 
 from run_directories import write_run
 from solera.report.figures import report_data
+from solera.report.live import LiveView, Source
+from solera.report.loading import read_all
 from solera.report.page import render
-from solera.report.read import read_all
-from solera.report.serve import LiveView, Source
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:  # for the whole file: one line in the summary

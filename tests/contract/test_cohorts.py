@@ -12,11 +12,11 @@ import pytest
 
 import solera.methods  # noqa: F401  (registers them)
 from cohorts import HELD_OUT, PARTIES, SCAFFOLD, UNIFORM, WEIGHTED, Federated, apart, settings
+from solera.core.wire import digest
 from solera.method import METHODS
-from solera.methods.common.swag import Swag
-from solera.parts.data_free import FineTune
-from solera.parts.similarity import Coefficients
-from solera.wire import digest
+from solera.methods.steps.swag import Swag
+from solera.train.data_free import FineTune
+from solera.train.similarity import Coefficients
 
 ROUNDING = 3e-5
 EVERYBODY = ["c0", "c1", "c2", "c3", "c4"]

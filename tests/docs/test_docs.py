@@ -24,15 +24,15 @@ import solera.methods  # registers them
 import solera.testing  # noqa: F401  (registers its tasks before a page does: what a page registers is taken back)
 from solera.cli.errors import EXIT_CODES
 from solera.cli.main import app
-from solera.config import Config, load_config
+from solera.core.task import TASKS
 from solera.data import SOURCES, load
 from solera.engines import ENGINES
-from solera.experiments.sweep import plan
+from solera.lab.sweep import plan
 from solera.method import METHODS, name_of, prepare_scoring
 from solera.models import MODELS
-from solera.runner.loop import check_fit, execute
-from solera.scenario import build_scenario
-from solera.task import TASKS
+from solera.runs.config import Config, load_config
+from solera.runs.loop import check_fit, execute
+from solera.scenario.scenario import build_scenario
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -241,7 +241,7 @@ def test_every_command_can_be_understood(page, line, monkeypatch):
     config = understood(line)
     if config is None or config.data.name != "fashion-mnist" or config.public.source == "dataset":
         return
-    monkeypatch.setattr("solera.scenario.load", load_once)
+    monkeypatch.setattr("solera.scenario.scenario.load", load_once)
     # Enough for 100 clients with two samples of each class.
     small = dataclasses.replace(config.data, train_size=2500, test_size=100)
     public = dataclasses.replace(config.public, size=100)

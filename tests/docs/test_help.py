@@ -15,12 +15,12 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-import solera.runner.loop
+import solera.runs.loop
 from solera.cli.main import app
-from solera.config import load_config
-from solera.runner.loop import execute
+from solera.runs.config import load_config
+from solera.runs.display import Watcher
+from solera.runs.loop import execute
 from solera.testing import small
-from solera.track.display import Watcher
 
 GROUP: Any = typer.main.get_command(app)
 EXAMPLE = re.compile(r"\[bold\](solera .+?)\[/bold\]", re.DOTALL)
@@ -91,7 +91,7 @@ def here(runs, tmp_path, monkeypatch) -> Path:
     """A working directory with a copy of them."""
     home = shutil.copytree(runs, tmp_path / "here")
     monkeypatch.chdir(home)
-    monkeypatch.setattr(solera.runner.loop, "execute", in_seconds)
+    monkeypatch.setattr(solera.runs.loop, "execute", in_seconds)
     return home
 
 

@@ -8,11 +8,11 @@ import re
 import pytest
 
 import solera.methods  # noqa: F401  (registers them)
-from solera.config import TABLES, recipe_names
-from solera.experiments.papers import PAPERS, load_paper, paper_names
+from solera.core.settings import hints, table_of
+from solera.lab import bounds
+from solera.lab.papers import PAPERS, load_paper, paper_names
 from solera.method import METHODS
-from solera.parts import bounds
-from solera.settings import hints, table_of
+from solera.runs.config import TABLES, recipe_names
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = {paper: ROOT / "docs" / "papers" / f"{paper}.md" for paper in PAPERS}

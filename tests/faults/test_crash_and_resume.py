@@ -18,13 +18,13 @@ import fresh
 import solera
 from run_directories import lines_of
 from solera.cli.doctor import SELF_TEST
-from solera.config import EngineConfig, RunConfig, load_config
+from solera.core.errors import ConfigError, RunError
+from solera.core.federation import FederationConfig
 from solera.engines import ClientStates
-from solera.errors import ConfigError, RunError
-from solera.federation import FederationConfig
 from solera.method import find_method
-from solera.runner.loop import execute, simulate
+from solera.runs.config import EngineConfig, RunConfig, load_config
 from solera.runs.directory import RunDirectory
+from solera.runs.loop import execute, simulate
 from solera.runs.record import read_records
 from solera.testing import run_toy, small, toy_for
 
@@ -139,10 +139,10 @@ SCRIPT = """
 import logging, pathlib, sys
 import torch
 from solera.cli.doctor import SELF_TEST
-from solera.config import EngineConfig, RunConfig, load_config
-from solera.federation import FederationConfig
+from solera.runs.config import EngineConfig, RunConfig, load_config
+from solera.core.federation import FederationConfig
 from solera.method import find_method
-from solera.runner.loop import execute, simulate
+from solera.runs.loop import execute, simulate
 from solera.testing import small, toy_for
 logging.disable(logging.CRITICAL)
 def blurred(batch, rng):
@@ -536,8 +536,8 @@ def test_sigterm_ends_soon_and_can_be_resumed(tmp_path):
 
 
 def test_a_run_without_clients_stops_with_a_name_and_can_be_resumed(tmp_path, monkeypatch):
+    from solera.core.federation import QuorumNotMet
     from solera.engines.faulty import Faulty
-    from solera.federation import QuorumNotMet
 
     method = make("fedavg")
     run_toy(method, tmp_path / "gone", rounds=1)
@@ -688,8 +688,8 @@ def test_all_client_state_since_the_last_checkpoint_is_flushed(tmp_path, monkeyp
 
 
 def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, monkeypatch):
-    import solera.federation as module
-    from solera.stopping import Interrupted
+    import solera.core.federation as module
+    from solera.core.stopping import Interrupted
 
     method = make("fedavg")
     expected = run_toy(method, tmp_path / "whole", rounds=2).digest
@@ -699,7 +699,7 @@ def test_sigterm_while_a_reply_is_looked_at_does_not_cost_that_reply(tmp_path, m
         nonlocal seen
         seen += 1
         if seen == 6:  # the last of the first round
-            monkeypatch.setattr("solera.wire._Reading.__call__", lambda *a: os.kill(os.getpid(), signal.SIGTERM))
+            monkeypatch.setattr("solera.core.wire._Reading.__call__", lambda *a: os.kill(os.getpid(), signal.SIGTERM))
         return decode(message, *args)
 
     with monkeypatch.context() as m:
@@ -738,8 +738,8 @@ def test_a_state_that_does_not_fit_the_method_is_refused_and_kept(tmp_path):
 
 
 def test_a_run_in_which_every_round_was_void_says_so(tmp_path, monkeypatch):
+    from solera.core.federation import QuorumNotMet
     from solera.engines.faulty import Faulty
-    from solera.federation import QuorumNotMet
 
     open_engine = EngineConfig.open
     monkeypatch.setattr(EngineConfig, "open", lambda *a: Faulty(open_engine(*a), lambda c: "drop"))

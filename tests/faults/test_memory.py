@@ -10,11 +10,11 @@ SCRIPT = """
 import logging, os, pathlib, sys
 from solera.method import find_method
 from solera.testing import run_toy, small
-from solera.track.display import Watcher
+from solera.runs.display import Watcher
 import solera.testing as testing
-from solera.config import EngineConfig, RunConfig
-from solera.federation import FederationConfig
-from solera.runner.loop import simulate
+from solera.runs.config import EngineConfig, RunConfig
+from solera.core.federation import FederationConfig
+from solera.runs.loop import simulate
 logging.disable(logging.CRITICAL)
 
 class Meter(Watcher):

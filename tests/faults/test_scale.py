@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-import solera.federation
+import solera.core.federation
 from helpers import Site
-from solera.config import EngineConfig, RunConfig
+from solera.core.federation import Federation, FederationConfig
+from solera.core.task import Client, task
+from solera.core.tensors import Weights
+from solera.core.wire import Packed, leaves, like
 from solera.data import PartitionConfig, from_tensors
 from solera.engines import ClientStates, InProcess, Processes, Threads
 from solera.engines.base import Window
-from solera.federation import Federation, FederationConfig
 from solera.method import find_method
-from solera.parts.teachers import Cache, Ensemble
-from solera.runner.loop import simulate
+from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.directory import RunDirectory
-from solera.scenario import Scenario
-from solera.task import Client, task
-from solera.tensors import Weights
+from solera.runs.loop import simulate
+from solera.scenario.scenario import Scenario
 from solera.testing import small, toy
-from solera.wire import Packed, leaves, like
+from solera.train.teachers import Cache, Ensemble
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +82,8 @@ def most_alive(monkeypatch):
         most = max(most, alive)
         return reply
 
-    decode = solera.federation.decode
-    monkeypatch.setattr(solera.federation, "decode", counted)
+    decode = solera.core.federation.decode
+    monkeypatch.setattr(solera.core.federation, "decode", counted)
     return lambda: most
 
 
@@ -138,8 +138,8 @@ import os, time, torch
 from torch import nn
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.engines import ClientStates, InProcess
-from solera.federation import Federation, FederationConfig
-from solera.scenario import Scenario
+from solera.core.federation import Federation, FederationConfig
+from solera.scenario.scenario import Scenario
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

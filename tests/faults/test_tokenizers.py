@@ -9,16 +9,16 @@ import pytest
 
 import fresh
 from encoders import write_encoder
-from solera.config import load_config
 from solera.engines.registry import ENGINES
-from solera.runner.loop import execute
+from solera.runs.config import load_config
+from solera.runs.loop import execute
 
 pytest.importorskip("transformers", reason="needs the extra text")
 
 SCRIPT = """
 import json, logging, pathlib, sys
-from solera.config import load_config
-from solera.runner.loop import execute
+from solera.runs.config import load_config
+from solera.runs.loop import execute
 logging.disable(logging.CRITICAL)
 tables, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
 print("go", flush=True)

@@ -15,13 +15,13 @@ from torch import nn
 
 from simulated_device import MIB, simulated_device
 from solera.cli.doctor import devices
-from solera.compute import Compute, compute_of
-from solera.devices import TRICKS, Placement, finest
+from solera.core.errors import ConfigError
+from solera.core.tensors import Brought, weights_of
 from solera.engines import EngineConfig
-from solera.errors import ConfigError
-from solera.parts.distill import Distill, distill
-from solera.parts.local import Diverged, Local, evaluate, fit, logits_of
-from solera.tensors import Brought, weights_of
+from solera.place.devices import Compute, compute_of
+from solera.place.placement import TRICKS, Placement, finest
+from solera.train.distill import Distill, distill
+from solera.train.fitting import Diverged, Local, evaluate, fit, logits_of
 from toys import images, mlp, same_bits
 
 

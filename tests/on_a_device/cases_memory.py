@@ -12,14 +12,14 @@ from torch import nn
 
 import solera.methods  # noqa: F401  (registers them)
 from simulated_device import MIB, SIM, simulated_device
-from solera.config import RunConfig
-from solera.devices import OutOfMemory, Placement, within_memory
+from solera.core.federation import FederationConfig
 from solera.engines import EngineConfig
-from solera.federation import FederationConfig
 from solera.methods.fedavg import FedAvg
-from solera.parts.local import Local, logits_of
-from solera.runner.loop import simulate
+from solera.place.placement import OutOfMemory, Placement, within_memory
+from solera.runs.config import RunConfig
+from solera.runs.loop import simulate
 from solera.testing import toy
+from solera.train.fitting import Local, logits_of
 
 SIM.register()
 

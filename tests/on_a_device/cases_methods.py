@@ -12,15 +12,15 @@ import pytest
 import solera.methods  # noqa: F401  (registers them)
 from closeness import apart
 from simulated_device import SIM, simulated_device
-from solera.config import RunConfig
+from solera.core.federation import FederationConfig
 from solera.engines import EngineConfig
-from solera.federation import FederationConfig
 from solera.method import METHODS, find_method
 from solera.methods import EnsembleTrainer, Framework, GlobalTrainer
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.runner.loop import simulate
+from solera.runs.config import RunConfig
+from solera.runs.loop import simulate
 from solera.testing import small, toy_for
+from solera.train.distill import Distill
+from solera.train.fitting import Local
 
 SIM.register()  # before the first backward pass
 

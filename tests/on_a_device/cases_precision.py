@@ -19,20 +19,20 @@ import simulated_autocast as autocast
 import solera.methods  # noqa: F401  (registers them)
 from closeness import apart, plain_models, tensors_of
 from simulated_device import SIM, simulated_device
-from solera.config import RunConfig
+from solera.core.errors import RunError
+from solera.core.federation import FederationConfig
+from solera.core.tensors import weights_of
 from solera.data.augment import drawn_anew
-from solera.devices import HALF, Placement, numerics
 from solera.engines import EngineConfig
-from solera.errors import RunError
-from solera.federation import FederationConfig
 from solera.method import METHODS, find_method
-from solera.parts.bilevel import after_a_step, endless
-from solera.parts.distill import Distill
-from solera.parts.local import Local, evaluate, fit, gradient_of, logits_of
-from solera.parts.teachers import Ensemble
-from solera.runner.loop import simulate
-from solera.tensors import weights_of
+from solera.place.placement import HALF, Placement, numerics
+from solera.runs.config import RunConfig
+from solera.runs.loop import simulate
 from solera.testing import small, toy_for, wide
+from solera.train.bilevel import after_a_step, endless
+from solera.train.distill import Distill
+from solera.train.fitting import Local, evaluate, fit, gradient_of, logits_of
+from solera.train.teachers import Ensemble
 from toys import same_bits
 
 SIM.register()

@@ -10,9 +10,9 @@ import solera.methods  # noqa: F401  (registers them)
 from closeness import apart
 from encoders import write_encoder
 from simulated_device import SIM, simulated_device
-from solera.config import load_config
 from solera.models.buckets import in_buckets
-from solera.runner.loop import execute, scenario_of, simulate
+from solera.runs.config import load_config
+from solera.runs.loop import execute, scenario_of, simulate
 
 SIM.register()  # before the first backward pass
 

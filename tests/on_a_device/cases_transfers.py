@@ -10,11 +10,11 @@ import pytest
 import solera.methods  # noqa: F401  (registers them)
 from closeness import apart, plain_models
 from simulated_device import SIM, simulated_device
-from solera.config import RunConfig
+from solera.core.federation import FederationConfig
 from solera.engines import EngineConfig
-from solera.federation import FederationConfig
 from solera.method import METHODS, find_method
-from solera.runner.loop import simulate
+from solera.runs.config import RunConfig
+from solera.runs.loop import simulate
 from solera.testing import small, toy_for
 
 SIM.register()

@@ -77,11 +77,11 @@ def machines(tmp_path_factory):
 
 RUN = """
 import pathlib, sys, torch
-from solera.config import RunConfig
+from solera.runs.config import RunConfig
 from solera.engines.ray import RayConfig
-from solera.federation import FederationConfig
-from solera.runner.loop import simulate
-from solera.task import task, Client
+from solera.core.federation import FederationConfig
+from solera.runs.loop import simulate
+from solera.core.task import task, Client
 from solera.testing import small, toy_for
 import solera.methods
 from solera.method import find_method
@@ -154,7 +154,7 @@ from solera.engines.ray import RayConfig
 from solera.method import Method, Model
 from solera.testing import run_toy, toy
 from solera.methods import FedAvg
-from solera.config import RunConfig
+from solera.runs.config import RunConfig
 
 class Net(nn.Module):  # of the program itself: no other process can import it
     def __init__(self):

@@ -20,15 +20,15 @@ import torch
 import ray_tasks
 from helpers import Site
 from namespaces import mine
-from solera.compute import Compute
-from solera.config import RunConfig
+from solera.core.errors import ConfigError, RunError
+from solera.core.federation import Federation, FederationConfig
 from solera.engines import ClientStates
 from solera.engines import ray as engine_ray
 from solera.engines.ray import RayConfig
-from solera.errors import ConfigError, RunError
-from solera.federation import Federation, FederationConfig
 from solera.methods import MNFL, FedAvg, FedDF, FedEED, FedET, Scaffold
-from solera.runner.loop import simulate
+from solera.place.devices import Compute
+from solera.runs.config import RunConfig
+from solera.runs.loop import simulate
 from solera.testing import check_engine, run_toy, small, toy_for
 
 ray = pytest.importorskip("ray", reason="needs the extra 'ray'")

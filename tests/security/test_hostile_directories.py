@@ -1,5 +1,5 @@
 """Run directories from anywhere: a named pipe or a device in place of a file neither hangs nor fills the memory, and
-numbers that are none stop no reader. All that reads them goes through `solera.files`."""
+numbers that are none stop no reader. All that reads them goes through `solera.core.files`."""
 
 import contextlib
 import copy
@@ -20,10 +20,10 @@ from typer.testing import CliRunner, Result
 from run_directories import write_run
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
-from solera.config import load_config
-from solera.files import check_file, read_file
-from solera.report.serve import Source
-from solera.runner.loop import execute
+from solera.core.files import check_file, read_file
+from solera.report.live import Source
+from solera.runs.config import load_config
+from solera.runs.loop import execute
 
 FILES = (
     "config.toml",
@@ -52,7 +52,7 @@ import sys
 from pathlib import Path
 from typer.testing import CliRunner
 from solera.cli.main import app
-from solera.report.serve import Source
+from solera.report.live import Source
 commands, *homes = (line.split("|") for line in sys.argv[1:])
 for (home,) in homes:
     for words in commands:

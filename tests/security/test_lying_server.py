@@ -10,15 +10,15 @@ import torch
 
 from deployments import CODE, DIFFERENT, config_of
 from grids import in_a_flower_task  # noqa: F401
+from solera.core.errors import ConfigError
+from solera.core.task import TASKS, Client, Task
+from solera.core.wire import Limits, decode, encode
 from solera.deploy import site as site_module
 from solera.deploy.init import init
 from solera.deploy.site import OwnSite, answer
 from solera.engines.flower import PROTOCOL, pack, unpack
-from solera.errors import ConfigError
 from solera.methods.fedgkt import Extracted
-from solera.parts.local import Local
-from solera.task import TASKS, Client, Task
-from solera.wire import Limits, decode, encode
+from solera.train.fitting import Local
 
 pytestmark = pytest.mark.usefixtures("in_a_flower_task")
 LOCAL = "[method.local]\nepochs = 1\nbatch = 16\nlr = 0.05"

@@ -12,11 +12,11 @@ import torch
 
 import solera
 from helpers import Site
+from solera.core.errors import ConfigError
+from solera.core.task import TASKS
+from solera.core.wire import WireError, decode, encode
 from solera.engines import ClientInfo, ClientStates, InProcess, Roster, StateError, Version
-from solera.errors import ConfigError
 from solera.runs.directory import RunDirectory
-from solera.task import TASKS
-from solera.wire import WireError, decode, encode
 
 SRC = pathlib.Path(solera.__file__).parent
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -112,8 +112,8 @@ def test_names_from_outside_stay_inside(name, tmp_path):
 
 
 def test_a_call_can_name_registered_tasks_only(tmp_path):
+    from solera.core.wire import Packed
     from solera.engines import Call
-    from solera.wire import Packed
 
     engine = InProcess(Site(), ClientStates(tmp_path))
     for name in ("os.system", "builtins.eval", "solera.cli.main", "__import__"):

@@ -12,12 +12,12 @@ from typer.testing import CliRunner, Result
 from run_directories import write_run
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
-from solera.config import load_config
-from solera.errors import ConfigError, RunError
-from solera.runner.loop import resume_run
+from solera.core.errors import ConfigError, RunError
+from solera.runs import tracking as export
+from solera.runs.config import load_config
 from solera.runs.directory import RunDirectory
+from solera.runs.loop import resume_run
 from solera.runs.trust import refuse_sending
-from solera.track import export
 from solera.version import __version__
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}

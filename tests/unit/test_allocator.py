@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import ctypes, resource, sys
 if "keep" in sys.argv:
-    from solera.devices import keep_freed_memory
+    from solera.place.placement import keep_freed_memory
     print(keep_freed_memory())
 else:
     print()

@@ -6,18 +6,18 @@ import math
 import pytest
 import torch
 
-from solera.availability import Availability, Clock, next_visit, samples_of
-from solera.config import RunConfig, load_config
+from solera.core.availability import Availability, Clock, next_visit, samples_of
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig
 from solera.engines import EngineConfig
-from solera.errors import ConfigError
-from solera.federation import FederationConfig
 from solera.methods import FedEED
 from solera.methods.framework.cohort import Cohort
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.runner.loop import simulate
+from solera.runs.config import RunConfig, load_config
+from solera.runs.loop import simulate
 from solera.testing import toy
 from solera.testing.toys import wide
+from solera.train.distill import Distill
+from solera.train.fitting import Local
 from timetable_by_hand import completions, schedule
 
 FAST = {"down_mbit": [1e9], "up_mbit": [1e9]}  # nothing takes time but work

@@ -16,19 +16,19 @@ import torch
 from torch import nn
 
 from helpers import Site
-from solera import randomness
-from solera.config import EngineConfig, RunConfig
+from solera.core import randomness
+from solera.core.errors import RunError
+from solera.core.federation import Federation, TaskError
+from solera.core.randomness import Parallel, SharedGenerator, isolated, repeatable, same_bits
+from solera.core.task import Client, task
+from solera.core.wire import sized
 from solera.engines import ClientStates, InProcess
-from solera.errors import RunError
-from solera.federation import Federation, TaskError
 from solera.methods import FedDF
-from solera.randomness import Parallel, SharedGenerator, isolated, repeatable, same_bits
-from solera.runner.loop import simulate
-from solera.server import Server
-from solera.task import Client, task
+from solera.runs.config import EngineConfig, RunConfig
+from solera.runs.display import Watcher
+from solera.runs.loop import simulate
+from solera.scenario.server import Server
 from solera.testing import ENGINES_TO_COMPARE, Echo, small, toy, wide
-from solera.track.display import Watcher
-from solera.wire import sized
 
 
 def run(out, engine="inprocess", watcher=None, scenario=None):

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from solera import compute
 from solera.cli.doctor import devices as doctors_lines
-from solera.compute import Compute, Device, Finder, check_fork, compute_of, found
-from solera.devices import numerics
+from solera.core.errors import PORTABLE, ConfigError, NotPortable
 from solera.engines import EngineConfig
-from solera.errors import PORTABLE, ConfigError, NotPortable
+from solera.place import devices as compute
+from solera.place.devices import Compute, Device, Finder, check_fork, compute_of, found
+from solera.place.placement import numerics
 from solera.testing import toy
 
 FAKED = [Device("cuda:0", "a device", 8 << 30, ("float32", "tf32"))]

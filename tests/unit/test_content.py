@@ -5,11 +5,11 @@ import json
 
 import torch
 
-from solera.config import load_config
-from solera.content import content_of
-from solera.runner.dry import rehearse_config
-from solera.runner.loop import execute
+from solera.core.content import content_of
+from solera.runs.config import load_config
+from solera.runs.loop import execute
 from solera.runs.read import read_run
+from solera.runs.rehearsal import rehearse_config
 
 
 def test_tables_of_tensors_are_parameters_and_other_floats_predictions():

@@ -7,25 +7,25 @@ import dataclasses
 
 import pytest
 
+from solera.core.federation import FederationConfig
 from solera.data.partition import PartitionConfig
-from solera.federation import FederationConfig
 from solera.methods.decentralised import Decentralised
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
 from solera.methods.fedet import FedET
-from solera.methods.framework.loop import Framework
+from solera.methods.framework.algorithm import Framework
 from solera.methods.fusionlarge import FusionLarge
 from solera.methods.hierarchical import Hierarchical
 from solera.methods.mnfl import MNFL
 from solera.methods.mnflparam import MNFLParameters
-from solera.parts.bilevel import Envelope
-from solera.parts.data_free import FineTune, LatentGenerator
-from solera.parts.distill import Distill
-from solera.parts.hypernet import Hypernet
-from solera.parts.local import Local
-from solera.parts.lowbit import LowBit
-from solera.parts.matching import BBP
-from solera.scenario import DataConfig, ModelsConfig
+from solera.scenario.scenario import DataConfig, ModelsConfig
+from solera.train.bilevel import Envelope
+from solera.train.data_free import FineTune, LatentGenerator
+from solera.train.distill import Distill
+from solera.train.fitting import Local
+from solera.train.hypernet import Hypernet
+from solera.train.lowbit import LowBit
+from solera.train.matching import BBP
 
 NO_DECAY = {"momentum": 0.0, "weight_decay": 0.0, "optimizer": "sgd", "clip": None}
 LOCAL = {"epochs": 5, "steps": None, "batch": 64, "lr": 0.1, **NO_DECAY}

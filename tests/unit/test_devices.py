@@ -10,16 +10,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from solera.config import EngineConfig, RunConfig
+from solera.core.errors import ConfigError, SoleraError
 from solera.data import PartitionConfig, from_tensors
-from solera.devices import Placement, numerics
-from solera.errors import ConfigError, SoleraError
 from solera.methods import FedDF
-from solera.parts.local import Local, fit
-from solera.runner.loop import simulate
-from solera.scenario import Scenario
+from solera.place.placement import Placement, numerics
+from solera.runs.config import EngineConfig, RunConfig
+from solera.runs.display import Watcher
+from solera.runs.loop import simulate
+from solera.scenario.scenario import Scenario
 from solera.testing import ENGINES_TO_COMPARE, deep, small, toy, wide
-from solera.track.display import Watcher
+from solera.train.fitting import Local, fit
 
 
 @contextlib.contextmanager

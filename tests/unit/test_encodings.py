@@ -8,18 +8,18 @@ import torch
 from torch import nn
 
 import solera
-from solera.config import RunConfig
+from solera.core.errors import ConfigError, DataError
 from solera.data import PublicConfig, tokenize
-from solera.data.text import WORDS
-from solera.encodings import Columns, Encoding, as_bytes, digest_of, encoded, from_bytes, reading, unique
+from solera.data.encodings import Columns, Encoding, as_bytes, digest_of, encoded, from_bytes, reading, unique
+from solera.data.tokens import WORDS
 from solera.engines import EngineConfig
-from solera.errors import ConfigError, DataError
 from solera.methods.feddf import FedDF
 from solera.models import as_split
-from solera.parts.distill import Distill
-from solera.parts.local import Local, logits_of
-from solera.runner.loop import simulate
-from solera.scenario import Scenario
+from solera.runs.config import RunConfig
+from solera.runs.loop import simulate
+from solera.scenario.scenario import Scenario
+from solera.train.distill import Distill
+from solera.train.fitting import Local, logits_of
 
 TEXTS = ["good film", "bad", "a fine day", "no", "so dull a plot", "great", "poor", "nice and good"] * 6
 LABELS = [1, 0, 1, 0, 0, 1, 0, 1] * 6

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 import solera.engines.processes
 from helpers import Site
+from solera.core.errors import ConfigError, SoleraError
+from solera.core.federation import Federation, FederationConfig, QuorumNotMet
+from solera.core.randomness import Parallel
+from solera.core.task import Client, task
+from solera.core.tensors import Weights
+from solera.core.wire import Packed, at_most
+from solera.core.wire import digest as wire_digest
 from solera.engines import Call, ClientStates, InProcess, Processes, StateError, Threads, default_engine
 from solera.engines.processes import _let_threads_end
 from solera.engines.serve import serve
-from solera.errors import ConfigError, SoleraError
-from solera.federation import Federation, FederationConfig, QuorumNotMet
-from solera.randomness import Parallel
-from solera.task import Client, task
-from solera.tensors import Weights
-from solera.wire import Packed, at_most
-from solera.wire import digest as wire_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,9 +301,9 @@ import sys, time, torch
 sys.path.insert(0, sys.argv[2])
 from helpers import Site
 from solera.engines import ClientStates, Processes
-from solera.federation import Federation
-from solera.task import Client, task
-from solera.wire import at_most
+from solera.core.federation import Federation
+from solera.core.task import Client, task
+from solera.core.wire import at_most
 import dataclasses, os
 
 @dataclasses.dataclass(frozen=True)

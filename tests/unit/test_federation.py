@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from helpers import Site
+from solera.core.errors import ConfigError
+from solera.core.federation import Federation, FederationConfig, QuorumNotMet, TaskError, draw_clients, per_client
+from solera.core.task import Client, task
+from solera.core.tensors import Weights
+from solera.core.wire import Packed, at_most, encode, like, sized
 from solera.engines import ClientInfo, ClientStates, InProcess, Reply, Roster
 from solera.engines.faulty import Faulty
-from solera.errors import ConfigError
-from solera.federation import Federation, FederationConfig, QuorumNotMet, TaskError, draw_clients, per_client
-from solera.task import Client, task
-from solera.tensors import Weights
-from solera.wire import Packed, at_most, encode, like, sized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ def test_groups_come_in_the_order_of_their_names(fed):
 
 
 def test_mean_equals_the_mean_of_map_to_the_bit(fed):
-    from solera.parts.aggregate import weighted_mean
+    from solera.train.aggregate import weighted_mean
 
     w = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(3))}
     everyone = list(fed.clients)

@@ -2,10 +2,10 @@
 
 import itertools
 
+from solera.core.task import Data
 from solera.methods.fd import train_and_report
 from solera.methods.fedavg import FedAvg
-from solera.parts.local import Local
-from solera.task import Data
+from solera.train.fitting import Local
 from toys import World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=1, batch=8, lr=0.05)

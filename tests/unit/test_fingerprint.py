@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from solera.errors import PORTABLE
+from solera.core.errors import PORTABLE
 from solera.fingerprint import fingerprint, numbers
 
 OTHER_CPU = {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
@@ -157,9 +157,9 @@ def test_a_portable_run_ends_in_one_digest_on_processors_of_either_maker(tmp_pat
 
 def test_a_program_that_has_loaded_torch_without_the_environment_is_told_what_to_do():
     ask = (
-        "import solera.testing as t, solera.engines as e, solera.compute as c, solera.errors\n"
+        "import solera.testing as t, solera.engines as e, solera.place.devices as c, solera.core.errors\n"
         "try: c.compute_of(e.EngineConfig(portable=True))\n"
-        "except solera.errors.ConfigError as error: print(type(error).__name__)"
+        "except solera.core.errors.ConfigError as error: print(type(error).__name__)"
     )
     (told,) = in_another_process(ask)
     assert told == ("NotPortable" if torch.backends.mkl.is_available() else "ConfigError")

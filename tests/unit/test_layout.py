@@ -13,11 +13,11 @@ import torch
 
 import solera.methods
 import solera.testing  # noqa: F401
-from solera import wire
+from solera.core import wire
+from solera.core.task import TASKS, Client, task
+from solera.core.tensors import Shapes, Weights
+from solera.core.wire import Layout, Packed, WireError, at_most, check_ties, decode, encode, like, sized
 from solera.method import prepare_scoring
-from solera.task import TASKS, Client, task
-from solera.tensors import Shapes, Weights
-from solera.wire import Layout, Packed, WireError, at_most, check_ties, decode, encode, like, sized
 
 prepare_scoring()  # registers how clients' own models are scored
 OURS = {name: t for name, t in TASKS.items() if t.fn.__module__.startswith("solera.")}

@@ -12,12 +12,12 @@ import torch
 
 import solera
 import solera.methods
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.method import METHODS, About, Method, Model, Traits, described, register
 from solera.methods import MNFL, FedAvg, FedDF, FedET, Framework, FusionLarge, LocalOnly, Scaffold
-from solera.parts.teachers import Ensemble
-from solera.runner.loop import check_fit, check_server
+from solera.runs.loop import check_fit, check_server
 from solera.testing import run_toy, small, toy, toy_for, wide
+from solera.train.teachers import Ensemble
 
 SRC = pathlib.Path(solera.__file__).parent
 OURS = {n: cls for n, cls in METHODS.items() if cls.__module__.startswith("solera.methods.")}
@@ -83,7 +83,7 @@ def test_nothing_reads_the_words():
         if path.name not in ("method.py", "ls.py"):
             assert "described(" not in text, path
             assert not re.search(r"method\.about|\.privacy\.|\.models\.startswith", text), path
-    for name in ("supply.py", "testing/toys.py", "testing/contracts.py", "runner/loop.py", "runner/measure.py"):
+    for name in ("supply.py", "testing/toys.py", "testing/contracts.py", "runs/loop.py", "runs/measure.py"):
         assert "hasattr(" not in (SRC / name).read_text("utf-8"), name
         assert "method: Any" not in (SRC / name).read_text("utf-8"), name
 

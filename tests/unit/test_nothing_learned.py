@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from solera.cli.errors import EXIT_CODES
-from solera.config import EngineConfig, RunConfig
-from solera.federation import FederationConfig, QuorumNotMet
+from solera.core.federation import FederationConfig, QuorumNotMet
 from solera.method import METHODS, Model, register
 from solera.methods import FedAvg
-from solera.runner.loop import NothingLearned, simulate
+from solera.runs.config import EngineConfig, RunConfig
+from solera.runs.display import Watcher
+from solera.runs.loop import NothingLearned, simulate
 from solera.testing import check_method, small, toy, wide
-from solera.track.display import Watcher
 
 
 class Broken(nn.Sequential):

@@ -12,19 +12,19 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from solera import devices
+from solera.core.errors import ConfigError
+from solera.core.federation import Federation
+from solera.core.tensors import CPU, beside, device_of, weights_of
 from solera.data import PartitionConfig, PublicConfig, from_tensors
-from solera.devices import TRICKS, Placement, tricks_of
 from solera.engines import ClientStates, InProcess, Processes, Threads
-from solera.errors import ConfigError
-from solera.federation import Federation
-from solera.methods.common.training import local_update
+from solera.methods.steps.training import local_update
 from solera.models import build
-from solera.parts.chain import resized
-from solera.parts.local import Local, fit, logits_of, minibatches
-from solera.scenario import Scenario
-from solera.tensors import CPU, beside, device_of, weights_of
+from solera.place import placement as devices
+from solera.place.placement import TRICKS, Placement, tricks_of
+from solera.scenario.scenario import Scenario
 from solera.testing import toy, wide
+from solera.train.chain import resized
+from solera.train.fitting import Local, fit, logits_of, minibatches
 from toys import Conv, images, mlp, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")

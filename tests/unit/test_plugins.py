@@ -11,17 +11,27 @@ from torch import nn
 
 import solera
 from own_code import TABLES, imports, write_own
-from solera.config import load_config, to_toml
+from solera.core.errors import ConfigError, DataError
+from solera.core.plugins import (
+    Registry,
+    anchored,
+    architectures,
+    code_allowed,
+    is_path,
+    label,
+    paths_in,
+    sha256_of,
+    short,
+)
+from solera.core.plugins import load as load_path
+from solera.core.settings import settings
 from solera.data import SOURCES, load, register_data
 from solera.engines import ENGINES, EngineConfig, InProcess, engine_info, engine_named, register_engine
-from solera.errors import ConfigError, DataError
 from solera.method import METHODS, find_method, name_of, register
 from solera.methods import FedAvg
 from solera.models import MODELS, build, model_info, register_model
-from solera.plugins import Registry, anchored, architectures, code_allowed, is_path, label, paths_in, sha256_of, short
-from solera.plugins import load as load_path
-from solera.scenario import Scenario, build_scenario
-from solera.settings import settings
+from solera.runs.config import load_config, to_toml
+from solera.scenario.scenario import Scenario, build_scenario
 from solera.testing import check_engine, check_method, small, toy
 
 
@@ -125,7 +135,7 @@ def test_everything_of_ones_own_from_a_file_beside_the_toml(own, tmp_path, monke
     text = to_toml(config)
     assert f'name = "{own.parent}/own.py:Mine"' in text
     with code_allowed("/"):  # it means the same from anywhere
-        assert load_config(solera.config.tomllib.loads(text)) == config
+        assert load_config(solera.runs.config.tomllib.loads(text)) == config
     assert len(sha256_of(f"{own.parent}/own.py:Mine") or "") == 64
 
 
@@ -194,9 +204,9 @@ def test_a_registered_class_is_written_down_by_its_path(tmp_path):
     """A new process could not find the name: nothing would import the file that registers it."""
     (tmp_path / "named.py").write_text(
         "import solera\nfrom solera.methods import FedAvg\n"
-        "@solera.register('by-decorator')\n@solera.settings.settings\nclass Mine(FedAvg):\n    pass\n"
+        "@solera.register('by-decorator')\n@solera.core.settings.settings\nclass Mine(FedAvg):\n    pass\n"
         "@solera.models.register_model('own-text', kind='text')\ndef words(classes): ...\n".replace(
-            "import solera\n", "import solera\nimport solera.settings\n"
+            "import solera\n", "import solera\nimport solera.core.settings\n"
         )
     )
     with code_allowed(tmp_path):
@@ -240,7 +250,7 @@ def test_entry_points_are_found_by_name_without_permission(installed, caplog):
     assert (name_of(config.method), config.method.extra) == ("pkg-method", 2)
     assert len(load("pkg-points").train) == 180
     assert type(config.engine).__name__ == "Counting"
-    assert load_config(solera.config.tomllib.loads(to_toml(config))) == config
+    assert load_config(solera.runs.config.tomllib.loads(to_toml(config))) == config
     with pytest.raises(ConfigError, match="did you mean 'pkg-method'"):
         find_method("pkg-metod")
     with pytest.raises(ConfigError, match="'pkg-broken' of the package 'pluggy-pkg' cannot be used: AttributeError"):
@@ -335,7 +345,7 @@ def test_an_engine_of_ones_own(tmp_path):
     config = load_config({"method": {"name": "fedavg"}, "engine": {"name": "counting", "workers": 3}})
     assert config.engine == Counting(workers=3)
     assert engine_info("counting").title == "Counts its calls."
-    assert load_config(solera.config.tomllib.loads(to_toml(config))) == config
+    assert load_config(solera.runs.config.tomllib.loads(to_toml(config))) == config
 
 
 def test_what_is_no_engine_is_refused(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from solera.randomness import Parallel, Watch, fingerprint, isolated, seed_from
+from solera.core.randomness import Parallel, Watch, fingerprint, isolated, seed_from
 
 
 def test_a_seed_depends_on_its_key_and_nothing_else():

@@ -16,16 +16,16 @@ from torch import nn
 
 import fresh
 import ray_tasks
-from solera.compute import Compute
+from solera.core.errors import ConfigError
+from solera.core.plugins import code_allowed, files_of_code, load, take_over
+from solera.core.randomness import Parallel
+from solera.core.task import TASKS
+from solera.core.wire import Packed, encode
 from solera.engines import Call, Version, engine_info, engine_named
 from solera.engines import ray as engine_ray
 from solera.engines.ray import Carried, RayConfig, Worker, _Messages, fitting, from_bytes, resources_of, to_bytes
 from solera.engines.states import StateError
-from solera.errors import ConfigError
-from solera.plugins import code_allowed, files_of_code, load, take_over
-from solera.randomness import Parallel
-from solera.task import TASKS
-from solera.wire import Packed, encode
+from solera.place.devices import Compute
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_resources_follow_from_threads_and_devices():
 
 def test_more_workers_than_this_machine_has_devices_for(monkeypatch):
     """The devices of a cluster are not those of this machine."""
-    from solera import compute
+    from solera.place import devices as compute
 
     two = [compute.Device("cuda:0", "a"), compute.Device("cuda:1", "b")]
     monkeypatch.setattr(compute, "found", lambda: {"cuda": two})

@@ -9,11 +9,11 @@ import pytest
 import solera
 import solera.methods
 from run_directories import lines_of
-from solera.federation import Federation, FederationConfig, QuorumNotMet
+from solera.core.federation import Federation, FederationConfig, QuorumNotMet
+from solera.core.task import TASKS
 from solera.method import METHODS, MeanScore, find_method, scoring
-from solera.parts.local import Score
-from solera.task import TASKS
 from solera.testing import run_toy, small
+from solera.train.fitting import Score
 from toys import World
 
 SRC = pathlib.Path(solera.__file__).parent
@@ -65,7 +65,7 @@ def test_the_walker_sees_it(line):
 
 @pytest.mark.parametrize(
     "path",
-    sorted([*(SRC / "methods").rglob("*.py"), SRC / "runner/measure.py", SRC / "testing/contracts.py"]),
+    sorted([*(SRC / "methods").rglob("*.py"), SRC / "runs/measure.py", SRC / "testing/contracts.py"]),
     ids=lambda p: p.stem,
 )
 def test_nobody_writes_into_the_round_state(path):
@@ -153,7 +153,7 @@ def test_means_of_scores_are_those_of_the_single_ones(tmp_path, monkeypatch):
 
 
 def test_a_client_counts_once_in_a_mean_of_scores_however_often_it_was_drawn(tmp_path):
-    from solera.runner.measure import _measure_mean
+    from solera.runs.measure import _measure_mean
 
     method = small(find_method("ditto")())
     from solera.engines import ClientStates, InProcess

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from solera.parts.local import Local, evaluate, fit, gradient_of, logits_of, minibatches
-from solera.parts.norms import reestimate
-from solera.parts.teachers import by_position
-from solera.randomness import seed_from
-from solera.tensors import Views, batches, draw, is_fresh, joined, subset, take, weights_of
+from solera.core.randomness import seed_from
+from solera.core.tensors import Views, batches, draw, is_fresh, joined, subset, take, weights_of
+from solera.train.fitting import Local, evaluate, fit, gradient_of, logits_of, minibatches
+from solera.train.norms import reestimate
+from solera.train.teachers import by_position
 from toys import Conv, images, mlp, same_bits
 
 X, Y = images(40)

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from helpers import Site
-from solera import randomness
-from solera.config import EngineConfig
+from solera.core import randomness
+from solera.core.errors import ConfigError, SoleraError
+from solera.core.federation import Federation
+from solera.core.randomness import Parallel
+from solera.core.task import Client, task
+from solera.core.wire import sized
 from solera.engines import ClientStates, InProcess, Processes, Threads, processes
-from solera.errors import ConfigError, SoleraError
-from solera.federation import Federation
-from solera.randomness import Parallel
-from solera.task import Client, task
-from solera.wire import sized
+from solera.runs.config import EngineConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +209,7 @@ PARENT = """
 import os, sys, threading, time
 from helpers import Site
 from solera.engines import ClientStates, Processes
-from solera.federation import Federation
+from solera.core.federation import Federation
 import test_scarce
 
 def work():

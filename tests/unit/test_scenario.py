@@ -15,20 +15,20 @@ from torch import nn
 
 import solera
 from run_directories import lines_of
-from solera.config import EngineConfig, RunConfig, load_config, to_toml
+from solera.core.errors import ConfigError, DataError
+from solera.core.federation import FederationConfig
+from solera.core.task import Data
 from solera.data import PartitionConfig, PublicConfig, from_folder, from_tensors, load
 from solera.data.partition import Partition
 from solera.engines import default_workers
-from solera.errors import ConfigError, DataError
-from solera.federation import FederationConfig
 from solera.methods import FedAvg, FedAvgFT, FedDF, FedMD
-from solera.parts.local import Local
 from solera.report.figures import report_data
-from solera.report.read import read_all
-from solera.runner.loop import scenario_of, simulate
-from solera.scenario import Scenario
-from solera.task import Data
+from solera.report.loading import read_all
+from solera.runs.config import EngineConfig, RunConfig, load_config, to_toml
+from solera.runs.loop import scenario_of, simulate
+from solera.scenario.scenario import Scenario
 from solera.testing import small, toy
+from solera.train.fitting import Local
 
 ROWS = 120
 KINDS = [

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from solera.errors import ConfigError
-from solera.parts.local import Score
-from solera.server import Server
-from solera.task import Data
+from solera.core.errors import ConfigError
+from solera.core.task import Data
+from solera.scenario.server import Server
+from solera.train.fitting import Score
 
 
 def make(**options):

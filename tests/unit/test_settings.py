@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Le
 
-from solera.config import EngineConfig
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.settings import Hint, OrInf, Replaceable, checks_itself, settings
+from solera.core.wire import WireError, decode, encode
 from solera.methods import FedAvg, FedDF
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.settings import Hint, OrInf, Replaceable, checks_itself, settings
-from solera.wire import WireError, decode, encode
+from solera.runs.config import EngineConfig
+from solera.train.distill import Distill
+from solera.train.fitting import Local
 
 
 @settings

@@ -13,19 +13,19 @@ from torch import nn
 
 from run_directories import lines_of
 from solera import Scenario, simulate
-from solera.config import RunConfig, load_config, to_toml
+from solera.core.errors import ConfigError, DataError
+from solera.core.plugins import code_allowed
 from solera.data import PublicConfig, from_tensors
-from solera.data.sites import Form, SiteConfig, hold, read_site
-from solera.devices import Placement
+from solera.data.site_data import Form, SiteConfig, hold, read_site
 from solera.engines import serve
-from solera.errors import ConfigError, DataError
 from solera.methods import FedAvg
-from solera.parts.local import Local
-from solera.plugins import code_allowed
-from solera.runner.facts import facts_of
-from solera.runner.loop import check_fit, execute, run, scenario_of
-from solera.runner.sites import server_of_sites, site_host
-from solera.sites import check_hellos
+from solera.place.placement import Placement
+from solera.runs.config import RunConfig, load_config, to_toml
+from solera.runs.facts import facts_of
+from solera.runs.loop import check_fit, execute, run, scenario_of
+from solera.scenario.host import check_hellos
+from solera.scenario.sites import server_of_sites, site_host
+from solera.train.fitting import Local
 
 FORM = Form("own", (2,), 2, class_names=("benign", "malignant"))
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from solera.parts.local import Local, fit, logits_of
-from solera.randomness import Parallel
-from solera.stopping import Interrupted, check_stop, stoppable
+from solera.core.randomness import Parallel
+from solera.core.stopping import Interrupted, check_stop, stoppable
+from solera.train.fitting import Local, fit, logits_of
 
 X, Y = torch.randn(64, 4), torch.zeros(64, dtype=torch.int64)
 FOR_EVER = Local(epochs=10**7, batch=8)

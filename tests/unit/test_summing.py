@@ -7,14 +7,23 @@ import torch
 from torch import Tensor
 
 from helpers import Site
+from solera.core.federation import (
+    PROTOCOL,
+    STEPS,
+    Federation,
+    FederationConfig,
+    MeanOf,
+    Plain,
+    QuorumNotMet,
+    TaskError,
+)
+from solera.core.task import Client, task
+from solera.core.tensors import Weights
+from solera.core.wire import Layout, digest, like, sized
 from solera.engines import ClientStates, InProcess
 from solera.engines.faulty import Faulty
-from solera.federation import PROTOCOL, STEPS, Federation, FederationConfig, MeanOf, Plain, QuorumNotMet, TaskError
 from solera.method import find_method
-from solera.task import Client, task
-from solera.tensors import Weights
 from solera.testing import small, toy_for
-from solera.wire import Layout, digest, like, sized
 
 
 @dataclasses.dataclass(frozen=True)

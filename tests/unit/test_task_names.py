@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from solera.task import TASKS, Client, task
+from solera.core.task import TASKS, Client, task
 
 # What a message may ask for. A name that changes here breaks every deployment that runs another version: rename
 # functions and move files as you like, and leave this list alone.
@@ -69,7 +69,7 @@ def registered() -> set[str]:
     code = (
         "import solera.methods\n"
         "from solera.method import prepare_scoring\n"
-        "from solera.task import TASKS\n"
+        "from solera.core.task import TASKS\n"
         "prepare_scoring()\n"
         "print(*TASKS)\n"
     )

@@ -12,23 +12,23 @@ from torch import nn
 import solera
 from run_directories import lines_of
 from solera import Scenario, simulate
-from solera.config import RunConfig, load_config
+from solera.core.errors import ConfigError, DataError
+from solera.core.plugins import code_allowed
 from solera.data import PublicConfig, public_from_dataset, tokenize
-from solera.data.sites import Form, SiteConfig, hold, read_site
-from solera.data.text import VOCABULARY, WORDS
-from solera.devices import Placement
-from solera.encodings import BYTES
+from solera.data.encodings import BYTES
+from solera.data.site_data import Form, SiteConfig, hold, read_site
+from solera.data.tokens import VOCABULARY, WORDS
 from solera.engines import serve
-from solera.errors import ConfigError, DataError
-from solera.inference.predict import predict
-from solera.inference.trained import open_run
 from solera.methods import FedAvg
-from solera.parts.local import Local, logits_of
-from solera.plugins import code_allowed
-from solera.runner.facts import facts_of
-from solera.runner.loop import check_fit, execute, run, scenario_of
-from solera.runner.sites import server_of_sites, site_host, stated_form
-from solera.scenario import DataConfig
+from solera.place.placement import Placement
+from solera.runs.config import RunConfig, load_config
+from solera.runs.facts import facts_of
+from solera.runs.loop import check_fit, execute, run, scenario_of
+from solera.scenario.scenario import DataConfig
+from solera.scenario.sites import server_of_sites, site_host, stated_form
+from solera.train.fitting import Local, logits_of
+from solera.use.predict import predict
+from solera.use.trained import open_run
 from text_sites import GOOD, sentences, text_sites, write_tables, write_texts
 
 pytest.importorskip("transformers", reason="needs the extra text")

@@ -15,8 +15,8 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 
-from solera.tensors import Weights
-from solera.wire import (
+from solera.core.tensors import Weights
+from solera.core.wire import (
     DTYPES,
     OWN_FILES,
     Limits,

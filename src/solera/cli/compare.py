@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..runs.compare import Printed, as_csv, as_json, as_latex, printed, rows_in
+from ..runs.dotted import show
 from ..runs.groups import between_methods, cautions, companions, distinguishing, group_runs
-from ..runs.keys import show
 from ..runs.read import Run, read_runs
 from ..runs.results import Comparison, compared_results, unlike
 from .errors import Debug, Json, reported
@@ -44,7 +44,7 @@ def compare(
 
     Example: [bold]solera compare runs/toy-feddf-s0 runs/toy-fedavg-s0 --target 0.5[/bold]
     """
-    from ..errors import ConfigError
+    from ..core.errors import ConfigError
 
     if json + csv + latex > 1:
         raise ConfigError("--json, --csv and --latex cannot be used together")
@@ -77,7 +77,7 @@ def _keys(by: list[str] | None, runs: Sequence[Run]) -> list[str] | None:
         return None
     from difflib import get_close_matches
 
-    from ..errors import ConfigError
+    from ..core.errors import ConfigError
 
     known = list(dict.fromkeys(k for run in runs for k in run.settings))
     wanted = [{"method": "method.name", "seed": "run.seed"}.get(k, k) for text in by for k in text.split(",") if k]

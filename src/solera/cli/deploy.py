@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, SoleraError
+from ..core.errors import ConfigError, SoleraError
 from .errors import EXIT_CODES, Debug, Json, reported
 from .output import print_json
 

@@ -116,8 +116,8 @@ def devices() -> list[tuple[str, str]]:
     """The accelerators of this machine, what they need of torch, and what `engine.device = "auto"` would take."""
     import torch
 
-    from ..compute import CPU, FINDERS, compute_of, found, not_taken
     from ..engines import EngineConfig
+    from ..place.devices import CPU, FINDERS, compute_of, found, not_taken
 
     built = [kind for kind, finder in FINDERS.items() if finder.built()]
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
@@ -139,8 +139,8 @@ def _on_cpu(engine: str) -> dict[str, Any]:
 
 def self_test() -> tuple[bool, str]:
     """A tiny run in this process and in worker processes; their final states must be bitwise equal."""
-    from ..config import load_config
-    from ..runner.loop import execute
+    from ..runs.config import load_config
+    from ..runs.loop import execute
 
     began = time.monotonic()
     engines = ["inprocess", "processes" if sys.platform == "linux" else "threads"]

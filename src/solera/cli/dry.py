@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
+from ..runs.display import choose_watcher
 from ..runs.record import WAYS
 from ..runs.words import human_bytes
-from ..track.display import choose_watcher
 from .errors import warnings_to
 from .output import console, print_json
 
 if TYPE_CHECKING:
-    from ..config import Config
-    from ..runner.dry import Rehearsal
+    from ..runs.config import Config
+    from ..runs.rehearsal import Rehearsal
 
 
 def rehearse(config: "Config", out: Path, json: bool) -> None:
     """Rehearse the run that would write into `out`, and print what it will send."""
-    from ..runner.dry import rehearse_config
+    from ..runs.rehearsal import rehearse_config
 
     with choose_watcher(json, quiet=True) as watcher, warnings_to(watcher):
         found = rehearse_config(config)

@@ -15,8 +15,8 @@ from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
-from ..errors import PORTABLE, NotPortable, SoleraError
-from ..track.display import Watcher
+from ..core.errors import PORTABLE, NotPortable, SoleraError
+from ..runs.display import Watcher
 from .output import Unwritable
 
 EXIT_CODES = (

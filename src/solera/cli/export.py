@@ -9,7 +9,7 @@ from .errors import Debug, Json, TrustCode, reported
 from .output import print_json
 
 if TYPE_CHECKING:
-    from ..inference.export import Format
+    from ..use.export import Format
 
 Form = Literal["safetensors", "torchscript", "torch-export", "onnx", "tensorboard", "mlflow"]
 
@@ -37,7 +37,7 @@ def export(
 
     Example: [bold]solera export runs/toy-feddf-s0 --format torch-export -o exported[/bold]
     """
-    from ..errors import ConfigError
+    from ..core.errors import ConfigError
 
     if form in ("tensorboard", "mlflow"):
         if model or ensemble:
@@ -50,8 +50,8 @@ def export(
         return
     if uri is not None:
         raise ConfigError(f"--uri is for --format mlflow, not {form}")
-    from ..inference.export import export as write
-    from ..inference.trained import open_run
+    from ..use.export import export as write
+    from ..use.trained import open_run
 
     if model and ensemble:
         raise ConfigError("--model and --ensemble cannot be used together")
@@ -74,9 +74,9 @@ def export(
 
 
 def _measurements(directory: Path, form: str, out: Path | None, uri: str | None, experiment: str) -> str:
-    from ..errors import ConfigError, RunError
+    from ..core.errors import ConfigError, RunError
     from ..runs.read import read_run
-    from ..track.export import Mlflow, TensorBoard, TrackConfig, Tracker, export_to
+    from ..runs.tracking import Mlflow, TensorBoard, TrackConfig, Tracker, export_to
 
     run = read_run(directory)
     if not run.rounds:

@@ -121,8 +121,8 @@ def _data() -> Rows:
 
 
 def _recipes() -> Rows:
-    from ..config import load_config, recipe_names, recipe_text
     from ..method import name_of
+    from ..runs.config import load_config, recipe_names, recipe_text
 
     rows = []
     for name in recipe_names():

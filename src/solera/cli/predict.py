@@ -13,7 +13,7 @@ from .errors import Debug, Json, TrustCode, reported
 from .output import print_json
 
 if TYPE_CHECKING:
-    from ..inference.predict import Predictions
+    from ..use.predict import Predictions
 
 
 @reported
@@ -43,9 +43,9 @@ def predict(
 
     Example: [bold]solera predict runs/toy-feddf-s0 --model lenet5 -o predictions.csv[/bold]
     """
-    from ..errors import ConfigError, RunError
-    from ..inference.predict import predict as classify
-    from ..inference.trained import open_run
+    from ..core.errors import ConfigError, RunError
+    from ..use.predict import predict as classify
+    from ..use.trained import open_run
 
     if out is not None and out.suffix not in (".csv", ".json"):
         raise ConfigError(f"--out {out}: expected a .csv or .json file")

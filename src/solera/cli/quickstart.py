@@ -30,7 +30,7 @@ def quickstart(
 
     Example: [bold]solera quickstart[/bold] takes about a minute on two cores and needs no download.
     """
-    from ..config import load_config
+    from ..runs.config import load_config
 
     overrides = [] if rounds is None else [f"run.rounds={rounds}"]
     configs = {name: load_config(recipe, overrides) for name, recipe in RECIPES.items()}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..files import open_file
+from ..core.files import open_file
 from ..version import __version__
 from .errors import Debug, reported
 
@@ -31,8 +31,8 @@ def report(
     Example: [bold]solera report runs/toy-feddf-s0 runs/toy-fedavg-s0 -o report.html[/bold]
     """
     from ..report.figures import report_data
+    from ..report.loading import read_all
     from ..report.page import render
-    from ..report.read import read_all
 
     _check(out, force)
     records = read_all(directories)
@@ -48,7 +48,7 @@ def report(
 
 def _check(out: Path, force: bool) -> None:
     """Refuse to overwrite a file that is neither a report nor empty."""
-    from ..errors import ConfigError
+    from ..core.errors import ConfigError
     from ..report.page import GENERATOR
 
     try:
@@ -65,6 +65,6 @@ def _write(out: Path, content: bytes) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(content)
     except OSError as e:
-        from ..errors import RunError
+        from ..core.errors import RunError
 
         raise RunError(f"{out} cannot be written: {e.strerror}; choose another --out") from None

@@ -8,13 +8,13 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from .errors import Debug, Json, fail, reported
 from .output import console, print_json
 from .sweep import SweepDisplay
 
 if TYPE_CHECKING:
-    from ..experiments.reproduce import Filled, PlannedTable
+    from ..lab.reproduce import Filled, PlannedTable
 
 
 class Scale(StrEnum):
@@ -56,16 +56,16 @@ def reproduce(
 
     Example: [bold]solera reproduce feddf/table2 --scale tiny[/bold]; [bold]solera reproduce --list[/bold] shows all.
     """
-    from ..experiments.reproduce import items, write_summary
+    from ..lab.reproduce import items, write_summary
 
     if list_ or name is None:
         if name is None and not list_:
             raise ConfigError("name a table or a figure, such as feddf/table2; `solera reproduce --list` shows all")
         _list(items(name or "all"), str(scale), json)
         return
-    from ..experiments.papers import load_paper
-    from ..experiments.reproduce import collect, missing, plan_table
-    from ..experiments.tune import read_tuned
+    from ..lab.papers import load_paper
+    from ..lab.reproduce import collect, missing, plan_table
+    from ..lab.tune import read_tuned
 
     wanted, home = items(name), (out or Path("runs/reproduce")) / scale
     planned: dict[str, PlannedTable] = {}
@@ -107,7 +107,7 @@ def reproduce(
 def _run(table: "PlannedTable", home: Path, workers: int, json: bool) -> dict[str, str]:
     """Run a table. Returns the runs that failed, each with the reason."""
     from ..engines import default_workers
-    from ..experiments.reproduce import run_table
+    from ..lab.reproduce import run_table
 
     if not table.runs:
         return {}
@@ -121,7 +121,7 @@ def _run(table: "PlannedTable", home: Path, workers: int, json: bool) -> dict[st
 
 def _told(table: "PlannedTable", filled: "list[Filled]", home: Path, dry_run: bool, json: bool) -> dict[str, Any]:
     """Print and write a table. Returns its facts."""
-    from ..experiments.reproduce import as_json, as_markdown, write_table
+    from ..lab.reproduce import as_json, as_markdown, write_table
 
     if not dry_run:
         write_table(table, filled, home)
@@ -132,7 +132,7 @@ def _told(table: "PlannedTable", filled: "list[Filled]", home: Path, dry_run: bo
 
 def _plan(tables: "dict[str, PlannedTable]", home: Path) -> None:
     """Print what will be done, and how long it will take."""
-    from ..experiments.reproduce import effort
+    from ..lab.reproduce import effort
 
     plan = effort([(table, home / recipe) for recipe, table in tables.items()])
     if not any(plan.runs):
@@ -157,8 +157,8 @@ def _hours(hours: float) -> str:
 
 
 def _list(recipes: list[str], scale: str, json: bool) -> None:
-    from ..experiments.papers import PAPERS, load_paper
-    from ..experiments.reproduce import needs, without_runs
+    from ..lab.papers import PAPERS, load_paper
+    from ..lab.reproduce import needs, without_runs
 
     rows: list[dict[str, Any]] = []
     for recipe in recipes:

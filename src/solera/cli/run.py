@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
-from ..track.display import choose_watcher
+from ..core.errors import ConfigError
+from ..runs.display import choose_watcher
 from .dry import rehearse
 from .errors import Debug, Json, TrustCode, reported, resumable, warnings_to
 from .output import print_json
 from .watch import live_view
 
 if TYPE_CHECKING:
-    from ..config import Config
+    from ..runs.config import Config
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the outcome.")]
 
@@ -49,8 +49,8 @@ def run(
 
     Example: [bold]solera run quickstart/feddf --rounds 5 --set partition.alpha=1 --set method.fusion.steps=100[/bold]
     """
-    from ..config import folder_of, load_config
-    from ..plugins import code_allowed
+    from ..core.plugins import code_allowed
+    from ..runs.config import folder_of, load_config
 
     options = {"engine.name": engine, "engine.workers": workers, "run.rounds": rounds, "run.seed": seed}
     given = [f"{k}={json_.dumps(v)}" for k, v in options.items() if v is not None]
@@ -84,7 +84,7 @@ def resume(
 
     Example: [bold]solera resume runs/toy-feddf-s0[/bold]
     """
-    from ..runner.loop import resume_run
+    from ..runs.loop import resume_run
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(directory):
         summary = resume_run(directory, watcher, trust_code)
@@ -100,7 +100,7 @@ def perform(
     command: str | None = None,
 ) -> dict[str, Any]:
     """Run a configuration with a suitable display; returns the summary. `command` is recorded in run.json."""
-    from ..runner.loop import execute
+    from ..runs.loop import execute
 
     with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
         return execute(config, out, watcher=watcher, command=command)
@@ -108,7 +108,7 @@ def perform(
 
 def named(config: "Config", recipe: str) -> "Config":
     """The configuration with a name: its own, or that of its recipe or file."""
-    from ..config import recipe_names
+    from ..runs.config import recipe_names
 
     stem = recipe if recipe in recipe_names() else Path(recipe).stem
     name = config.run.name or re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64] or "run"
@@ -117,8 +117,8 @@ def named(config: "Config", recipe: str) -> "Config":
 
 def default_out(config: "Config") -> Path:
     """runs/<name>-<method>-s<seed>; with -2, -3, ... if it exists."""
+    from ..core.plugins import short
     from ..method import name_of
-    from ..plugins import short
 
     name, method = config.run.name.replace(" ", "-"), short(name_of(config.method))
     stem = name if name.endswith(method) else f"{name}-{method}"

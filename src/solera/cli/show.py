@@ -8,9 +8,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..files import MOST_TOML, read_file
-from ..plugins import label
-from ..runs.keys import dig
+from ..core.files import MOST_TOML, read_file
+from ..core.plugins import label
+from ..runs.dotted import dig
 from ..runs.read import read_json
 from ..runs.record import WAYS, RoundRecord, read_records
 from ..runs.stand_ins import KEY as STAND_INS
@@ -32,7 +32,7 @@ def show(
 
     Example: [bold]solera show runs/toy-feddf-s0[/bold]
     """
-    from ..errors import RunError
+    from ..core.errors import RunError
 
     try:
         found = look(directory)
@@ -48,8 +48,8 @@ def show(
 
 def look(directory: Path) -> dict[str, Any]:
     """The facts about a run directory, whether its run is finished, running or stopped."""
-    from ..errors import RunError
-    from ..report.read import in_use
+    from ..core.errors import RunError
+    from ..report.loading import in_use
 
     if not (directory / "run.json").is_file():
         raise RunError(f"{directory} is not a run directory: it has no run.json")

@@ -21,7 +21,7 @@ from .errors import Debug, Json, fail, reported
 from .output import console, print_json
 
 if TYPE_CHECKING:
-    from ..experiments.sweep import Planned, Progress
+    from ..lab.sweep import Planned, Progress
 
 RUNNING_SHOWN = 12
 
@@ -51,7 +51,7 @@ def sweep(
 
     Example: [bold]solera sweep my-sweep.toml --workers 2[/bold]; the same command continues a stopped sweep.
     """
-    from ..plugins import code_allowed
+    from ..core.plugins import code_allowed
 
     with code_allowed(file.absolute().parent):  # the user named this file
         _sweep(file, out, workers, set_ or [], target, dry_run, json)
@@ -61,7 +61,7 @@ def _sweep(
     file: Path, out: Path | None, workers: int, changes: list[str], target: float | None, dry_run: bool, json: bool
 ) -> None:
     from ..engines import default_workers
-    from ..experiments.sweep import check_fits, check_unchanged, is_done, load_sweep, notes, run_all, write_index
+    from ..lab.sweep import check_fits, check_unchanged, is_done, load_sweep, notes, run_all, write_index
 
     planned = load_sweep(file, changes)
     home = out or Path("runs") / (re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-.") or "sweep")
@@ -98,7 +98,7 @@ def _sweep(
 
 
 def _list(planned: "list[Planned]", home: Path, json: bool) -> None:
-    from ..experiments.sweep import is_done
+    from ..lab.sweep import is_done
     from ..method import name_of
 
     facts = [
@@ -116,7 +116,7 @@ def _list(planned: "list[Planned]", home: Path, json: bool) -> None:
 
 
 def _report(planned: "list[Planned]", home: Path, index: dict[str, Any], target: float | None, json: bool) -> None:
-    from ..experiments.sweep import is_done
+    from ..lab.sweep import is_done
 
     wanted = {home / run.name for run in planned if is_done(home / run.name)}
     runs = [run for run in read_runs([home]) if run.path in wanted] if wanted else []

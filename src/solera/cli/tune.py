@@ -7,14 +7,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import ConfigError
-from ..runs.keys import show
+from ..core.errors import ConfigError
+from ..runs.dotted import show
 from .errors import Debug, Json, fail, reported
 from .output import console, print_json
 from .sweep import SweepDisplay
 
 if TYPE_CHECKING:
-    from ..experiments.tune import Found
+    from ..lab.tune import Found
 
 
 @reported
@@ -45,10 +45,10 @@ def tune(
 
     Example: [bold]solera tune toy --over method.local.lr=0.01,0.1 --set data.validation=0.1[/bold]
     """
-    from ..config import folder_of
+    from ..core.plugins import code_allowed
     from ..engines import default_workers
-    from ..experiments import tune as search
-    from ..plugins import code_allowed
+    from ..lab import tune as search
+    from ..runs.config import folder_of
 
     with code_allowed(folder_of(recipe)):  # the user named this configuration
         if over:

@@ -27,14 +27,14 @@ def watch(
 
     Example: [bold]solera watch runs/toy-feddf-s0 --port 8000[/bold]
     """
-    from ..report.serve import LiveView, Source, end_with_parent
+    from ..report.live import LiveView, Source, end_with_parent
 
     if not for_parent:
         _check(directories)
     try:
         view = LiveView(Source(directories, target), port)
     except OSError as e:
-        from ..errors import ConfigError
+        from ..core.errors import ConfigError
 
         raise ConfigError(f"--port {port} cannot be used: {e.strerror}; leave it out to use any free port") from None
     with contextlib.closing(view.socket):
@@ -49,7 +49,7 @@ def watch(
 def _check(directories: list[Path]) -> None:
     for directory in directories:
         if not directory.is_dir():
-            from ..errors import RunError
+            from ..core.errors import RunError
 
             raise RunError(f"{directory} is not a folder; give the run directory that `solera run` printed")
 

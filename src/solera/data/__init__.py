@@ -14,7 +14,7 @@ from .public import (
 )
 from .sampling import balanced, hold_out
 from .sources import from_folder, from_hf, load, source_info
-from .text import tokenize
+from .tokens import tokenize
 from .unlabelled import read_samples
 
 __all__ = [

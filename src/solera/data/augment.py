@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..devices import full_precision
-from ..errors import ConfigError, DataError
-from ..tensors import CPU, Views, sent
+from ..core.errors import ConfigError, DataError
+from ..core.tensors import CPU, Views, sent
+from ..place.placement import full_precision
 from . import transforms
 from .sampling import torch_rng
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..encodings import Columns, Encoding, Text
-from ..errors import ConfigError, DataError
-from ..task import Data
+from ..core.errors import ConfigError, DataError
+from ..core.task import Data
 from .dataset import Dataset
+from .encodings import Columns, Encoding, Text
 
 log = logging.getLogger("solera")
 

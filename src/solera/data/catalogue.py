@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from ..plugins import Registry
+from ..core.plugins import Registry
 from .dataset import Dataset
-from .text import LENGTH
+from .tokens import LENGTH
 
 Loader = Callable[..., Dataset]
 LoaderT = TypeVar("LoaderT", bound=Loader)

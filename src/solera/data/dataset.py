@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..devices import numerics
-from ..encodings import Columns, Encoding, Text, encoded
-from ..errors import ConfigError, DataError
-from ..randomness import isolated, seed_from
-from ..task import Data
+from ..core.errors import ConfigError, DataError
+from ..core.randomness import isolated, seed_from
+from ..core.task import Data
+from ..place.placement import numerics
+from .encodings import Columns, Encoding, Text, encoded
 from .images import channel_statistics, channels_first, stack
 from .sampling import hold_out
-from .text import LENGTH, VOCABULARY, WORDS, refuse_empty, tokenize
+from .tokens import LENGTH, VOCABULARY, WORDS, refuse_empty, tokenize
 from .transforms import DEPTH, normalise
 
 Arrays = tuple[Any, Any]  # inputs and labels, as tensors, numpy arrays or lists

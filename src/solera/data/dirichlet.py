@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 BLOCK = 10  # clients in a block
 MAX_REDRAWS = 10_000  # of a block, or of the whole `class` variant (fewer if a single draw is large)

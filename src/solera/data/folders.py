@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..core.errors import ConfigError, DataError
 from .images import is_deep, is_gray, open_picture, stack_pictures
 from .readers import Split
 from .transforms import to_shape

@@ -11,8 +11,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from ..errors import DataError
-from ..parts.generators import ImageDecoder
+from ..core.errors import DataError
+from ..train.generators import ImageDecoder
 
 FORMAT = "solera generator 1"
 LIMITS = {"channels": 4, "height": 256, "width": 256, "latent": 4096, "features": 1024}  # largest values in a file

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError
+from ..core.errors import DataError
 from .transforms import DEPTH
 
 CHANNELS = (1, 3)  # sizes by which a channel axis is recognised

@@ -6,7 +6,7 @@ the classes (by synset id, as in `imagenet32`). Where it is a matter of taste (a
 hip) a class counts as overlapping. Classes of CIFAR-100 that are not named here have no counterpart in ImageNet.
 """
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 CLASSES = 1000
 

@@ -25,9 +25,9 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
-from ..settings import Hint, NonNegativeInt, PositiveInt, Problem, settings
-from ..wire import SAFE_NAME, safe_name
+from ..core.errors import ConfigError, DataError
+from ..core.settings import Hint, NonNegativeInt, PositiveInt, Problem, settings
+from ..core.wire import SAFE_NAME, safe_name
 from .dirichlet import block_owners, class_owners, client_owners, dirichlet, equal_owners, shuffled_by_group
 from .sampling import largest_remainder, numpy_rng, rank_within, torch_rng
 

@@ -19,20 +19,20 @@ import torch
 from annotated_types import Gt, Le, Lt
 from torch import Tensor, nn
 
-from ..devices import Placement
-from ..encodings import Columns, Text, as_bytes, digest_of
-from ..errors import ConfigError, DataError
-from ..settings import Positive, PositiveInt, Problem, Was, settings
-from ..tensors import sent
+from ..core.errors import ConfigError, DataError
+from ..core.settings import Positive, PositiveInt, Problem, Was, settings
+from ..core.tensors import sent
+from ..place.placement import Placement
 from .augment import STEPS, Name, augmented, check_steps
 from .blocks import blocks_of
 from .dataset import Dataset
+from .encodings import Columns, Text, as_bytes, digest_of
 from .generator import load_generator
 from .overlap import named_classes
 from .sampling import hold_out, torch_rng
-from .sites import Form
+from .site_data import Form
 from .sources import STL10, load, read_stl10_unlabelled
-from .text import LENGTH, WORDS
+from .tokens import LENGTH, WORDS
 from .transforms import DEPTH, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..encodings import Text
-from ..errors import DataError
+from ..core.errors import DataError
 from .catalogue import SourceInfo
+from .encodings import Text
 
 IDX_FILE = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz|\.xz)?")
 

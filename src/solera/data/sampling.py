@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
-from ..randomness import seed_from
+from ..core.errors import ConfigError
+from ..core.randomness import seed_from
 
 
 def torch_rng(seed: int, *purpose: str) -> torch.Generator:

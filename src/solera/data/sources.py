@@ -20,28 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..devices import numerics
-from ..errors import ConfigError, DataError, without_addresses
-from ..plugins import is_path, label
-from ..task import Data
+from ..core.errors import ConfigError, DataError, without_addresses
+from ..core.plugins import is_path, label
+from ..core.task import Data
+from ..place.placement import numerics
 from .catalogue import SOURCES, Loader, SourceInfo, unnamed
 from .dataset import Dataset, Task, Texts, classes_in, number_users, refuse_random
 from .folders import LAYOUT, folder_splits
 from .grammar import toy_texts
 from .images import channel_statistics
-from .readers import (
-    Split,
-    cifar_splits,
-    files_in,
-    idx_splits,
-    image_split,
-    read_idx,
-    stl10_splits,
-    stl10_unlabelled,
-)
+from .readers import Split, cifar_splits, files_in, idx_splits, image_split, read_idx, stl10_splits, stl10_unlabelled
 from .sampling import balanced, hold_out, numpy_rng
 from .tables import Given, csv_splits, file_split, find_columns, hub_split, jsonl_splits, parquet_splits, split_word
-from .text import LENGTH, VOCABULARY, refuse_empty, tokenize
+from .tokens import LENGTH, VOCABULARY, refuse_empty, tokenize
 from .toy import toy_2d
 from .transforms import DEPTH, to_shape
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..encodings import Text
-from ..errors import DataError
+from ..core.errors import DataError
 from .catalogue import SourceInfo
 from .dataset import stored
+from .encodings import Text
 from .images import stack, stack_pictures
 from .readers import Split, files_in, image_split
 

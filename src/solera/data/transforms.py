@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import DataError
-from ..tensors import sent
+from ..core.errors import DataError
+from ..core.tensors import sent
 
 GRAY = (0.299, 0.587, 0.114)  # weights of red, green, blue in the brightness (ITU-R 601-2)
 DEPTH = {torch.uint8: 255, torch.uint16: 65535}  # the brightest pixel of images of whole numbers

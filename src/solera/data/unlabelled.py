@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..encodings import Text
-from ..errors import DataError
+from ..core.errors import DataError
 from .catalogue import OURS
+from .encodings import Text
 from .images import channels_first, is_deep, open_picture, stack_pictures
 from .readers import files_in
 from .tables import IMAGE_COLUMNS, USUAL, Given, file_split

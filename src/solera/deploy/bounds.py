@@ -11,17 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import Config
+from ..core.errors import ConfigError
+from ..core.settings import show
+from ..core.wire import WireError
 from ..engines.base import SHA256, Call, Host, Reply, Roster
 from ..engines.dry import Dry
 from ..engines.serve import arguments_of, most_due
-from ..errors import ConfigError
 from ..method import prepare_scoring
-from ..runner.dry import rehearse
-from ..runner.sites import build_sites
-from ..settings import show
-from ..sites import Hello
-from ..wire import WireError
+from ..runs.config import Config
+from ..runs.rehearsal import rehearse
+from ..scenario.host import Hello
+from ..scenario.sites import build_sites
 from .templates import NO_TASKS
 
 Scalar = bool | int | float | str

@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from .. import flower_inside
-from ..errors import ConfigError, RunError, SoleraError
+from ..core.errors import ConfigError, RunError, SoleraError
 from ..flower_inside import CONNECTED, NO_KEYS_HERE, NOT_ACTIVATED, TRYING, UNREGISTERED, Node
 from .journal import keep_journal, lines_from, read_lines
 from .keys import expiry, fingerprint, make_node_key
@@ -296,7 +296,7 @@ class Submitted:
 
 def submit(folder: Path, name: str, config: str = "server.toml") -> Submitted:
     """Ask the server to begin the run `name`, or to go on with it if its directory is there."""
-    from ..wire import safe_name  # brings torch, which programs that only look after others do without
+    from ..core.wire import safe_name  # brings torch, which programs that only look after others do without
 
     folder = folder.absolute()
     settings_of(folder, "server")

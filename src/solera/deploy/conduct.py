@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from .. import fingerprint as numeric
-from ..compute import compute_of
-from ..config import Config, load_config, to_toml
-from ..devices import TRICKS
+from ..core.errors import ConfigError, SoleraError
+from ..core.federation import QuorumNotMet
+from ..core.plugins import code_allowed
+from ..core.tensors import weights_of
+from ..core.wire import Limits, WireError, digest, safe_name
 from ..engines.flower import PROTOCOL, QUERY, Flower, FlowerConfig, Nodes, pack, text_in, unpack
 from ..engines.states import StatesElsewhere
-from ..errors import ConfigError, SoleraError
-from ..federation import QuorumNotMet
-from ..plugins import code_allowed
-from ..runner.facts import facts_of
-from ..runner.loop import Result, check_fit, lent_by, run
-from ..runner.sites import server_of_sites
+from ..place.devices import compute_of
+from ..place.placement import TRICKS
+from ..runs.config import Config, load_config, to_toml
+from ..runs.display import IN_THE_CLEAR, Watcher
+from ..runs.facts import facts_of
+from ..runs.loop import Result, check_fit, lent_by, run
 from ..runs.record import RoundRecord
 from ..runs.words import human_bytes, percent
-from ..scenario import Scenario
-from ..sites import Hello
-from ..tensors import weights_of
-from ..track.display import IN_THE_CLEAR, Watcher
+from ..scenario.host import Hello
+from ..scenario.scenario import Scenario
+from ..scenario.sites import server_of_sites
 from ..version import __version__
-from ..wire import Limits, WireError, digest, safe_name
 from .journal import ENDED
 from .keys import fingerprint
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import SoleraError
+from ..core.errors import SoleraError
 from ..flower_inside import GATED, INSTALL, OWN_NOTES, UNUSED, check_version
 from . import handover
 

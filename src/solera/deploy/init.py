@@ -10,12 +10,12 @@ from typing import Any
 
 import tomli_w
 
-from ..config import load_config
-from ..errors import ConfigError
+from ..core.errors import ConfigError
+from ..core.plugins import code_allowed, is_path
+from ..core.wire import safe_name
 from ..models.hf import PREFIX as ENCODER
 from ..models.hub import SMALL
-from ..plugins import code_allowed, is_path
-from ..wire import safe_name
+from ..runs.config import load_config
 from . import templates
 from .bounds import asked_by
 from .keys import expiry, make_authority, make_node_key, make_secret, make_server_certificate

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 CURVE = ec.SECP384R1()
 YEARS_OF_AUTHORITY = 10

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import PORTABLE, ConfigError, SoleraError
+from ..core.errors import PORTABLE, ConfigError, SoleraError
 from ..flower_inside import HOME, SAFE
 from .gate import write_programs
 

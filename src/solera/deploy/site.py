@@ -19,26 +19,26 @@ from typing import Any, Protocol
 
 import torch
 
-from ..compute import compute_of
-from ..config import load_config
+from ..core.errors import ConfigError, SoleraError
+from ..core.plugins import code_allowed
+from ..core.task import TASKS
+from ..core.tensors import weights_of
+from ..core.wire import Limits, Packed, WireError, decode, digest, safe_name
 from ..data import Public
+from ..data.encodings import from_bytes
 from ..data.public import Samples
-from ..devices import TRICKS, Placement
-from ..encodings import from_bytes
 from ..engines.base import SHA256, Call, Host, Reply
 from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
-from ..errors import ConfigError, SoleraError
 from ..fingerprint import fingerprint
 from ..method import prepare_scoring
-from ..plugins import code_allowed
-from ..runner.sites import form_of_site, site_host
-from ..sites import SiteHost
-from ..task import TASKS
-from ..tensors import weights_of
+from ..place.devices import compute_of
+from ..place.placement import TRICKS, Placement
+from ..runs.config import load_config
+from ..scenario.host import SiteHost
+from ..scenario.sites import form_of_site, site_host
 from ..version import __version__
-from ..wire import Limits, Packed, WireError, decode, digest, safe_name
 from .bounds import check_asked, noted
 from .commands import settings_of
 from .journal import write_line

@@ -12,12 +12,12 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..devices import Placement
-from ..errors import ConfigError
-from ..settings import Hint
-from ..task import Client
-from ..tensors import Weights
-from ..wire import Packed, safe_name
+from ..core.errors import ConfigError
+from ..core.settings import Hint
+from ..core.task import Client
+from ..core.tensors import Weights
+from ..core.wire import Packed, safe_name
+from ..place.placement import Placement
 
 MOST_AT_ONCE = 4096  # workers or threads; more than that is a slip of the pen
 CORES = f"this machine has {os.cpu_count()} cores"

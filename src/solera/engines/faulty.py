@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from ..wire import Packed
+from ..core.wire import Packed
 from .base import Call, Engine, Reply, Roster
 
 BEHAVIOURS = ("drop", "raise", "nan", "inf", "shape", "dtype", "extra", "garbage", "empty", "truncate", "duplicate",

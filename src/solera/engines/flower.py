@@ -20,13 +20,13 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from ..compute import AUTO, Share
-from ..devices import Precision
-from ..errors import ConfigError, RunError
+from ..core.errors import ConfigError, RunError
+from ..core.settings import Hint, Positive, PositiveInt, settings
+from ..core.stopping import check_stop
+from ..core.wire import Limits, Packed, WireError, safe_name
 from ..flower_inside import CODES, GONE, TOO_LATE
-from ..settings import Hint, Positive, PositiveInt, settings
-from ..stopping import check_stop
-from ..wire import Limits, Packed, WireError, safe_name
+from ..place.devices import AUTO, Share
+from ..place.placement import Precision
 from .base import SHA256, Call, Engine, Host, Reply, Roster, Version
 from .serve import most_due
 from .states import ClientStates

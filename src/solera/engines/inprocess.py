@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..compute import Compute
+from ..place.devices import Compute
 from .base import Call, Host, Reply, Roster
 from .serve import serve
 from .states import ClientStates

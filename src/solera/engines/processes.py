@@ -27,11 +27,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ..compute import Compute
-from ..devices import Placement
-from ..errors import SoleraError
-from ..randomness import OURS, fingerprint, one_thread
-from ..wire import Limits, Packed
+from ..core.errors import SoleraError
+from ..core.randomness import OURS, fingerprint, one_thread
+from ..core.wire import Limits, Packed
+from ..place.devices import Compute
+from ..place.placement import Placement
 from .base import SHA256, Backlog, Call, Exchange, Host, Reply, Roster, Version, check_workers
 from .serve import KEEP_MESSAGES, Received, serve
 from .states import ClientStates

@@ -34,17 +34,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..compute import AUTO, Compute, Share, compute_of
-from ..devices import TRICKS, Precision
-from ..errors import PORTABLE, ConfigError, SoleraError
+from ..core.errors import PORTABLE, ConfigError, SoleraError
+from ..core.plugins import files_of_code, take_over
+from ..core.randomness import OURS
+from ..core.settings import PositiveInt, Problem, settings, show
+from ..core.stopping import check_stop
+from ..core.task import TASKS, Task
+from ..core.wire import Packed
 from ..fingerprint import fingerprint
-from ..plugins import files_of_code, take_over
-from ..randomness import OURS
-from ..settings import PositiveInt, Problem, settings, show
-from ..stopping import check_stop
-from ..task import TASKS, Task
+from ..place.devices import AUTO, Compute, Share, compute_of
+from ..place.placement import TRICKS, Precision
 from ..version import __version__
-from ..wire import Packed
 from .base import (
     Backlog,
     Call,

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..devices import OutOfMemory, Placement, within_memory
-from ..errors import SoleraError
-from ..randomness import SharedGenerator, repeatable
-from ..task import TASKS, Task
-from ..tensors import Weights
-from ..wire import Layout, Packed, WireError, decode
+from ..core.errors import SoleraError
+from ..core.randomness import SharedGenerator, repeatable
+from ..core.task import TASKS, Task
+from ..core.tensors import Weights
+from ..core.wire import Layout, Packed, WireError, decode
+from ..place.placement import OutOfMemory, Placement, within_memory
 from .base import Call, Host, Reply
 from .states import ClientStates, StateError
 

@@ -7,9 +7,9 @@ import pathlib
 import re
 from collections.abc import Collection, Mapping
 
-from ..errors import RunError
-from ..tensors import Weights
-from ..wire import OWN_FILES, WireError, decode, encode, safe_name
+from ..core.errors import RunError
+from ..core.tensors import Weights
+from ..core.wire import OWN_FILES, WireError, decode, encode, safe_name
 from .base import Version
 
 VERSION = re.compile(r"(\d{12})\.([0-9a-f]{64})\.safetensors")

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from ..compute import Compute
-from ..randomness import Watch, one_thread, thread_pool
+from ..core.randomness import Watch, one_thread, thread_pool
+from ..place.devices import Compute
 from .base import Call, Host, Reply, Roster, Window, check_workers
 from .serve import serve
 from .states import ClientStates

@@ -22,10 +22,10 @@ from .fedgen import FedGen
 from .fedgkt import FedGKT
 from .fedma import FedMA
 from .fedmd import FedMD
+from .framework.algorithm import Framework
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
-from .framework.loop import Framework
 from .fusionlarge import FusionLarge
 from .heterofl import HeteroFL
 from .hierarchical import Hierarchical

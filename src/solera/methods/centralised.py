@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.tensors import Weights, weights_of
 from ..method import About, Method, Model, Traits, register
-from ..parts.local import Diverged, Local, fit
-from ..server import Server
-from ..tensors import Weights, weights_of
-from .common.averaging import models_of
-from .common.fusion import outcome_of
+from ..scenario.server import Server
+from ..train.fitting import Diverged, Local, fit
+from .steps.averaging import models_of
+from .steps.fusion import outcome_of
 
 
 @register("centralised")

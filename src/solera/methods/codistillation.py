@@ -8,15 +8,15 @@ teacher excludes the student itself (exclude_self = true).
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from ..core.settings import NonNegativeInt, PositiveInt, Replaceable
 from ..method import About, register
-from ..parts.distill import Distill
-from ..parts.local import Local
-from ..parts.teachers import Rule
-from ..settings import NonNegativeInt, PositiveInt, Replaceable
+from ..train.distill import Distill
+from ..train.fitting import Local
+from ..train.teachers import Rule
+from .framework.algorithm import Framework
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
-from .framework.loop import Framework
 from .framework.setting import Setting, section_6
 
 

@@ -14,17 +14,17 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.settings import Hint
+from ..core.task import Client, task
+from ..core.tensors import joined, weights_of
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.local import Local, fit
-from ..parts.robust import filtered_mean
-from ..server import Server
-from ..settings import Hint
-from ..task import Client, task
-from ..tensors import joined, weights_of
-from .common.fusion import logits_problems
-from .common.personal import score_own
-from .common.predictions import Done, ask, asked_inputs, draw, public_problems, towards_targets
+from ..scenario.server import Server
+from ..train.fitting import Local, fit
+from ..train.robust import filtered_mean
+from .steps.fusion import logits_problems
+from .steps.personal import score_own
+from .steps.predictions import Done, ask, asked_inputs, draw, public_problems, towards_targets
 
 
 @task("train_mixed")

@@ -18,18 +18,18 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.settings import Positive
+from ..core.task import Client, task
+from ..core.tensors import draw, weights_of
+from ..core.wire import sized
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.local import Local, fit
-from ..parts.teachers import soft_targets
-from ..server import Server
-from ..settings import Positive
-from ..task import Client, task
-from ..tensors import draw, weights_of
-from ..wire import sized
-from .common.fusion import logits_problems
-from .common.personal import score_own
-from .common.predictions import Done, StudentNorm, answered, check_public, scores_of, towards_targets
+from ..scenario.server import Server
+from ..train.fitting import Local, fit
+from ..train.teachers import soft_targets
+from .steps.fusion import logits_problems
+from .steps.personal import score_own
+from .steps.predictions import Done, StudentNorm, answered, check_public, scores_of, towards_targets
 
 
 @dataclass(frozen=True)

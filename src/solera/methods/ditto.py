@@ -10,16 +10,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.settings import NonNegative, Problem
+from ..core.task import Client, task
+from ..core.tensors import Weights, beside, weights_of
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.local import Local, fit
-from ..server import Server
-from ..settings import NonNegative, Problem
-from ..task import Client, task
-from ..tensors import Weights, beside, weights_of
-from .common.averaging import Average, mean_of, models_of
-from .common.personal import common_model, score_own_or_received
-from .common.training import Update, local_update
+from ..scenario.server import Server
+from ..train.fitting import Local, fit
+from .steps.averaging import Average, mean_of, models_of
+from .steps.personal import common_model, score_own_or_received
+from .steps.training import Update, local_update
 
 
 @task("update_both")

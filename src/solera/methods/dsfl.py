@@ -13,16 +13,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Gt, Lt
 from torch import Tensor
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.settings import Hint
+from ..core.tensors import Weights, weights_of
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.labels import reduce_entropy
-from ..parts.local import Diverged, Fitted, Local, fit
-from ..server import Server
-from ..settings import Hint
-from ..tensors import Weights, weights_of
-from .common.fusion import logits_problems, outcome_of, side_by_side
-from .common.personal import score_own
-from .common.predictions import (
+from ..scenario.server import Server
+from ..train.fitting import Diverged, Fitted, Local, fit
+from ..train.labels import reduce_entropy
+from .steps.fusion import logits_problems, outcome_of, side_by_side
+from .steps.personal import score_own
+from .steps.predictions import (
     StudentNorm,
     answered,
     distil_locally,

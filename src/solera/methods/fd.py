@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..federation import Federation, per_client
+from ..core.federation import Federation, per_client
+from ..core.settings import NonNegative
+from ..core.task import Client, task
+from ..core.tensors import weights_of
+from ..core.wire import sized
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.labels import LabelSums, label_loss, others
-from ..parts.local import Local, fit
-from ..server import Server
-from ..settings import NonNegative
-from ..task import Client, task
-from ..tensors import weights_of
-from ..wire import sized
-from .common.personal import score_own
-from .common.predictions import SUMS_TO_ONE, Done, answered, scores_of
+from ..scenario.server import Server
+from ..train.fitting import Local, fit
+from ..train.labels import LabelSums, label_loss, others
+from .steps.personal import score_own
+from .steps.predictions import SUMS_TO_ONE, Done, answered, scores_of
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..federation import Federation, per_client
+from ..core.federation import Federation, per_client
+from ..core.settings import BelowOne, NonNegative, Positive, Problem
+from ..core.tensors import Weights
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.attention import attention, cosine_attention, cosines_of, median_distance, squared_distances
-from ..parts.local import Local
-from ..parts.norms import parameter_names
-from ..parts.similarity import gram_matrix, mixtures
-from ..server import Server
-from ..settings import BelowOne, NonNegative, Positive, Problem
-from ..tensors import Weights
-from .common.coefficients import NOTED_CLIENTS
-from .common.personal import score_received
-from .common.training import local_update
+from ..scenario.server import Server
+from ..train.attention import attention, cosine_attention, cosines_of, median_distance, squared_distances
+from ..train.fitting import Local
+from ..train.norms import parameter_names
+from ..train.similarity import gram_matrix, mixtures
+from .steps.coefficients import NOTED_CLIENTS
+from .steps.personal import score_received
+from .steps.training import local_update
 
 
 @register("fedamp")

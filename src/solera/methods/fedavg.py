@@ -12,15 +12,15 @@ from typing import ClassVar
 
 import torch
 
-from ..federation import Federation, per_client
+from ..core.federation import Federation, per_client
+from ..core.settings import BelowOne, NonNegative, Share
+from ..core.tensors import Weights
 from ..method import About, Method, Model, Traits, register
-from ..parts.aggregate import momentum_step
-from ..parts.local import Local
-from ..parts.norms import parameter_names
-from ..server import Server
-from ..settings import BelowOne, NonNegative, Share
-from ..tensors import Weights
-from .common.averaging import Average, average_round, models_of
+from ..scenario.server import Server
+from ..train.aggregate import momentum_step
+from ..train.fitting import Local
+from ..train.norms import parameter_names
+from .steps.averaging import Average, average_round, models_of
 
 
 def about(title: str, paper: str) -> About:

@@ -7,14 +7,14 @@ from the common model. Fine-tuning does not change the common model.
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.settings import NonNegative, NonNegativeInt
+from ..core.tensors import Weights
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.local import Local
-from ..server import Server
-from ..settings import NonNegative, NonNegativeInt
-from ..tensors import Weights
-from .common.averaging import Average, average_round, models_of
-from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
+from ..scenario.server import Server
+from ..train.fitting import Local
+from .steps.averaging import Average, average_round, models_of
+from .steps.personal import Tuning, fine_tune, score_tuned, tuning_payload
 
 
 @register("fedavgft")

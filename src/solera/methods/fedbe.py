@@ -8,16 +8,16 @@ overfit noisy teachers. Settings of the framework: K = 1, FedAvg, bayesian, basi
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from ..core.settings import Positive, PositiveInt
 from ..method import About, register
-from ..parts.distill import Distill
-from ..parts.local import Local
-from ..parts.posterior import Kind
-from ..parts.teachers import Rule
-from ..settings import Positive, PositiveInt
+from ..train.distill import Distill
+from ..train.fitting import Local
+from ..train.posterior import Kind
+from ..train.teachers import Rule
+from .framework.algorithm import Framework
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
 from .framework.local_trainers import LocalTrainer
-from .framework.loop import Framework
 from .framework.setting import Setting
 
 

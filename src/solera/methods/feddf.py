@@ -20,18 +20,17 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from ..federation import Federation, per_client
+from ..core.federation import Federation, per_client
+from ..core.settings import Liars, NonNegative, Positive, PositiveInt, Problem
+from ..core.tensors import Weights
 from ..method import About, Method, Model, Traits, register
-from ..parts.distill import Distill
-from ..parts.local import Local
-from ..parts.lowbit import LowBit
-from ..parts.teachers import Ensemble, Rule, Teacher
-from ..server import Server
-from ..settings import Liars, NonNegative, Positive, PositiveInt, Problem
-from ..tensors import Weights
-from .common.averaging import Buffers, Combined, combined_of, models_of
-from .common.defences import accuracy_votes, clipped, defences_problems, teachers_of, without_worst
-from .common.fusion import (
+from ..scenario.server import Server
+from ..train.distill import Distill
+from ..train.fitting import Local
+from ..train.lowbit import LowBit
+from ..train.teachers import Ensemble, Rule, Teacher
+from .steps.averaging import Buffers, Combined, combined_of, models_of
+from .steps.fusion import (
     copies_of,
     finite_models,
     first_batch,
@@ -41,11 +40,12 @@ from .common.fusion import (
     surest,
     top_problems,
 )
-from .common.lowbit import as_clients_answer, is_full, lowbit_problems, map_lowbit
-from .common.memory import Memory, current, remembered, with_past
-from .common.reporting import report_teachers
-from .common.swag import Swag, drawn_around, swag_problems
-from .common.training import local_update
+from .steps.memory import Memory, current, remembered, with_past
+from .steps.reporting import report_teachers
+from .steps.screen import accuracy_votes, clipped, defences_problems, teachers_of, without_worst
+from .steps.swag import Swag, drawn_around, swag_problems
+from .steps.training import local_update
+from .steps.upload import as_clients_answer, is_full, lowbit_problems, map_lowbit
 
 
 @register("feddf")

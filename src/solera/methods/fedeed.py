@@ -8,16 +8,16 @@ clients can train while the server distils. A setting of the framework: FedAvg, 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from ..core.settings import PositiveInt, Replaceable
 from ..method import About, register
-from ..parts.distill import Distill
-from ..parts.local import Local
-from ..parts.teachers import Rule
-from ..settings import PositiveInt, Replaceable
+from ..train.distill import Distill
+from ..train.fitting import Local
+from ..train.teachers import Rule
+from .framework.algorithm import Framework
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
-from .framework.groups import Schedule
+from .framework.grouping import Schedule
 from .framework.local_trainers import LocalTrainer
-from .framework.loop import Framework
 from .framework.setting import Setting, section_6
 from .framework.slots import Pipeline
 

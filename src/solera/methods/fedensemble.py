@@ -8,15 +8,15 @@ mean of the probabilities: set rule = "avg_probs".
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from ..core.settings import PositiveInt, Replaceable
 from ..method import About, register
-from ..parts.local import Local
-from ..parts.teachers import Rule
-from ..settings import PositiveInt, Replaceable
+from ..train.fitting import Local
+from ..train.teachers import Rule
+from .framework.algorithm import Framework
 from .framework.ensemble_trainers import EnsembleTrainer
 from .framework.global_trainers import GlobalTrainer
-from .framework.groups import Schedule
+from .framework.grouping import Schedule
 from .framework.local_trainers import LocalTrainer
-from .framework.loop import Framework
 from .framework.setting import Setting
 
 

@@ -17,20 +17,20 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..federation import Federation, Replies, per_client
+from ..core.federation import Federation, Replies, per_client
+from ..core.settings import NonNegative, Problem, show
+from ..core.tensors import Weights
 from ..method import About, Method, Model, Traits, register
-from ..parts.consensus import ConsensusTeacher, WeightedEnsemble, confidence_weights, ensemble_loss, normalised
-from ..parts.distill import Distill
-from ..parts.local import Local
-from ..parts.teachers import BATCH, Cache
-from ..server import Server
-from ..settings import NonNegative, Problem, show
-from ..tensors import Weights
-from .common.averaging import average_of, models_of
-from .common.fusion import Asked, asked, finite_models, first_batch, fuse, visited
-from .common.heads import head_of
-from .common.reporting import note_teachers
-from .common.training import Update, local_update
+from ..scenario.server import Server
+from ..train.consensus import ConsensusTeacher, WeightedEnsemble, confidence_weights, ensemble_loss, normalised
+from ..train.distill import Distill
+from ..train.fitting import Local
+from ..train.teachers import BATCH, Cache
+from .steps.averaging import average_of, models_of
+from .steps.fusion import Asked, asked, finite_models, first_batch, fuse, visited
+from .steps.heads import head_of
+from .steps.reporting import note_teachers
+from .steps.training import Update, local_update
 
 
 def tau_s_steps() -> Distill:

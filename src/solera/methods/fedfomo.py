@@ -11,18 +11,18 @@ import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
-from ..federation import Federation, per_client
+from ..core.federation import Federation, per_client
+from ..core.randomness import seed_from
+from ..core.settings import PositiveInt, Share
+from ..core.task import Client, Data, task
+from ..core.tensors import Weights, subset, take, weights_of
+from ..core.wire import like, sized
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.first_order import distance, epsilon_greedy, gains_of, step_towards
-from ..parts.local import Local, evaluate, fit
-from ..parts.norms import parameter_names
-from ..randomness import seed_from
-from ..server import Server
-from ..settings import PositiveInt, Share
-from ..task import Client, Data, task
-from ..tensors import Weights, subset, take, weights_of
-from ..wire import like, sized
-from .common.personal import score_own
+from ..scenario.server import Server
+from ..train.first_order import distance, epsilon_greedy, gains_of, step_towards
+from ..train.fitting import Local, evaluate, fit
+from ..train.norms import parameter_names
+from .steps.personal import score_own
 
 
 @dataclass(frozen=True, kw_only=True)

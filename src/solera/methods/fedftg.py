@@ -17,17 +17,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..federation import Federation, Replies, per_client
+from ..core.federation import Federation, Replies, per_client
+from ..core.randomness import repeatable
+from ..core.tensors import Weights, device_of, is_finite, weights_of
 from ..method import About, Method, Model, Traits, register
-from ..parts.data_free import FineTune, fine_tune
-from ..parts.generators import Conditional, draw, input_generator, label_prior, label_weights, restored
-from ..parts.local import Diverged, Local
-from ..randomness import repeatable
-from ..server import Server
-from ..tensors import Weights, device_of, is_finite, weights_of
-from .common.averaging import average_of, models_of
-from .common.counts import train_and_count, usable_counts
-from .common.fusion import finite_models, side_by_side
+from ..scenario.server import Server
+from ..train.data_free import FineTune, fine_tune
+from ..train.fitting import Diverged, Local
+from ..train.generators import Conditional, draw, input_generator, label_prior, label_weights, restored
+from .steps.averaging import average_of, models_of
+from .steps.counts import train_and_count, usable_counts
+from .steps.fusion import finite_models, side_by_side
 
 
 @register("fedftg")

@@ -15,20 +15,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.randomness import seed_from
+from ..core.settings import Share
+from ..core.task import Client, task
+from ..core.tensors import Weights, rows_of, weights_of
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.local import Diverged, Fitted, Local, fit, logits_of
-from ..parts.objectives import Objective
-from ..parts.selective import fused_logits, reliable_weights, selective_loss
-from ..parts.teachers import soft_targets
-from ..randomness import seed_from
-from ..server import Server
-from ..settings import Share
-from ..task import Client, task
-from ..tensors import Weights, rows_of, weights_of
-from .common.fusion import outcome_of, side_by_side
-from .common.personal import score_own
-from .common.predictions import Drawn, ask, draw, label_problems, public_inputs, public_problems
+from ..scenario.server import Server
+from ..train.fitting import Diverged, Fitted, Local, fit, logits_of
+from ..train.objectives import Objective
+from ..train.selective import fused_logits, reliable_weights, selective_loss
+from ..train.teachers import soft_targets
+from .steps.fusion import outcome_of, side_by_side
+from .steps.personal import score_own
+from .steps.predictions import Drawn, ask, draw, label_problems, public_inputs, public_problems
 
 
 def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:

@@ -16,25 +16,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
-from ..federation import Federation, Replies, per_client
+from ..core.errors import ConfigError
+from ..core.federation import Federation, Replies, per_client
+from ..core.randomness import repeatable
+from ..core.settings import NonNegative, NonNegativeInt, Share
+from ..core.task import Client, task
+from ..core.tensors import Weights, device_of, is_finite, sent, weights_of
 from ..method import About, Method, Model, Traits, register
-from ..parts.data_free import LatentGenerator, teach_latents
-from ..parts.distill import divergence
-from ..parts.generators import Conditional, draw, label_prior, label_weights, latent_generator, latent_generator_of
-from ..parts.local import Diverged, Local, fit, logits_of
-from ..parts.norms import evaluating
-from ..parts.objectives import Objective
-from ..parts.teachers import soft_targets
-from ..randomness import repeatable
-from ..server import Server
-from ..settings import NonNegative, NonNegativeInt, Share
-from ..task import Client, task
-from ..tensors import Weights, device_of, is_finite, sent, weights_of
-from .common.averaging import average_of, models_of
-from .common.counts import CountedUpdate, label_counts, usable_counts
-from .common.heads import head_of
-from .common.training import Update
+from ..scenario.server import Server
+from ..train.data_free import LatentGenerator, teach_latents
+from ..train.distill import divergence
+from ..train.fitting import Diverged, Local, fit, logits_of
+from ..train.generators import Conditional, draw, label_prior, label_weights, latent_generator, latent_generator_of
+from ..train.norms import evaluating
+from ..train.objectives import Objective
+from ..train.teachers import soft_targets
+from .steps.averaging import average_of, models_of
+from .steps.counts import CountedUpdate, label_counts, usable_counts
+from .steps.heads import head_of
+from .steps.training import Update
 
 
 @task("train_with_generator")

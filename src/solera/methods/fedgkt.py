@@ -18,21 +18,21 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, DataError
-from ..federation import Federation, Replies, per_client
+from ..core.errors import ConfigError, DataError
+from ..core.federation import Federation, Replies, per_client
+from ..core.randomness import repeatable, seed_from
+from ..core.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Problem
+from ..core.task import Client, task
+from ..core.tensors import Weights, weights_of
+from ..core.wire import sized
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.feature_server import Kind, check_shape, epochs_at, extract, taught, tower, tower_with
-from ..parts.local import Diverged, Local, Score, evaluate, fit, logits_of
-from ..parts.teachers import soft_targets
-from ..randomness import repeatable, seed_from
-from ..server import Server
-from ..settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Problem
-from ..task import Client, task
-from ..tensors import Weights, weights_of
-from ..wire import sized
-from .common.fusion import outcome_of
-from .common.personal import scored
-from .common.predictions import finite
+from ..scenario.server import Server
+from ..train.feature_server import Kind, check_shape, epochs_at, extract, taught, tower, tower_with
+from ..train.fitting import Diverged, Local, Score, evaluate, fit, logits_of
+from ..train.teachers import soft_targets
+from .steps.fusion import outcome_of
+from .steps.personal import scored
+from .steps.predictions import finite
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..federation import Federation, QuorumNotMet, Replies, per_client
+from ..core.federation import Federation, QuorumNotMet, Replies, per_client
+from ..core.task import Client, task
+from ..core.tensors import Shapes, Weights, weights_of
+from ..core.wire import sized
 from ..method import About, Method, Model, Traits, register
-from ..parts import matching as m
-from ..parts.chain import Layer, chain, redraw, resized
-from ..parts.local import Local, fit
-from ..parts.matching import move_columns
-from ..server import Server
-from ..task import Client, task
-from ..tensors import Shapes, Weights, weights_of
-from ..wire import sized
-from .common.averaging import models_of
-from .common.counts import all_of_one, label_counts, usable_counts
+from ..scenario.server import Server
+from ..train import matching as m
+from ..train.chain import Layer, chain, redraw, resized
+from ..train.fitting import Local, fit
+from ..train.matching import move_columns
+from .steps.averaging import models_of
+from .steps.counts import all_of_one, label_counts, usable_counts
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.randomness import seed_from
+from ..core.task import Client, task
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.distill import kd_loss
-from ..parts.local import Local, fit
-from ..parts.objectives import towards
-from ..randomness import seed_from
-from ..server import Server
-from ..task import Client, task
-from .common.fusion import logits_problems
-from .common.personal import score_own
-from .common.predictions import (
+from ..scenario.server import Server
+from ..train.distill import kd_loss
+from ..train.fitting import Local, fit
+from ..train.objectives import towards
+from .steps.fusion import logits_problems
+from .steps.personal import score_own
+from .steps.predictions import (
     Done,
     Drawn,
     Scores,

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..federation import Federation, Replies, per_client
+from ..core.federation import Federation, Replies, per_client
+from ..core.tensors import Weights
 from ..method import About, Method, Model, Traits, register
-from ..parts.distill import Distill
-from ..parts.local import Local
-from ..parts.teachers import Ensemble, Rule, Targets, Teacher
-from ..server import Server
-from ..tensors import Weights
-from .common.averaging import average_of, models_of
-from .common.fusion import asked, copies_of, finite_models, first_batch, fuse
-from .common.heads import head_of
-from .common.reporting import report_teachers
-from .common.training import Update, local_update
+from ..scenario.server import Server
+from ..train.distill import Distill
+from ..train.fitting import Local
+from ..train.teachers import Ensemble, Rule, Targets, Teacher
+from .steps.averaging import average_of, models_of
+from .steps.fusion import asked, copies_of, finite_models, first_batch, fuse
+from .steps.heads import head_of
+from .steps.reporting import report_teachers
+from .steps.training import Update, local_update
 
 
 def hard(teacher: Teacher, inputs: Tensor) -> Targets:

@@ -13,13 +13,18 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from ..federation import Federation, per_client
+from ..core.federation import Federation, per_client
+from ..core.settings import Problem
+from ..core.task import Client, task
+from ..core.tensors import Shapes, Weights, weights_of
+from ..core.wire import like
 from ..method import About, Method, Model, Traits, register
-from ..parts.chain import resized
-from ..parts.local import Local, fit
-from ..parts.norms import batchnorms, parameter_names, reestimate
-from ..parts.objectives import cross_entropy
-from ..parts.subnetwork import (
+from ..scenario.server import Server
+from ..train.chain import resized
+from ..train.fitting import Local, fit
+from ..train.norms import batchnorms, parameter_names, reestimate
+from ..train.objectives import cross_entropy
+from ..train.subnetwork import (
     by_row,
     cut,
     masked_cross_entropy,
@@ -28,12 +33,7 @@ from ..parts.subnetwork import (
     scale_in_training,
     sub_shapes,
 )
-from ..server import Server
-from ..settings import Problem
-from ..task import Client, task
-from ..tensors import Shapes, Weights, weights_of
-from ..wire import like
-from .common.counts import label_counts
+from .steps.counts import label_counts
 
 
 @dataclass(frozen=True)

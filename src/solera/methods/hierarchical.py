@@ -20,19 +20,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
-from ..federation import Federation, per_client
+from ..core.errors import ConfigError
+from ..core.federation import Federation, per_client
+from ..core.randomness import seed_from
+from ..core.settings import NonNegative, PositiveInt
+from ..core.tensors import Weights
 from ..method import About, Method, Model, Traits, register
-from ..parts.aggregate import weighted_mean
-from ..parts.distill import Distill
-from ..parts.local import Local
-from ..parts.teachers import Ensemble, Frozen, frozen
-from ..randomness import seed_from
-from ..server import Server
-from ..settings import NonNegative, PositiveInt
-from ..tensors import Weights
-from .common.averaging import Average, average_of, models_of
-from .common.fusion import (
+from ..scenario.server import Server
+from ..train.aggregate import weighted_mean
+from ..train.distill import Distill
+from ..train.fitting import Local
+from ..train.teachers import Ensemble, Frozen, frozen
+from .steps.averaging import Average, average_of, models_of
+from .steps.fusion import (
     Asked,
     asked,
     copies_of,
@@ -43,7 +43,7 @@ from .common.fusion import (
     public_indices,
     visited,
 )
-from .common.training import local_update
+from .steps.training import local_update
 
 Student = tuple[str, int]  # an architecture in a group
 

@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..federation import Federation, per_client
+from ..core.federation import Federation, per_client
+from ..core.settings import PositiveInt
+from ..core.task import Client, task
+from ..core.tensors import Weights, weights_of
+from ..core.wire import like, sized
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.clusters import lowest
-from ..parts.local import Local, Score, evaluate, fit
-from ..server import Server
-from ..settings import PositiveInt
-from ..task import Client, task
-from ..tensors import Weights, weights_of
-from ..wire import like, sized
-from .common.averaging import Average, average_of
+from ..scenario.server import Server
+from ..train.clusters import lowest
+from ..train.fitting import Local, Score, evaluate, fit
+from .steps.averaging import Average, average_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..federation import Federation
+from ..core.federation import Federation
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.local import Local
-from ..server import Server
-from .common.personal import score_own, train_alone
+from ..scenario.server import Server
+from ..train.fitting import Local
+from .steps.personal import score_own, train_alone
 
 
 @register("local")

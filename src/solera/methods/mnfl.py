@@ -12,15 +12,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..federation import Federation, Replies, per_client
+from ..core.federation import Federation, Replies, per_client
+from ..core.settings import NonNegativeInt, Positive, PositiveInt, Problem
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.local import Local
-from ..parts.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mixtures, mse_loss
-from ..server import Server
-from ..settings import NonNegativeInt, Positive, PositiveInt, Problem
-from .common.coefficients import block, note, note_objective, shares, uniform_matrix, with_block
-from .common.personal import score_own, train_alone
-from .common.predictions import (
+from ..scenario.server import Server
+from ..train.fitting import Local
+from ..train.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mixtures, mse_loss
+from .steps.coefficients import block, note, note_objective, shares, uniform_matrix, with_block
+from .steps.personal import score_own, train_alone
+from .steps.predictions import (
     StudentNorm,
     ask_and_assess,
     distil_and_predict,

@@ -11,11 +11,16 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ..federation import Federation, per_client
+from ..core.federation import Federation, per_client
+from ..core.settings import PositiveInt
+from ..core.task import Client, task
+from ..core.tensors import Weights, weights_of
+from ..core.wire import like
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.local import Local, evaluate, fit
-from ..parts.norms import parameter_names
-from ..parts.similarity import (
+from ..scenario.server import Server
+from ..train.fitting import Local, evaluate, fit
+from ..train.norms import parameter_names
+from ..train.similarity import (
     Coefficients,
     Loss,
     Reduction,
@@ -27,13 +32,8 @@ from ..parts.similarity import (
     learn,
     mixtures,
 )
-from ..server import Server
-from ..settings import PositiveInt
-from ..task import Client, task
-from ..tensors import Weights, weights_of
-from ..wire import like
-from .common.coefficients import block, note, note_objective, shares, uniform_matrix, with_block, with_columns
-from .common.personal import score_own
+from .steps.coefficients import block, note, note_objective, shares, uniform_matrix, with_block, with_columns
+from .steps.personal import score_own
 
 
 @dataclass(frozen=True)

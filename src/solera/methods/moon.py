@@ -10,17 +10,17 @@ from typing import ClassVar
 
 import torch
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.settings import NonNegative, Positive, PositiveInt
+from ..core.task import Client, task
+from ..core.tensors import Weights, weights_of
 from ..method import About, Method, Model, Traits, register
-from ..parts.local import Local, fit
-from ..parts.representations import contrastive, representations_of
-from ..parts.teachers import by_position
-from ..server import Server
-from ..settings import NonNegative, Positive, PositiveInt
-from ..task import Client, task
-from ..tensors import Weights, weights_of
-from .common.averaging import Average, mean_of, models_of
-from .common.training import Update
+from ..scenario.server import Server
+from ..train.fitting import Local, fit
+from ..train.representations import contrastive, representations_of
+from ..train.teachers import by_position
+from .steps.averaging import Average, mean_of, models_of
+from .steps.training import Update
 
 
 @task("contrastive_update")

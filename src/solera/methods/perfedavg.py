@@ -8,18 +8,18 @@ gradients. Each architecture is averaged over its own clients.
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.randomness import seed_from
+from ..core.settings import NonNegative, NonNegativeInt, Positive
+from ..core.task import Client, task
+from ..core.tensors import Weights, weights_of
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.bilevel import after_a_step, endless
-from ..parts.local import Local, fit
-from ..randomness import seed_from
-from ..server import Server
-from ..settings import NonNegative, NonNegativeInt, Positive
-from ..task import Client, task
-from ..tensors import Weights, weights_of
-from .common.averaging import Average, mean_of, models_of
-from .common.personal import Tuning, score_tuned, tuning_payload
-from .common.training import Update
+from ..scenario.server import Server
+from ..train.bilevel import after_a_step, endless
+from ..train.fitting import Local, fit
+from .steps.averaging import Average, mean_of, models_of
+from .steps.personal import Tuning, score_tuned, tuning_payload
+from .steps.training import Update
 
 Mode = Literal["fo", "hf"]
 

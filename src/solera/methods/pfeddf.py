@@ -4,20 +4,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.settings import Liars, NonNegativeInt
+from ..core.tensors import Weights
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.distill import Distill
-from ..parts.local import Local
-from ..parts.lowbit import LowBit
-from ..parts.teachers import Rule
-from ..server import Server
-from ..settings import Liars, NonNegativeInt
-from ..tensors import Weights
-from .common.averaging import Buffers, Combined
-from .common.memory import Memory
-from .common.personal import Tuning, fine_tune, score_tuned, tuning_payload
-from .common.swag import Swag
+from ..scenario.server import Server
+from ..train.distill import Distill
+from ..train.fitting import Local
+from ..train.lowbit import LowBit
+from ..train.teachers import Rule
 from .feddf import FedDF
+from .steps.averaging import Buffers, Combined
+from .steps.memory import Memory
+from .steps.personal import Tuning, fine_tune, score_tuned, tuning_payload
+from .steps.swag import Swag
 
 
 @register("pfeddf")

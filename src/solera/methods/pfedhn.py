@@ -11,15 +11,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..federation import Federation, Replies, per_client
+from ..core.federation import Federation, Replies, per_client
+from ..core.tensors import Weights, is_finite
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.hypernet import Hypernet, generate, new_hypernet, pull_back, sgd_step
-from ..parts.local import Local
-from ..parts.norms import parameter_names
-from ..server import Server
-from ..tensors import Weights, is_finite
-from .common.personal import score_received
-from .common.training import local_update
+from ..scenario.server import Server
+from ..train.fitting import Local
+from ..train.hypernet import Hypernet, generate, new_hypernet, pull_back, sgd_step
+from ..train.norms import parameter_names
+from .steps.personal import score_received
+from .steps.training import local_update
 
 EMBEDDINGS = "embeddings"  # the key of v in the joint optimiser step with phi
 

@@ -7,17 +7,17 @@ steps, is its personal model; w moves towards it. Only w is sent. Each architect
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..federation import Federation
+from ..core.federation import Federation
+from ..core.settings import Positive
+from ..core.task import Client, task
+from ..core.tensors import Weights, weights_of
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.bilevel import Envelope, follow_envelope
-from ..parts.norms import parameter_names
-from ..server import Server
-from ..settings import Positive
-from ..task import Client, task
-from ..tensors import Weights, weights_of
-from .common.averaging import Average, mean_of, models_of
-from .common.personal import common_model, score_own_or_received
-from .common.training import Update
+from ..scenario.server import Server
+from ..train.bilevel import Envelope, follow_envelope
+from ..train.norms import parameter_names
+from .steps.averaging import Average, mean_of, models_of
+from .steps.personal import common_model, score_own_or_received
+from .steps.training import Update
 
 
 @task("envelope_update")

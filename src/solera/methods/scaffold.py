@@ -11,17 +11,17 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..federation import Federation, Replies, per_client
+from ..core.federation import Federation, Replies, per_client
+from ..core.settings import Positive, Problem
+from ..core.task import Client, task
+from ..core.tensors import Weights, beside, weights_of
+from ..core.wire import like
 from ..method import About, Method, Model, Traits, register
-from ..parts.aggregate import RunningMean
-from ..parts.local import Local, fit, gradient_of, planned_steps, sum_of_rates
-from ..parts.norms import has_batchnorm, parameter_names
-from ..server import Server
-from ..settings import Positive, Problem
-from ..task import Client, task
-from ..tensors import Weights, beside, weights_of
-from ..wire import like
-from .common.averaging import models_of
+from ..scenario.server import Server
+from ..train.aggregate import RunningMean
+from ..train.fitting import Local, fit, gradient_of, planned_steps, sum_of_rates
+from ..train.norms import has_batchnorm, parameter_names
+from .steps.averaging import models_of
 
 Option = Literal["I", "II"]
 

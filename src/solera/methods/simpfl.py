@@ -10,22 +10,15 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ..federation import Federation, per_client
+from ..core.federation import Federation, per_client
+from ..core.settings import NonNegativeInt, Positive, PositiveInt
 from ..method import About, Exchange, Method, Model, Traits, register
-from ..parts.local import Local
-from ..parts.similarity import by_cosine, by_rank, cosines, mixtures
-from ..server import Server
-from ..settings import NonNegativeInt, Positive, PositiveInt
-from .common.coefficients import note, uniform_matrix, with_columns
-from .common.personal import score_own, train_alone
-from .common.predictions import (
-    StudentNorm,
-    ask_and_assess,
-    distil_locally,
-    draw,
-    participants,
-    public_problems,
-)
+from ..scenario.server import Server
+from ..train.fitting import Local
+from ..train.similarity import by_cosine, by_rank, cosines, mixtures
+from .steps.coefficients import note, uniform_matrix, with_columns
+from .steps.personal import score_own, train_alone
+from .steps.predictions import StudentNorm, ask_and_assess, distil_locally, draw, participants, public_problems
 
 
 def about(title: str) -> About:

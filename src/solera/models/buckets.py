@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from solera.devices import tricks_of
-from solera.tensors import sent
+from solera.core.tensors import sent
+from solera.place.placement import tricks_of
 
 BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens; longer texts are read in full
 

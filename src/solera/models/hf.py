@@ -22,13 +22,13 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from solera.devices import tricks_of
-from solera.encodings import Encoding, Text
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.data.encodings import Encoding, Text
 from solera.models.buckets import in_buckets, real
 from solera.models.hub import Repository, imported, no_weights
 from solera.models.registry import ModelInfo
 from solera.models.zoo.layers import Body
+from solera.place.placement import tricks_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from solera.errors import ConfigError, without_addresses
+from solera.core.errors import ConfigError, without_addresses
 
 SMALL = ["*.json", "*.txt", "*.model"]  # configuration and tokenizer
 WEIGHTS = ["model.safetensors", "model-*.safetensors"]  # whole or in parts

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.settings import BelowOne, Positive, PositiveInt, Problem, SettingsError, settings, show, unknown_key
+from solera.core.tensors import FROZEN, frozen_of
 from solera.models.split import is_split
-from solera.parts.aggregate import PRODUCT
-from solera.settings import BelowOne, Positive, PositiveInt, Problem, SettingsError, settings, show, unknown_key
-from solera.tensors import FROZEN, frozen_of
+from solera.train.aggregate import PRODUCT
 
 ADAPTER = {"factors": "default", "product": PRODUCT}  # peft's name of the only set of matrices, which tells averages
 INSTALL = "pip install 'solera[text]'"

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from solera.core.plugins import is_path
+from solera.core.settings import Problem, show
 from solera.models.lora import Lora, lora_from, lora_problems
 from solera.models.registry import MODELS
-from solera.plugins import is_path
-from solera.settings import Problem, show
 
 Options = dict[str, dict[str, Any]]  # by the architecture's name
 PRECISION = ("bits", "activations")

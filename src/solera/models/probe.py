@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 
 PROBE_BATCH = 2
 

@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from solera.devices import TRICKS
-from solera.encodings import Encoding
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.plugins import Registry
+from solera.data.encodings import Encoding
 from solera.models.split import SHARED_WIDTH, Head, as_split, require_split
 from solera.models.zoo.layers import positive
 from solera.models.zoo.norm import DEFAULT_GROUPS, Norm, NormKind
-from solera.plugins import Registry
+from solera.place.placement import TRICKS
 
 Builder = Callable[..., Any]
 BuilderT = TypeVar("BuilderT", bound=Builder)

@@ -10,7 +10,7 @@ from typing import Literal, TypeGuard, get_args
 
 from torch import Tensor, nn
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.models.probe import run_once
 from solera.models.zoo.layers import he_initialise, positive
 

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..plugins import label
+from ..core.plugins import label
+from ..runs.dotted import show
 from ..runs.groups import Group, cautions, companions, group_runs
-from ..runs.keys import show
 from ..runs.notice import KINDS
 from ..runs.read import Run
 from ..runs.results import Comparison, Lines, Result, compared_results, unlike
 from ..runs.series import Point
 from .lanes import adapters, content, diversity, timeline, timetable
+from .loading import Matrix, Record
 from .order import similar_order
-from .read import Matrix, Record
 
 # Limits, so that the page stays small.
 POINTS = 300  # of one line

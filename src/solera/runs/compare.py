@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .dotted import short, show
 from .groups import Group
-from .keys import short, show
 from .read import Run
 from .results import Comparison, Lines, Result, compared_results
 from .series import reached

@@ -35,13 +35,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ..core.errors import RunError
+from ..core.files import read_file
+from ..core.plugins import paths_in, sha256_of
+from ..core.tensors import Weights
+from ..core.wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
 from ..engines.base import Version
-from ..errors import RunError
-from ..files import read_file
-from ..plugins import paths_in, sha256_of
-from ..tensors import Weights
-from ..wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
-from .keys import dig, flat
+from .dotted import dig, flat
 from .read import FINGERPRINTS, fingerprints_in
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records
 from .stand_ins import KEY as STAND_INS

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from .read import Run, each_run
 from .record import WAYS
 

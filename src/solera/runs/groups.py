@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .keys import short, show
+from .dotted import short, show
 from .read import SEED, Run
 from .stand_ins import MARK, StandIns, verdict
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..errors import AT_ONCE
+from ..core.errors import AT_ONCE
 from .record import OWN, RoundRecord
 
 LEARNED = 0.2  # share of the way from guessing to 100%: a model that never reached it cannot collapse

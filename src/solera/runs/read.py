@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError
-from ..files import MOST_TOML, read_file
-from ..plugins import label
-from .keys import dig, flat
+from ..core.errors import RunError
+from ..core.files import MOST_TOML, read_file
+from ..core.plugins import label
+from .dotted import dig, flat
 from .record import RoundRecord, read_records
 from .stand_ins import StandIns, read_stand_ins
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..files import open_file, read_file
+from ..core.files import open_file, read_file
 
 FORMAT = 2  # of a run directory; 1: checkpoints did not say which client state belongs to them
 FORMATS = (1, FORMAT)  # those of version 0.1 can still be read

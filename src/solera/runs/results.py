@@ -19,9 +19,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..plugins import architectures
+from ..core.plugins import architectures
+from .dotted import show
 from .groups import Group
-from .keys import show
 from .read import Run
 from .record import OWN
 from .series import Point, spent

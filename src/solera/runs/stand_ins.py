@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .keys import show
+from .dotted import show
 
 StandIns = Mapping[str, tuple[Any, Any]]  # setting -> the paper's value, the run's (None: not known)
 KEY = "stand_ins"  # in run.json and summary.json

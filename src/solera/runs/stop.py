@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from ..settings import NonNegative, PositiveInt, Problem, settings
+from ..core.settings import NonNegative, PositiveInt, Problem, settings
 from .record import RoundRecord, Score
 
 STOPPED = "stopped"  # the event of the round that ended the run early

@@ -19,9 +19,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..errors import RunError
-from ..files import MOST_TOML, open_file, read_file
-from ..plugins import code_allowed, label, paths_in, sha256_of, sha256_of_file
+from ..core.errors import RunError
+from ..core.files import MOST_TOML, open_file, read_file
+from ..core.plugins import code_allowed, label, paths_in, sha256_of, sha256_of_file
 from .read import read_json
 
 KEY_BYTES = 32

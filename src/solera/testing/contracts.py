@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from ..devices import numerics
+from ..core.federation import Federation, FederationConfig
+from ..core.randomness import Parallel, same_bits
+from ..core.task import Client, task
+from ..core.tensors import Weights
+from ..core.wire import decode, digest, encode, like
 from ..engines import Call, ClientStates, Engine, Host, InProcess
 from ..engines.faulty import Faulty
-from ..federation import Federation, FederationConfig
 from ..method import Method, check_class, find_method, name_of
-from ..randomness import Parallel, same_bits
-from ..runner.loop import NothingLearned
-from ..task import Client, task
-from ..tensors import Weights
-from ..wire import decode, digest, encode, like
+from ..place.placement import numerics
+from ..runs.loop import NothingLearned
 from .toys import run_toy, small, toy, toy_for
 
 ENGINES_TO_COMPARE = ("inprocess", "threads", "processes")

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import RunConfig
+from ..core.federation import FederationConfig
 from ..data import PartitionConfig, PublicConfig, from_tensors
 from ..engines import EngineSettings, engine_named
-from ..federation import FederationConfig
 from ..method import Method
 from ..models import wrap
-from ..runner.loop import Result, simulate
-from ..scenario import Scenario
+from ..runs.config import RunConfig
+from ..runs.loop import Result, simulate
+from ..scenario.scenario import Scenario
 
 
 def wide() -> nn.Module:

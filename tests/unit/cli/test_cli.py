@@ -22,11 +22,11 @@ from solera.cli.dry import _how_exact
 from solera.cli.main import app
 from solera.cli.quickstart import compare
 from solera.cli.run import default_out, fresh, named
-from solera.config import load_config
-from solera.errors import DataError, RunError
-from solera.federation import QuorumNotMet
+from solera.core.errors import DataError, RunError
+from solera.core.federation import QuorumNotMet
 from solera.fingerprint import fingerprint
-from solera.runner.dry import Rehearsal
+from solera.runs.config import load_config
+from solera.runs.rehearsal import Rehearsal
 from solera.version import __version__
 
 COMMANDS = ["run", "resume", "ls", "show", "doctor", "quickstart", "compare", "sweep", "predict", "export"]
@@ -207,13 +207,13 @@ def _raising(error: BaseException) -> Any:
     ],
 )
 def test_whatever_happens_in_a_run(here, monkeypatch, error, code, text):
-    monkeypatch.setattr("solera.runner.loop.execute", _raising(error))
+    monkeypatch.setattr("solera.runs.loop.execute", _raising(error))
     result = solera("run", "tiny.toml")
     assert (result.exit_code, result.stderr) == (code, text)
 
 
 def test_debug_shows_where_it_comes_from(here, monkeypatch):
-    monkeypatch.setattr("solera.runner.loop.execute", _raising(DataError("no such data")))
+    monkeypatch.setattr("solera.runs.loop.execute", _raising(DataError("no such data")))
     with pytest.raises(DataError):
         solera("run", "tiny.toml", "--debug")
 
@@ -395,7 +395,7 @@ def test_the_doctor_names_devices_and_what_auto_takes():
 
 
 def test_the_doctor_says_what_is_wrong(monkeypatch):
-    monkeypatch.setattr("solera.runner.loop.execute", _raising(RuntimeError("broken")))
+    monkeypatch.setattr("solera.runs.loop.execute", _raising(RuntimeError("broken")))
     monkeypatch.setattr(doctor_module, "EXTRAS", {"no_such_module": ("nothing", "none")})
     result = solera("doctor")
     assert result.exit_code == 1

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from solera.config import load_config
-from solera.runner.loop import execute
+from solera.runs import display
+from solera.runs.config import load_config
+from solera.runs.display import LiveWatcher, PlainWatcher, QuietWatcher, Watcher, choose_watcher
+from solera.runs.loop import execute
 from solera.runs.record import RoundRecord
-from solera.track import display
-from solera.track.display import LiveWatcher, PlainWatcher, QuietWatcher, Watcher, choose_watcher
 
 FACTS = {
     "name": "toy", "method": "feddf", "rounds": 3, "start_round": 0, "clients": 8, "cohort": 4,

@@ -18,11 +18,11 @@ from typer.testing import CliRunner, Result
 from made_runs import make_run
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
-from solera.config import load_config
-from solera.inference.predict import predict
-from solera.inference.trained import open_run
 from solera.models import build
-from solera.runner.loop import execute
+from solera.runs.config import load_config
+from solera.runs.loop import execute
+from solera.use.predict import predict
+from solera.use.trained import open_run
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 NAMES = ["mlp", "tiny-cnn"]
@@ -132,7 +132,7 @@ class OneSize(torch.nn.Module):
 
 @pytest.mark.parametrize("form", ["torchscript", "torch-export", "onnx"])
 def test_a_model_that_cannot_be_exported_is_no_wrong_file(run, tmp_path, monkeypatch, form):
-    monkeypatch.setattr("solera.inference.trained.Trained.model", lambda self, name: OneSize())
+    monkeypatch.setattr("solera.use.trained.Trained.model", lambda self, name: OneSize())
     result = solera("export", run, "--format", form, "--model", "mlp", "-o", tmp_path / "x")
     assert result.exit_code == 4
     assert f"mlp (mlp) cannot be exported as {form}" in result.stderr

@@ -19,14 +19,14 @@ from typer.testing import CliRunner, Result
 import solera as library
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
-from solera.config import load_config
+from solera.core.errors import DataError, RunError
 from solera.data import load, tokenize
 from solera.data.unlabelled import read_samples
-from solera.errors import DataError, RunError
-from solera.inference.predict import _own_test_set, predict
-from solera.inference.trained import Input, open_run
 from solera.models import build
-from solera.runner.loop import execute, scenario_of, simulate
+from solera.runs.config import load_config
+from solera.runs.loop import execute, scenario_of, simulate
+from solera.use.predict import _own_test_set, predict
+from solera.use.trained import Input, open_run
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from encoders import write_encoder
 from solera.cli.main import app
-from solera.config import load_config
-from solera.runner.loop import execute
+from solera.runs.config import load_config
+from solera.runs.loop import execute
 from solera.runs.read import read_run
 
 NAMES = ("bad", "good")

@@ -21,13 +21,13 @@ from typer.testing import CliRunner, Result
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
 from solera.cli.sweep import SweepDisplay
-from solera.config import load_config
-from solera.errors import ConfigError
-from solera.experiments.sweep import Progress, load_sweep, plan, run_all
+from solera.core.errors import ConfigError
+from solera.lab.sweep import Progress, load_sweep, plan, run_all
 from solera.methods import FedAvg
-from solera.methods.common.training import local_update
-from solera.runner.loop import check_start, execute
-from solera.scenario import build_scenario
+from solera.methods.steps.training import local_update
+from solera.runs.config import load_config
+from solera.runs.loop import check_start, execute
+from solera.scenario.scenario import build_scenario
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 
@@ -250,7 +250,7 @@ def test_a_run_that_dies_is_told_and_the_rest_goes_on(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGKILL)
         return execute(config, out, *args)
 
-    monkeypatch.setattr("solera.experiments.sweep.execute", dies)
+    monkeypatch.setattr("solera.lab.sweep.execute", dies)
     base = load_config(TINY)
     runs = {str(s): dataclasses.replace(base, run=dataclasses.replace(base.run, seed=s)) for s in (0, 1)}
     seen: list[str] = []
@@ -317,19 +317,19 @@ CHATTY = """
 import sys, warnings
 from pathlib import Path
 from rich.console import Console
-import solera.experiments.sweep
+import solera.lab.sweep
 from solera.cli.sweep import SweepDisplay
-from solera.config import load_config
+from solera.runs.config import load_config
 
 def chatty(config, *args):
     print("a word", flush=True)
     warnings.warn("a warning")
     raise ValueError("the last word")
 
-solera.experiments.sweep.execute = chatty
+solera.lab.sweep.execute = chatty
 config = load_config({"method": {"name": "fedavg"}})
 with SweepDisplay(Console(force_terminal=True)) as display:
-    ended = solera.experiments.sweep.run_all({"one": config, "two": config}, Path(sys.argv[1]), 1, display.update)
+    ended = solera.lab.sweep.run_all({"one": config, "two": config}, Path(sys.argv[1]), 1, display.update)
 print(ended.failed["two"], file=sys.stderr)
 """
 

@@ -6,10 +6,10 @@ import tomllib
 
 import pytest
 
-from solera.config import Config, load_config, recipe_names, recipe_text, to_toml
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.method import METHODS, name_of
-from solera.runs.keys import flat, show
+from solera.runs.config import Config, load_config, recipe_names, recipe_text, to_toml
+from solera.runs.dotted import flat, show
 
 
 def reload(config: Config) -> Config:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-from solera.config import TABLES, load_config, to_toml
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.method import find_method
+from solera.runs.config import TABLES, load_config, to_toml
 
 METHOD = "feddf"
 GOOD: dict[str, Any] = tomllib.loads(to_toml(load_config({"method": {"name": METHOD}})))

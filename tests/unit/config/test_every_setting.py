@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
-from solera.config import TABLES, load_config
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.settings import OrInf, hints, strip, table_of
 from solera.method import METHODS
-from solera.settings import OrInf, hints, strip, table_of
+from solera.runs.config import TABLES, load_config
 
 Place = tuple[str, type, tuple[str, ...]]  # method, class of the settings, and the table they are in
 

@@ -6,15 +6,15 @@ import tomllib
 import pytest
 
 from solera import methods
-from solera.config import Config, load_config, merged, to_toml
-from solera.errors import ConfigError
-from solera.experiments.sweep import notes, plan
-from solera.federation import FederationConfig
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig
+from solera.lab.sweep import notes, plan
 from solera.method import METHODS, name_of
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.runner.loop import check_start, execute
-from solera.scenario import Scenario, build_scenario
+from solera.runs.config import Config, load_config, merged, to_toml
+from solera.runs.loop import check_start, execute
+from solera.scenario.scenario import Scenario, build_scenario
+from solera.train.distill import Distill
+from solera.train.fitting import Local
 
 RECIPE = "quickstart/feddf"
 SMALL = ["run.rounds=1", "data.train_size=600", "data.test_size=100", "public.size=100", "engine.name=inprocess"]

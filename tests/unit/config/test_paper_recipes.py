@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from solera.config import load_config, recipe_names, recipe_text
-from solera.experiments.papers import load_paper, paper_names
+from solera.lab.papers import load_paper, paper_names
+from solera.runs.config import load_config, recipe_names, recipe_text
 
 # ---- FedDF (Lin et al., NeurIPS 2020), section 4 and appendix -----------------------------------------
 

@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from solera.config import load_config, recipe_names, to_toml, with_stand_ins, without_stand_ins
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.runs.config import load_config, recipe_names, to_toml, with_stand_ins, without_stand_ins
 
 LAPTOP = {  # a laptop version -> the recipe of the paper
     "feddf/fig3-agnews-laptop": "feddf/fig3-agnews",

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from solera.cli.doctor import SELF_TEST
-from solera.config import load_config, recipe_names, to_toml
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig
+from solera.core.settings import SettingsError
 from solera.data import load
 from solera.engines.flower import FlowerConfig
-from solera.errors import ConfigError
-from solera.federation import FederationConfig
 from solera.method import find_method
-from solera.runner.loop import execute, scenario_of, simulate
-from solera.runs.keys import flat
-from solera.settings import SettingsError
+from solera.runs.config import load_config, recipe_names, to_toml
+from solera.runs.display import Watcher
+from solera.runs.dotted import flat
+from solera.runs.loop import execute, scenario_of, simulate
 from solera.testing import small, toy_for
-from solera.track.display import Watcher
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 HUGE = "99999999999999999999999"

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from solera import Scenario
-from solera.config import load_config
+from solera.core.errors import ConfigError, DataError
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.data.augment import augmented, drawn_anew
 from solera.data.sampling import torch_rng
-from solera.errors import ConfigError, DataError
+from solera.runs.config import load_config
 
 NAMED = ["crop", "flip"]
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from solera.core.errors import ConfigError, DataError
 from solera.data import from_tensors, from_texts, load
 from solera.data.blocks import as_blocks
-from solera.data.text import WORDS
-from solera.encodings import BYTES, Encoding, digest_of
-from solera.errors import ConfigError, DataError
+from solera.data.encodings import BYTES, Encoding, digest_of
+from solera.data.tokens import WORDS
 
 
 def own(texts, users=None, length=3, test=("abcd", "efgh")):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from solera.core.errors import DataError
+from solera.core.task import Data
 from solera.data import Dataset, from_hf, from_tensors, from_texts, from_torch, public_from_samples, tokenize
-from solera.errors import DataError
-from solera.task import Data
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from solera.core.errors import DataError
 from solera.data import PublicConfig, from_folder, from_hf, from_tensors, from_torch, load, make_public, read_samples
 from solera.data import transforms as T
-from solera.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import solera
+from solera.core.errors import ConfigError, DataError
 from solera.data import PublicConfig, from_folder, load, make_public
-from solera.errors import ConfigError, DataError
-from solera.runner.loop import execute
+from solera.runs.loop import execute
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -9,11 +9,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from solera.config import load_config
+from solera.core.errors import ConfigError, DataError
 from solera.data import PublicConfig, from_tensors, load, make_public
 from solera.data.generator import FORMAT, Generator, load_generator, save_generator
-from solera.errors import ConfigError, DataError
-from solera.scenario import Scenario
+from solera.runs.config import load_config
+from solera.scenario.scenario import Scenario
 
 NOBODY = torch.empty(0, dtype=torch.int64)
 SCRIPT = pathlib.Path(__file__).parents[3] / "scripts" / "train_generator.py"

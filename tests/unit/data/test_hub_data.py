@@ -15,7 +15,7 @@ pa = pytest.importorskip("pyarrow", reason="needs the extra hub")
 LOAD = """
 import json, sys
 from solera.data import load
-from solera.errors import DataError
+from solera.core.errors import DataError
 for options in json.loads(sys.argv[1]):
     try:
         data = load(**options)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from solera.core.errors import ConfigError, DataError
 from solera.data import PublicConfig, from_tensors, make_public, public_from_dataset
 from solera.data.overlap import OVERLAP, named_classes
-from solera.errors import ConfigError, DataError
 
 # A few of each kind, by the class names of ILSVRC 2012: tiger shark, goldfish, brown bear, school bus, sea lion,
 # laptop's neighbours, ...

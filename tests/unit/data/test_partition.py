@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from solera.core.errors import ConfigError, DataError
+from solera.core.wire import SAFE_NAME
 from solera.data import Partition, PartitionConfig, class_counts, partition, split_test
 from solera.data import dirichlet as drawing
 from solera.data.partition import client_names
-from solera.errors import ConfigError, DataError
-from solera.wire import SAFE_NAME
 
 KINDS = [
     {"kind": "iid"},

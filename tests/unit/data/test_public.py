@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from solera.core.errors import ConfigError, DataError
 from solera.data import (
     PublicConfig,
     from_tensors,
@@ -18,7 +19,6 @@ from solera.data import (
 from solera.data import transforms as T
 from solera.data.augment import augmented
 from solera.data.sampling import torch_rng
-from solera.errors import ConfigError, DataError
 
 NOBODY = torch.empty(0, dtype=torch.int64)
 ALL = ["crop", "flip", "jitter", "gray"]  # Fed-ET's transformation

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from solera.core.errors import ConfigError, DataError
 from solera.data import load, tokenize
 from solera.data.readers import read_idx
-from solera.errors import ConfigError, DataError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

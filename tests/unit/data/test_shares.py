@@ -5,12 +5,12 @@ import tomllib
 import pytest
 import torch
 
-from solera.config import load_config, recipe_text, to_toml
+from solera.core.errors import ConfigError
 from solera.data import PartitionConfig, from_tensors, from_texts, partition
 from solera.data.partition import class_counts
-from solera.errors import ConfigError
-from solera.runner.loop import execute, scenario_of
-from solera.scenario import dealt
+from solera.runs.config import load_config, recipe_text, to_toml
+from solera.runs.loop import execute, scenario_of
+from solera.scenario.scenario import dealt
 
 SPLIT = "data.split=[0.7, 0.1, 0.2]"
 

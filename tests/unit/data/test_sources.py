@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from solera.core.errors import ConfigError, DataError
 from solera.data import SOURCES, PartitionConfig, class_counts, load, partition
 from solera.data.readers import read_idx
 from solera.data.sources import EMBEDDED
-from solera.errors import ConfigError, DataError
 
 ROOT = Path(__file__).resolve().parents[3]
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")

@@ -5,9 +5,9 @@ import hashlib
 import pytest
 import torch
 
+from solera.core.errors import ConfigError
 from solera.data import tokenize
-from solera.data.text import VOCABULARY
-from solera.errors import ConfigError
+from solera.data.tokens import VOCABULARY
 
 
 def by_hand(word):

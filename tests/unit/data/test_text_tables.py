@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from solera.core.errors import ConfigError, DataError
 from solera.data import PublicConfig, load
 from solera.data.partition import PartitionConfig
-from solera.errors import ConfigError, DataError
-from solera.scenario import Scenario
+from solera.scenario.scenario import Scenario
 
 ROWS = [
     {"body": f"text {i}", "more": f"reply {i}", "mood": ("bad", "good")[i % 2], "who": f"u{i % 4}"} for i in range(40)

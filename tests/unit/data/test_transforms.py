@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from solera.core.errors import DataError
 from solera.data import transforms as T
 from solera.data.augment import augmented
 from solera.data.sampling import torch_rng
-from solera.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
 ImageEnhance = pytest.importorskip("PIL.ImageEnhance")

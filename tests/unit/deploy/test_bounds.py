@@ -8,14 +8,14 @@ import torch
 
 from deployments import CODE, DIFFERENT, EQUAL, config_of
 from grids import in_a_flower_task  # noqa: F401
+from solera.core.errors import ConfigError, SoleraError
+from solera.core.task import TASKS
+from solera.core.wire import WireError
 from solera.deploy.bounds import check_asked, noted, scalars
 from solera.deploy.init import init
 from solera.deploy.site import OwnSite
 from solera.engines.base import ClientInfo, Roster
-from solera.errors import ConfigError, SoleraError
-from solera.parts.local import Local
-from solera.task import TASKS
-from solera.wire import WireError
+from solera.train.fitting import Local
 
 LOCAL = "[method.local]\nepochs = 2\nbatch = 16\nlr = 0.05"
 OWN_METHOD = (
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from solera import About, Client, Method, Model, Traits
-from solera.task import task
-from solera.wire import sized
+from solera.core.task import task
+from solera.core.wire import sized
 
 
 @dataclass(frozen=True)

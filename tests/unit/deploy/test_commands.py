@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from solera import flower_inside
 from solera.cli.main import app
+from solera.core.errors import ConfigError, RunError
 from solera.deploy import commands
 from solera.deploy.commands import REASONS, Submitted, _Connection, registered, wait_for
 from solera.deploy.journal import write_line
 from solera.deploy.keys import make_node_key
 from solera.deploy.programs import Program
-from solera.errors import ConfigError, RunError
 from solera.flower_inside import Node
 
 

@@ -11,20 +11,20 @@ import torch
 
 from deployments import CODE, DIFFERENT, EQUAL, SITES, config_of
 from grids import LocalGrid, LocalSite, Node, error, in_a_flower_task  # noqa: F401
-from solera.config import load_config
+from solera.core.errors import ConfigError, SoleraError
+from solera.core.federation import QuorumNotMet
+from solera.core.plugins import code_allowed
+from solera.core.wire import Limits
 from solera.deploy.conduct import conduct
 from solera.deploy.init import init
 from solera.deploy.site import OwnSite, answer
 from solera.engines.flower import PROTOCOL, pack, unpack
-from solera.errors import ConfigError, SoleraError
-from solera.federation import QuorumNotMet
 from solera.fingerprint import fingerprint
 from solera.models import hf
-from solera.plugins import code_allowed
-from solera.runner.dry import rehearse_config
-from solera.runner.loop import execute, scenario_of
+from solera.runs.config import load_config
+from solera.runs.loop import execute, scenario_of
 from solera.runs.read import read_run
-from solera.wire import Limits
+from solera.runs.rehearsal import rehearse_config
 from text_sites import OWN, sentences, text_sites
 
 pytestmark = pytest.mark.usefixtures("in_a_flower_task")
@@ -170,9 +170,9 @@ def test_a_site_whose_tokenizer_differs_is_named_before_any_work(tmp_path):
 
 
 def test_public_texts_that_are_none_are_not_kept(tmp_path):
+    from solera.core.errors import DataError
+    from solera.core.wire import encode
     from solera.deploy.site import Samples, keep_public
-    from solera.errors import DataError
-    from solera.wire import encode
 
     site = OwnSite(text_parties(tmp_path, "mnfl", "server").site("north"))
     letters = torch.tensor(list(b"good film"), dtype=torch.uint8)
@@ -327,8 +327,8 @@ def test_a_site_answers_whatever_it_is_asked(parties):
 
 
 def test_other_public_samples_than_the_server_says_are_not_kept(parties):
+    from solera.core.wire import WireError, encode
     from solera.deploy.site import Samples, keep_public
-    from solera.wire import WireError, encode
 
     site = OwnSite(parties(DSFL).site("east"))
     blob = encode(Samples(torch.zeros(3, 8), None))

@@ -8,13 +8,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from grids import LocalGrid, LocalSite, error, in_a_flower_task, site_of  # noqa: F401
+from solera.core.errors import ConfigError, SoleraError
+from solera.core.federation import Federation
+from solera.core.wire import Limits, WireError
 from solera.engines import ClientStates, InProcess, engine_named
 from solera.engines.flower import STYPE, Flower, FlowerConfig, Nodes, pack, unpack
-from solera.errors import ConfigError, SoleraError
-from solera.federation import Federation
 from solera.testing import check_engine, toy
 from solera.testing.contracts import echo
-from solera.wire import Limits, WireError
 
 pytestmark = pytest.mark.usefixtures("in_a_flower_task")
 WEIGHTS = {"w": torch.arange(6.0)}
@@ -51,7 +51,7 @@ def net(tmp_path):
 
 
 def asked(engine, **federation):
-    from solera.federation import FederationConfig
+    from solera.core.federation import FederationConfig
 
     fed = Federation(engine, 3, FederationConfig(**federation))
     return fed, fed.map(echo, list(fed.clients), value=1.0, weights=WEIGHTS)
@@ -248,10 +248,10 @@ def test_a_message_beside_a_hello_is_refused(net, caplog):
 
 
 def test_a_task_whose_reply_has_no_limit_is_not_deployed():
+    from solera.core.task import TASKS, Client, task
+    from solera.core.wire import Packed
     from solera.engines.base import Call
     from solera.engines.serve import most_due
-    from solera.task import TASKS, Client, task
-    from solera.wire import Packed
 
     @task("test_flower_engine.told")
     def told(client: Client) -> str:

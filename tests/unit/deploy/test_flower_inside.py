@@ -14,10 +14,10 @@ import pytest
 import tomli_w
 
 from solera import flower_inside
+from solera.core.errors import ConfigError, SoleraError
 from solera.deploy import gate
 from solera.deploy.keys import fingerprint, make_node_key
 from solera.deploy.templates import APP
-from solera.errors import ConfigError, SoleraError
 from solera.flower_inside import check_version, nodes_in
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from deployments import CODE, DIFFERENT, SITES, config_of
 from solera.cli.main import app
-from solera.config import load_config
+from solera.core.errors import ConfigError
+from solera.core.plugins import code_allowed
 from solera.deploy.gate import check_app
 from solera.deploy.init import init, renew
 from solera.deploy.keys import expiry, fingerprint
-from solera.errors import ConfigError
-from solera.plugins import code_allowed
+from solera.runs.config import load_config
 from text_sites import text_sites, write_tables
 
 METHOD = 'name = "feddf"\n[method.fusion]\nsteps = 3'

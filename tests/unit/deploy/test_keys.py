@@ -8,6 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from solera.core.errors import ConfigError
 from solera.deploy.keys import (
     expiry,
     fingerprint,
@@ -16,7 +17,6 @@ from solera.deploy.keys import (
     make_secret,
     make_server_certificate,
 )
-from solera.errors import ConfigError
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from solera.core.errors import PORTABLE, ConfigError, SoleraError
 from solera.deploy import programs
 from solera.deploy.journal import Journal, lines_from, read_lines, write_line
 from solera.deploy.programs import (
@@ -23,7 +24,6 @@ from solera.deploy.programs import (
     split,
     wait_for_port,
 )
-from solera.errors import PORTABLE, ConfigError, SoleraError
 
 
 def test_flowers_programs_see_no_telemetry_no_installation_and_a_home_of_their_own(tmp_path):

@@ -8,13 +8,13 @@ import tomllib
 
 import pytest
 
-from solera.config import load_config, merged, to_toml
-from solera.experiments.papers import NOT_PRINTED, load_paper, paper_names
-from solera.experiments.reproduce import plan_table, without_runs
-from solera.experiments.sweep import overrides_of
-from solera.parts.local import Local
-from solera.runner.dry import rehearse_config
-from solera.runs.keys import flat
+from solera.lab.papers import NOT_PRINTED, load_paper, paper_names
+from solera.lab.reproduce import plan_table, without_runs
+from solera.lab.sweep import overrides_of
+from solera.runs.config import load_config, merged, to_toml
+from solera.runs.dotted import flat
+from solera.runs.rehearsal import rehearse_config
+from solera.train.fitting import Local
 
 FEDEED = {  # section 6: "distillation: 5000 steps, temperature 4 (FedDF and FedEED)"
     "method.fusion.batch": 256,

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
-from solera.config import load_config
-from solera.errors import ConfigError
-from solera.experiments.papers import load_paper, paper_names, read_paper
+from solera.core.errors import ConfigError
+from solera.lab.papers import load_paper, paper_names, read_paper
+from solera.runs.config import load_config
 
 TABLE = {
     "paper": "feddf",

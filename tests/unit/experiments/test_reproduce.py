@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from solera.cli.main import app
-from solera.config import load_config, to_toml, without_stand_ins
-from solera.errors import ConfigError
-from solera.experiments.estimate import Clock, cpu_seconds, work_of
-from solera.experiments.papers import load_paper, read_paper
-from solera.experiments.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table, run_table
-from solera.experiments.scales import RULES, Rule, scaled, scaled_round, told
+from solera.core.errors import ConfigError
+from solera.lab.estimate import Clock, cpu_seconds, work_of
+from solera.lab.papers import load_paper, read_paper
+from solera.lab.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table, run_table
+from solera.lab.scales import RULES, Rule, scaled, scaled_round, told
+from solera.runs.config import load_config, to_toml, without_stand_ins
 from solera.runs.read import read_run
 from timetable_by_hand import schedule as by_hand
 
@@ -152,7 +152,7 @@ def test_steps_are_counted_as_a_run_takes_them():
 
 
 def test_the_estimate_is_steps_times_seconds(monkeypatch):
-    monkeypatch.setattr("solera.experiments.estimate._measured", lambda what: 0.5 if what.training else 0.0)
+    monkeypatch.setattr("solera.lab.estimate._measured", lambda what: 0.5 if what.training else 0.0)
     config = load_config("toy", ['models.clients=["mlp"]', "method.fusion.steps=0"])
     clock = Clock()
     (seconds,), unknown = cpu_seconds([config], clock)

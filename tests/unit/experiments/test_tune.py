@@ -6,11 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from solera.cli.main import app
-from solera.config import load_config
-from solera.errors import ConfigError
-from solera.experiments import tune as tuning_
-from solera.experiments.tune import Found, Search, Tuning, check_tuning, extended, read_tuned, trial_config, tune
-from solera.scenario import build_scenario
+from solera.core.errors import ConfigError
+from solera.lab import tune as tuning_
+from solera.lab.tune import Found, Search, Tuning, check_tuning, extended, read_tuned, trial_config, tune
+from solera.runs.config import load_config
+from solera.scenario.scenario import build_scenario
 
 SMALL = (
     "run.rounds=1", "data.train_size=200", "data.test_size=60", "data.validation=0.2", "partition.clients=2",

@@ -6,18 +6,18 @@ import torch.nn.functional as F
 
 import solera.methods  # noqa: F401  (registers them)
 from solera import EngineConfig, PartitionConfig, PublicConfig, RunConfig, Scenario, from_tensors
-from solera.errors import RunError
+from solera.core.errors import RunError
+from solera.core.task import Client, Data
+from solera.core.tensors import Views
 from solera.method import METHODS, find_method
-from solera.methods.common.personal import Tuning, fine_tune
 from solera.methods.fedavg import FedAvg
 from solera.methods.moon import MOON
+from solera.methods.steps.personal import Tuning, fine_tune
 from solera.models import wrap
-from solera.parts.local import Local, minibatches
-from solera.runner.loop import simulate
+from solera.runs.loop import simulate
 from solera.runs.read import read_run
-from solera.task import Client, Data
-from solera.tensors import Views
 from solera.testing import run_toy, small
+from solera.train.fitting import Local, minibatches
 from toys import Conv, World, images, mlp
 
 ENGINES = ("inprocess", "threads", "processes")

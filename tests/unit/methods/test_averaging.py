@@ -5,15 +5,15 @@ import copy
 import pytest
 import torch
 
-from solera.errors import ConfigError
-from solera.federation import per_client
-from solera.methods.common.training import local_update
+from solera.core.errors import ConfigError
+from solera.core.federation import per_client
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.methods.fedavg import FedAvg, FedAvgM, FedProx
-from solera.parts.aggregate import weighted_mean
-from solera.parts.local import Local, fit
-from solera.task import Data
-from solera.tensors import weights_of
-from solera.wire import digest
+from solera.methods.steps.training import local_update
+from solera.train.aggregate import weighted_mean
+from solera.train.fitting import Local, fit
 from toys import Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.method import Exchange
 from solera.methods.centralised import Centralised
-from solera.methods.common.personal import score_own
 from solera.methods.local import LocalOnly
-from solera.parts.local import Local, evaluate, fit
-from solera.server import Server
-from solera.task import Data
-from solera.tensors import weights_of
-from solera.wire import digest
+from solera.methods.steps.personal import score_own
+from solera.scenario.server import Server
+from solera.train.fitting import Local, evaluate, fit
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from public_toys import CLIENTS, PUBLIC, accuracies, halves, mixed, spoil, watch
-from solera.errors import ConfigError
-from solera.federation import FederationConfig
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig
+from solera.core.task import Data
+from solera.core.tensors import weights_of
 from solera.methods.cronus import Cronus
-from solera.parts.local import Local, fit, logits_of
-from solera.parts.objectives import towards
-from solera.parts.robust import filtered_mean
-from solera.runner.loop import check_server
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.runs.loop import check_server
 from solera.testing import check_method
+from solera.train.fitting import Local, fit, logits_of
+from solera.train.objectives import towards
+from solera.train.robust import filtered_mean
 from toys import images, same_bits
 
 FIRST = Local(epochs=2, batch=8, lr=0.05)

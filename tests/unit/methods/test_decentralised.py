@@ -8,15 +8,15 @@ import torch
 import by_hand
 from public_toys import CLIENTS, Known, accuracies, halves, mixed, spoil, watch
 from run_directories import lines_of
+from solera.core.errors import ConfigError
+from solera.core.wire import Packed
 from solera.data import PublicConfig, from_tensors, public_from_noise
 from solera.data.generator import Generator, save_generator
 from solera.data.public import make_public
-from solera.errors import ConfigError
 from solera.methods.decentralised import Decentralised, made_from
 from solera.methods.local import LocalOnly
-from solera.parts.local import Local
 from solera.testing import run_toy
-from solera.wire import Packed
+from solera.train.fitting import Local
 from toys import images, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

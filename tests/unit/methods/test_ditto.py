@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from solera.errors import ConfigError
-from solera.methods.common.personal import common_model, score_own_or_received
+from solera.core.errors import ConfigError
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.methods.ditto import Ditto
 from solera.methods.fedavg import FedAvg
 from solera.methods.local import LocalOnly
-from solera.parts.local import Local, fit
-from solera.parts.objectives import proximal
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.methods.steps.personal import common_model, score_own_or_received
 from solera.testing import check_method, run_toy
-from solera.wire import digest
+from solera.train.fitting import Local, fit
+from solera.train.objectives import proximal
 from toys import Conv, Quadratic, World, give, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -2,15 +2,15 @@
 
 import pytest
 
+from solera.core.federation import Federation, FederationConfig
+from solera.core.task import Data
+from solera.core.wire import digest
 from solera.engines import ClientStates, InProcess
-from solera.federation import Federation, FederationConfig
 from solera.method import METHODS, find_method
 from solera.methods.centralised import Centralised
 from solera.methods.fedavg import FedAvg
-from solera.parts.local import Local
-from solera.task import Data
 from solera.testing import small, toy, toy_for, wide
-from solera.wire import digest
+from solera.train.fitting import Local
 
 VICTIM = "c03"
 TRAINED_BY_CLIENTS = sorted(set(METHODS) - {"centralised"})

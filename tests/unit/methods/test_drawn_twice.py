@@ -9,17 +9,17 @@ from collections import Counter
 import pytest
 import torch
 
-from solera.methods.common.swag import Swag
-from solera.methods.common.training import local_update
+from solera.core.task import Data
+from solera.core.tensors import weights_of
 from solera.methods.fd import FD
 from solera.methods.fedbe import FedDistill
 from solera.methods.feddf import FedDF
 from solera.methods.pfedhn import PFedHN
-from solera.parts.distill import Distill
-from solera.parts.hypernet import Hypernet
-from solera.parts.local import Local
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.methods.steps.swag import Swag
+from solera.methods.steps.training import local_update
+from solera.train.distill import Distill
+from solera.train.fitting import Local
+from solera.train.hypernet import Hypernet
 from toys import Constant, Quadratic, World, images, kept_by, mlp, quadratic_data
 
 STEPS = Distill(steps=1, batch=8)

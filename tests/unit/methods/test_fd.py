@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from public_toys import CLIENTS, mixed, spoil
-from solera.errors import ConfigError
-from solera.federation import FederationConfig
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import WireError, decode, encode
 from solera.methods.fd import FD, LabelTable, train_and_report
 from solera.methods.local import LocalOnly
-from solera.parts.labels import label_loss
-from solera.parts.local import Diverged, Local, fit, logits_of
-from solera.task import Data
-from solera.tensors import weights_of
 from solera.testing import check_method, run_toy
-from solera.wire import WireError, decode, encode
+from solera.train.fitting import Diverged, Local, fit, logits_of
+from solera.train.labels import label_loss
 from toys import same_bits
 
 LOCAL = Local(steps=6, batch=8, lr=0.05)

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from camps import CAMPS, accuracy, camps, numbers
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.task import Data
+from solera.core.tensors import weights_of
 from solera.methods.fedamp import FedAMP
 from solera.methods.fedavg import FedAvg
-from solera.parts.aggregate import weighted_mean
-from solera.parts.local import Local, fit
-from solera.parts.objectives import proximal
-from solera.task import Data
-from solera.tensors import weights_of
 from solera.testing import check_method
+from solera.train.aggregate import weighted_mean
+from solera.train.fitting import Local, fit
+from solera.train.objectives import proximal
 from toys import Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -5,17 +5,17 @@ import dataclasses
 import pytest
 import torch
 
-from solera.errors import ConfigError
-from solera.methods.common.personal import score_tuned
+from solera.core.errors import ConfigError
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedavgft import FedAvgFT
+from solera.methods.steps.personal import score_tuned
 from solera.models import wrap
-from solera.parts.distill import kd_loss
-from solera.parts.local import Local, evaluate, fit, logits_of
-from solera.task import Data
-from solera.tensors import weights_of
 from solera.testing import check_method, run_toy, wide
-from solera.wire import digest
+from solera.train.distill import kd_loss
+from solera.train.fitting import Local, evaluate, fit, logits_of
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 import by_hand
-from solera.errors import ConfigError
-from solera.federation import FederationConfig, QuorumNotMet
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig, QuorumNotMet
+from solera.core.task import Data
+from solera.core.wire import digest
 from solera.methods.fedavg import FedAvg, FedProx
 from solera.methods.feddf import FedDF
-from solera.parts.distill import Distill
-from solera.parts.local import Local, evaluate
-from solera.parts.teachers import Ensemble
-from solera.runner.loop import check_server
-from solera.task import Data
+from solera.runs.loop import check_server
 from solera.testing import run_toy
-from solera.wire import digest
+from solera.train.distill import Distill
+from solera.train.fitting import Local, evaluate
+from solera.train.teachers import Ensemble
 from toys import Conv, World, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -8,30 +8,30 @@ import pytest
 import torch
 from torch import nn
 
-from solera.config import load_config, to_toml
+from solera.core.errors import ConfigError
+from solera.core.federation import Federation
+from solera.core.task import Data
+from solera.core.tensors import is_finite, weights_of
+from solera.core.wire import Packed, digest
 from solera.data import PublicConfig, from_tensors, public_from_dataset
 from solera.data.generator import Generator, save_generator
 from solera.engines import ClientStates, InProcess
 from solera.engines.faulty import Faulty
-from solera.errors import ConfigError
-from solera.federation import Federation
-from solera.methods.common.swag import Swag, drawn_around
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
-from solera.parts.aggregate import weighted_mean
-from solera.parts.distill import Distill, distill
-from solera.parts.local import Local, evaluate, fit
-from solera.parts.lowbit import LowBit, coarse_names, fit_coarse
-from solera.parts.norms import parameter_names, reestimate
-from solera.parts.posterior import moments, swag
-from solera.parts.robust import coordinate_median
-from solera.parts.teachers import Ensemble, entropy, frozen
-from solera.runner.loop import check_server
-from solera.scenario import Scenario
-from solera.task import Data
-from solera.tensors import is_finite, weights_of
+from solera.methods.steps.swag import Swag, drawn_around
+from solera.runs.config import load_config, to_toml
+from solera.runs.loop import check_server
+from solera.scenario.scenario import Scenario
 from solera.testing import check_method, toy, wide
-from solera.wire import Packed, digest
+from solera.train.aggregate import weighted_mean
+from solera.train.distill import Distill, distill
+from solera.train.fitting import Local, evaluate, fit
+from solera.train.lowbit import LowBit, coarse_names, fit_coarse
+from solera.train.norms import parameter_names, reestimate
+from solera.train.posterior import moments, swag
+from solera.train.robust import coordinate_median
+from solera.train.teachers import Ensemble, entropy, frozen
 from toys import Conv, Samples, World, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

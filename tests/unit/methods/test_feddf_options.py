@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from solera.errors import ConfigError
-from solera.methods.common.memory import Memory
+from solera.core.errors import ConfigError
+from solera.core.task import Data
+from solera.core.tensors import weights_of
 from solera.methods.feddf import FedDF
 from solera.methods.pfeddf import PFedDF
-from solera.parts.distill import Distill, distill
-from solera.parts.local import Local, evaluate, fit, rate_at
-from solera.parts.norms import parameter_names
-from solera.parts.teachers import Ensemble
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.methods.steps.memory import Memory
+from solera.train.distill import Distill, distill
+from solera.train.fitting import Local, evaluate, fit, rate_at
+from solera.train.norms import parameter_names
+from solera.train.teachers import Ensemble
 from toys import Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=1, batch=8, lr=0.05)
@@ -215,7 +215,7 @@ def test_the_first_of_the_teachers_options_is_off(tmp_path):
     w = world(tmp_path, validation=None)
     start, end = w.run(FedDF(LOCAL, FUSION, average="uniform"))
     sent = uploads(w, "c", start.weights["c"])
-    from solera.parts.aggregate import uniform_mean
+    from solera.train.aggregate import uniform_mean
 
     student = w.server.model("c", uniform_mean(sent))
     teachers = Ensemble([w.server.model("c", s) for s in sent])

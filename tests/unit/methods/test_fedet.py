@@ -9,22 +9,22 @@ import pytest
 import torch
 
 import by_hand
-from solera.config import EngineConfig, RunConfig
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig, QuorumNotMet, draw_clients
+from solera.core.task import Data
+from solera.core.wire import digest
 from solera.data import PartitionConfig, PublicConfig, from_tensors
-from solera.errors import ConfigError
-from solera.federation import FederationConfig, QuorumNotMet, draw_clients
 from solera.method import Traits
-from solera.methods.common.heads import head_of
 from solera.methods.fedet import FedET
+from solera.methods.steps.heads import head_of
 from solera.models import as_split, build, wrap
-from solera.parts.consensus import ConsensusTeacher
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.runner.loop import check_server, simulate
-from solera.scenario import Scenario
-from solera.task import Data
+from solera.runs.config import EngineConfig, RunConfig
+from solera.runs.loop import check_server, simulate
+from solera.scenario.scenario import Scenario
 from solera.testing import check_method, large, run_toy, small, split_deep, split_wide, toy, wide
-from solera.wire import digest
+from solera.train.consensus import ConsensusTeacher
+from solera.train.distill import Distill
+from solera.train.fitting import Local
 from toys import Conv, World, images, mlp, same_bits, spoil
 
 LOCAL = Local(steps=6, batch=8, lr=0.05)

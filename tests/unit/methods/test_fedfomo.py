@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from camps import CAMPS, accuracy, camps, numbers
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.randomness import seed_from
+from solera.core.task import TASKS, Data
+from solera.core.tensors import weights_of
 from solera.methods import fedfomo
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedfomo import FedFomo, mix_and_train, split
-from solera.parts.aggregate import weighted_mean
-from solera.parts.local import Local, evaluate, fit
-from solera.randomness import seed_from
-from solera.task import TASKS, Data
-from solera.tensors import weights_of
+from solera.train.aggregate import weighted_mean
+from solera.train.fitting import Local, evaluate, fit
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from solera.errors import ConfigError
-from solera.federation import FederationConfig, QuorumNotMet
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig, QuorumNotMet
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.methods import fedftg
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedftg import FedFTG
-from solera.parts.data_free import FineTune
-from solera.parts.local import Local, evaluate
-from solera.runner.loop import check_server
-from solera.tensors import weights_of
+from solera.runs.loop import check_server
 from solera.testing import run_toy
-from solera.wire import digest
+from solera.train.data_free import FineTune
+from solera.train.fitting import Local, evaluate
 from toys import Conv, Data, World, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=16, lr=0.05)

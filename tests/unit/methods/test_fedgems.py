@@ -6,19 +6,19 @@ import hashlib
 import pytest
 import torch
 
+from solera.core.errors import ConfigError
+from solera.core.federation import QuorumNotMet
+from solera.core.randomness import seed_from
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.data import PublicConfig
-from solera.errors import ConfigError
-from solera.federation import QuorumNotMet
-from solera.methods.common.predictions import Drawn
 from solera.methods.fedgems import FedGEMS, learn_from_server, towards
-from solera.parts.local import Diverged, Local, fit, logits_of
-from solera.parts.selective import fused_logits, reliable_weights
-from solera.randomness import seed_from
-from solera.runner.loop import check_server
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.methods.steps.predictions import Drawn
+from solera.runs.loop import check_server
 from solera.testing import check_method, run_toy
-from solera.wire import digest
+from solera.train.fitting import Diverged, Local, fit, logits_of
+from solera.train.selective import fused_logits, reliable_weights
 from toys import Conv, Samples, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import nn
 
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig, QuorumNotMet
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.engines import Call
 from solera.engines.faulty import Faulty
-from solera.errors import ConfigError
-from solera.federation import FederationConfig, QuorumNotMet
-from solera.methods.common.counts import CountedUpdate, usable_counts
-from solera.methods.common.heads import head_of
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedgen import FedGen, phases, train_with_generator, with_latents
+from solera.methods.steps.counts import CountedUpdate, usable_counts
+from solera.methods.steps.heads import head_of
 from solera.models import wrap
-from solera.parts.data_free import LatentGenerator
-from solera.parts.generators import draw, latent_generator, latent_generator_of
-from solera.parts.local import Local, evaluate, logits_of
-from solera.tensors import weights_of
 from solera.testing import run_toy, split_deep, split_wide, wide
-from solera.wire import digest
+from solera.train.data_free import LatentGenerator
+from solera.train.fitting import Local, evaluate, logits_of
+from solera.train.generators import draw, latent_generator, latent_generator_of
 from toys import Conv, Data, World, images, mlp, replies_of, same_bits
 
 LOCAL = Local(epochs=2, batch=16, lr=0.05)

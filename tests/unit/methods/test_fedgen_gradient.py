@@ -5,7 +5,7 @@ import torch
 
 from solera.methods.fedgen import with_latents
 from solera.models import wrap
-from solera.parts.generators import draw, latent_generator
+from solera.train.generators import draw, latent_generator
 from toys import images, mlp
 
 

@@ -6,19 +6,19 @@ import re
 import pytest
 import torch
 
+from solera.core.errors import ConfigError
+from solera.core.federation import Federation, FederationConfig, QuorumNotMet
+from solera.core.task import TASKS, Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.engines.faulty import Faulty
-from solera.errors import ConfigError
-from solera.federation import Federation, FederationConfig, QuorumNotMet
 from solera.methods.fedgkt import FedGKT, feature_shape, score_with_tower, train_and_extract
 from solera.methods.local import LocalOnly
 from solera.models import wrap
-from solera.parts.feature_server import extract, taught, tower
-from solera.parts.local import Diverged, Local, evaluate, fit, logits_of
-from solera.runner.loop import check_server
-from solera.task import TASKS, Data
-from solera.tensors import weights_of
+from solera.runs.loop import check_server
 from solera.testing import check_method, run_toy, wide
-from solera.wire import digest
+from solera.train.feature_server import extract, taught, tower
+from solera.train.fitting import Diverged, Local, evaluate, fit, logits_of
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=4, lr=0.05)

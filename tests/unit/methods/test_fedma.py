@@ -8,21 +8,21 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from solera.config import RunConfig
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig, QuorumNotMet
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import WireError, decode, digest, encode
 from solera.engines.faulty import Faulty
-from solera.errors import ConfigError
-from solera.federation import FederationConfig, QuorumNotMet
 from solera.methods import fedma
 from solera.methods.fedavg import FedAvg
 from solera.methods.fedma import FedMA
-from solera.parts.chain import chain, resized
-from solera.parts.local import Local, evaluate
-from solera.parts.matching import BBP, move_columns
-from solera.runner.loop import check_fit, simulate
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.runs.config import RunConfig
+from solera.runs.loop import check_fit, simulate
 from solera.testing import check_method, deep, run_toy, small, stacked, toy, wide
-from solera.wire import WireError, decode, digest, encode
+from solera.train.chain import chain, resized
+from solera.train.fitting import Local, evaluate
+from solera.train.matching import BBP, move_columns
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 ONE = Local(epochs=1, batch=8, lr=0.05)

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from public_toys import CLIENTS, PUBLIC, Exchange, Known, accuracies, halves, mixed, spoil, watch
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.randomness import seed_from
+from solera.core.task import Data
+from solera.core.tensors import weights_of
 from solera.methods.fedmd import DISTANCES, FedMD
 from solera.methods.local import LocalOnly
-from solera.parts.local import Local, fit, logits_of
-from solera.parts.objectives import towards
-from solera.randomness import seed_from
-from solera.runner.loop import check_fit, check_server
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.runs.loop import check_fit, check_server
 from solera.testing import check_method, toy
+from solera.train.fitting import Local, fit, logits_of
+from solera.train.objectives import towards
 from toys import Constant, images, mlp, same_bits
 
 NONE = Local(epochs=0)

@@ -10,9 +10,11 @@ from safetensors.torch import load_file
 
 import by_hand
 from run_directories import lines_of
-from solera.config import EngineConfig, RunConfig, load_config
-from solera.errors import ConfigError
-from solera.federation import FederationConfig, QuorumNotMet
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig, QuorumNotMet
+from solera.core.randomness import seed_from
+from solera.core.task import Data
+from solera.core.wire import digest
 from solera.method import described
 from solera.methods.codistillation import Codistillation
 from solera.methods.fedavg import FedAvg, FedAvgM, FedProx
@@ -20,21 +22,19 @@ from solera.methods.fedbe import FedBE, FedDistill
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
 from solera.methods.fedensemble import FedEnsemble
+from solera.methods.framework.algorithm import Framework
 from solera.methods.framework.cohort import Cohort
 from solera.methods.framework.ensemble_trainers import EnsembleTrainer, Member
 from solera.methods.framework.global_trainers import GlobalTrainer
-from solera.methods.framework.groups import split
+from solera.methods.framework.grouping import split
 from solera.methods.framework.local_trainers import LocalTrainer, Seeds
-from solera.methods.framework.loop import Framework
 from solera.methods.scaffold import Scaffold
-from solera.parts.distill import Distill
-from solera.parts.local import Local, fit
-from solera.parts.teachers import Ensemble
-from solera.randomness import seed_from
-from solera.runner.loop import check_server, simulate
-from solera.task import Data
+from solera.runs.config import EngineConfig, RunConfig, load_config
+from solera.runs.loop import check_server, simulate
 from solera.testing import check_method, deep, run_toy, toy, wide
-from solera.wire import digest
+from solera.train.distill import Distill
+from solera.train.fitting import Local, fit
+from solera.train.teachers import Ensemble
 from toys import Constant, Conv, Quadratic, World, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=1, batch=8, lr=0.05)
@@ -314,7 +314,7 @@ def test_scaffold_variates_are_kept_for_each_client_and_group(tmp_path):
         return next(plans)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("solera.methods.framework.loop.split", planned)
+        patch.setattr("solera.methods.framework.algorithm.split", planned)
         for t in range(2):
             world.fed.begin(t)
             state = method.round(state, world.fed, world.server)

@@ -7,21 +7,21 @@ import pytest
 import torch
 
 import by_hand
-from solera.errors import ConfigError
-from solera.federation import QuorumNotMet
-from solera.methods.common.heads import head_of
+from solera.core.errors import ConfigError
+from solera.core.federation import QuorumNotMet
+from solera.core.task import Data
+from solera.core.wire import digest
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.fedet import FedET
 from solera.methods.fusionlarge import FusionLarge, hard
+from solera.methods.steps.heads import head_of
 from solera.models import wrap
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.parts.teachers import Ensemble
-from solera.runner.loop import check_server
-from solera.task import Data
+from solera.runs.loop import check_server
 from solera.testing import check_method, run_toy, small, split_wide, toy_for, wide
-from solera.wire import digest
+from solera.train.distill import Distill
+from solera.train.fitting import Local
+from solera.train.teachers import Ensemble
 from toys import Constant, Conv, World, images, mlp, same_bits, spoil
 
 TRAINING = {"epochs": 2, "batch": 8, "lr": 0.05}

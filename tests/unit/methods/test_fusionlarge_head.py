@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cohorts import SIZES, Federated, settings
-from solera.parts.distill import Distill
+from solera.train.distill import Distill
 
 
 @pytest.mark.parametrize("average", ["weighted", "uniform"])

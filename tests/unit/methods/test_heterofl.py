@@ -5,21 +5,21 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from solera.config import RunConfig
-from solera.errors import ConfigError
-from solera.federation import FederationConfig
+from solera.core.errors import ConfigError
+from solera.core.federation import FederationConfig
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import WireError, decode, digest, encode
 from solera.method import METHODS
 from solera.methods.fedavg import FedAvg
 from solera.methods.heterofl import HeteroFL, PartUpdate, part_statistics, train_part
 from solera.models import build
-from solera.parts.chain import resized
-from solera.parts.local import Local, evaluate
-from solera.parts.subnetwork import cut, sub_shapes
-from solera.runner.loop import check_fit, check_server, simulate
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.runs.config import RunConfig
+from solera.runs.loop import check_fit, check_server, simulate
 from solera.testing import check_method, deep_group, run_toy, toy, wide
-from solera.wire import WireError, decode, digest, encode
+from solera.train.chain import resized
+from solera.train.fitting import Local, evaluate
+from solera.train.subnetwork import cut, sub_shapes
 from toys import Conv, World, images, mlp, same_bits
 
 ONE = Local(epochs=1, batch=8, lr=0.05)

@@ -7,15 +7,15 @@ import torch
 
 import by_hand
 from run_directories import lines_of
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.task import Data
+from solera.core.wire import Packed, digest
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.hierarchical import Hierarchical
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.task import Data
 from solera.testing import run_toy
-from solera.wire import Packed, digest
+from solera.train.distill import Distill
+from solera.train.fitting import Local
 from toys import Conv, World, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

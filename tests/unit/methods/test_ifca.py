@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from camps import CAMPS, accuracy, camps, numbers
-from solera.errors import ConfigError
-from solera.federation import QuorumNotMet
+from solera.core.errors import ConfigError
+from solera.core.federation import QuorumNotMet
+from solera.core.task import TASKS, Data
+from solera.core.tensors import weights_of
 from solera.methods.fedavg import FedAvg
 from solera.methods.ifca import IFCA, choose_and_train
-from solera.parts.aggregate import uniform_mean
-from solera.parts.local import Local, evaluate, fit
-from solera.task import TASKS, Data
-from solera.tensors import weights_of
+from solera.train.aggregate import uniform_mean
+from solera.train.fitting import Local, evaluate, fit
 from toys import Conv, World, images, mlp, same_bits
 
 LOCAL = Local(steps=4, batch=8, lr=0.05)

@@ -14,26 +14,26 @@ import pytest
 import torch
 
 from public_toys import mixed as exchange
-from solera.config import RunConfig
-from solera.federation import Replies
-from solera.methods.common.defences import without_worst
-from solera.methods.common.fusion import finite_models
-from solera.methods.common.training import Update
+from solera.core.federation import Replies
+from solera.core.task import Data
+from solera.core.tensors import weights_of
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.fedet import FedET
 from solera.methods.mnfl import MNFL
-from solera.parts.aggregate import weighted_mean
-from solera.parts.consensus import confidence_weights, consensus, diversity, ensemble_loss
-from solera.parts.distill import Distill
-from solera.parts.local import Local, fit, logits_of
-from solera.parts.norms import batchnorms
-from solera.parts.similarity import Coefficients, kl_loss, learn
-from solera.parts.teachers import drop_worst
-from solera.runner.loop import simulate
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.methods.steps.fusion import finite_models
+from solera.methods.steps.screen import without_worst
+from solera.methods.steps.training import Update
+from solera.runs.config import RunConfig
+from solera.runs.loop import simulate
 from solera.testing import small, toy_for
+from solera.train.aggregate import weighted_mean
+from solera.train.consensus import confidence_weights, consensus, diversity, ensemble_loss
+from solera.train.distill import Distill
+from solera.train.fitting import Local, fit, logits_of
+from solera.train.norms import batchnorms
+from solera.train.similarity import Coefficients, kl_loss, learn
+from solera.train.teachers import drop_worst
 from toys import Conv, World, images, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

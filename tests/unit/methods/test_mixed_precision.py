@@ -5,17 +5,17 @@ import tomllib
 import pytest
 import torch
 
-from solera.config import load_config, to_toml
-from solera.errors import ConfigError
-from solera.methods.common.lowbit import as_clients_answer
+from solera.core.errors import ConfigError
+from solera.core.task import Data
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
-from solera.parts.distill import Distill
-from solera.parts.local import Local, logits_of
-from solera.parts.lowbit import LowBit, coarse_names, quantise_activations
-from solera.runner.loop import check_start, execute
-from solera.scenario import ModelsConfig, build_scenario
-from solera.task import Data
+from solera.methods.steps.upload import as_clients_answer
+from solera.runs.config import load_config, to_toml
+from solera.runs.loop import check_start, execute
+from solera.scenario.scenario import ModelsConfig, build_scenario
+from solera.train.distill import Distill
+from solera.train.fitting import Local, logits_of
+from solera.train.lowbit import LowBit, coarse_names, quantise_activations
 from toys import World, images, mlp, same_bits
 
 LOCAL = Local(epochs=1, batch=10, lr=0.05)
@@ -113,7 +113,7 @@ name = "inprocess"
 
 def test_one_network_in_two_precisions_from_toml(tmp_path):
     """Two names for one model of the zoo; the run's models are rebuilt from its directory."""
-    from solera.inference.trained import open_run
+    from solera.use.trained import open_run
 
     config = load_config(tomllib.loads(TOML))
     assert load_config(tomllib.loads(to_toml(config))) == config

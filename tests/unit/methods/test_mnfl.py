@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import mnfl_by_hand as by_hand
-from solera.config import load_config, recipe_names
-from solera.errors import ConfigError
-from solera.federation import QuorumNotMet
+from solera.core.errors import ConfigError
+from solera.core.federation import QuorumNotMet
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.method import METHODS
-from solera.methods.common import predictions
-from solera.methods.common.coefficients import uniform_matrix
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.local import LocalOnly
@@ -23,16 +23,16 @@ from solera.methods.mnfl import MNFL
 from solera.methods.mnflparam import MNFLParameters
 from solera.methods.pfeddf import PFedDF, score_tuned
 from solera.methods.simpfl import SimPFL, TopKPFL
-from solera.parts.aggregate import weighted_mean
-from solera.parts.distill import Distill, divergence
-from solera.parts.local import Local, evaluate, fit, logits_of
-from solera.parts.similarity import Coefficients, by_cosine, by_rank, cosines
-from solera.parts.teachers import entropy
-from solera.runner.loop import check_server
-from solera.task import Data
-from solera.tensors import weights_of
+from solera.methods.steps import predictions
+from solera.methods.steps.coefficients import uniform_matrix
+from solera.runs.config import load_config, recipe_names
+from solera.runs.loop import check_server
 from solera.testing import check_method
-from solera.wire import digest
+from solera.train.aggregate import weighted_mean
+from solera.train.distill import Distill, divergence
+from solera.train.fitting import Local, evaluate, fit, logits_of
+from solera.train.similarity import Coefficients, by_cosine, by_rank, cosines
+from solera.train.teachers import entropy
 from toys import Conv, Samples, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)
@@ -289,7 +289,7 @@ def test_the_matrix_is_written_down_every_round(tmp_path):
 
 
 def test_large_matrices_are_written_down_every_tenth_round_and_too_large_ones_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("solera.methods.common.coefficients.NOTED_CLIENTS", 4)
+    monkeypatch.setattr("solera.methods.steps.coefficients.NOTED_CLIENTS", 4)
     world = mixed(tmp_path)
     method = MNFL(local=Local(epochs=0), distill=Local(epochs=0))
     state, noted = method.init(world.fed, world.server), []
@@ -299,7 +299,7 @@ def test_large_matrices_are_written_down_every_tenth_round_and_too_large_ones_re
         state = method.round(state, world.fed, world.server)
         noted += [t] * len(world.events("coefficients"))
     assert noted == [0, 10]
-    monkeypatch.setattr("solera.methods.common.coefficients.MOST_CLIENTS", 4)
+    monkeypatch.setattr("solera.methods.steps.coefficients.MOST_CLIENTS", 4)
     with pytest.raises(ConfigError, match="5 clients have 25 coefficients"):
         uniform_matrix(world.fed)
 

@@ -11,18 +11,18 @@ import torch.nn.functional as F
 
 import mnfl_by_hand as by_hand
 from public_toys import Exchange, Known, mixed
-from solera.config import RunConfig
+from solera.core.task import Data
 from solera.method import METHODS
 from solera.methods.local import LocalOnly
 from solera.methods.mnfl import MNFL
 from solera.methods.mnflparam import MNFLParameters
 from solera.methods.simpfl import SimPFL
-from solera.parts.local import Local
-from solera.parts.similarity import Coefficients
-from solera.runner.loop import simulate
-from solera.task import Data
+from solera.runs.config import RunConfig
+from solera.runs.loop import simulate
 from solera.testing import small, toy_for
 from solera.testing.contracts import _federation
+from solera.train.fitting import Local
+from solera.train.similarity import Coefficients
 from toys import World, images, mlp
 
 SIZES = (5, 12, 9, 20, 7)
@@ -213,7 +213,7 @@ def test_an_endless_pull_has_no_objective_and_many_clients_one_in_ten_rounds(tmp
     world = mixed(tmp_path)
     world.run(MNFL(WHOLE, ALL, Coefficients(rho=float("inf"))))
     assert not world.events("objective")
-    monkeypatch.setattr("solera.methods.common.coefficients.SEARCHED_CLIENTS", 4)
+    monkeypatch.setattr("solera.methods.steps.coefficients.SEARCHED_CLIENTS", 4)
     noted = []
     for t in range(11):
         world.fed.begin(t)

@@ -6,16 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.task import Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.methods.fedavg import FedAvg
 from solera.methods.moon import MOON
 from solera.models import wrap
-from solera.parts.local import Local, minibatches
-from solera.parts.representations import contrast, representations_of
-from solera.task import Data
-from solera.tensors import weights_of
 from solera.testing import check_method, run_toy, wide
-from solera.wire import digest
+from solera.train.fitting import Local, minibatches
+from solera.train.representations import contrast, representations_of
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

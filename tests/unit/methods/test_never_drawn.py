@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
+from solera.core.federation import Federation, FederationConfig
 from solera.engines import ClientStates, InProcess
-from solera.federation import Federation, FederationConfig
 from solera.method import METHODS, find_method
-from solera.parts.local import evaluate
 from solera.testing import small, toy_for
+from solera.train.fitting import evaluate
 
 WITH_PERSONAL_SCORES = sorted(name for name in METHODS if find_method(name)().traits().personal)
 ASKED, MISSED = ["c00", "c01", "c02"], ["c03", "c04"]

@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 import torch
 
-from solera.errors import ConfigError
-from solera.methods.common.personal import Tuning, score_tuned
+from solera.core.errors import ConfigError
+from solera.core.task import Client, Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.methods.fedavg import FedAvg
 from solera.methods.perfedavg import PerFedAvg
-from solera.parts.local import Local, evaluate, fit
-from solera.task import Client, Data
-from solera.tensors import weights_of
+from solera.methods.steps.personal import Tuning, score_tuned
 from solera.testing import check_method, run_toy
-from solera.wire import digest
+from solera.train.fitting import Local, evaluate, fit
 from toys import Conv, Quadratic, World, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Local(steps=4, batch=8, lr=0.05)

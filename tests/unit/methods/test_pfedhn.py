@@ -8,19 +8,19 @@ import torch
 from torch import nn
 
 from camps import accuracy, camps, numbers
+from solera.core.errors import ConfigError
+from solera.core.federation import QuorumNotMet
+from solera.core.task import TASKS, Data
+from solera.core.tensors import weights_of
+from solera.core.wire import digest
 from solera.engines.faulty import Faulty
-from solera.errors import ConfigError
-from solera.federation import QuorumNotMet
-from solera.methods.common.training import Update, local_update
 from solera.methods.fedavg import FedAvg
 from solera.methods.pfedhn import PFedHN
-from solera.parts.hypernet import Hypernet, generate, pull_back
-from solera.parts.local import Local, fit
-from solera.runner.loop import check_fit
-from solera.task import TASKS, Data
-from solera.tensors import weights_of
+from solera.methods.steps.training import Update, local_update
+from solera.runs.loop import check_fit
 from solera.testing import toy
-from solera.wire import digest
+from solera.train.fitting import Local, fit
+from solera.train.hypernet import Hypernet, generate, pull_back
 from toys import Conv, World, images, mlp
 
 LOCAL = Local(steps=4, batch=8, lr=0.05, momentum=0.9)

@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 import torch
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.core.task import Data
 from solera.methods.scaffold import Scaffold
-from solera.parts.local import Local, gradient_of
-from solera.task import Data
+from solera.train.fitting import Local, gradient_of
 from toys import Conv, Quadratic, World, give, images, kept_by, mlp, quadratic_data, same_bits
 
 TWO_STEPS = Local(steps=2, lr=0.1)

@@ -12,14 +12,14 @@ import by_hand
 import public_toys
 from mnfl_by_hand import on_simplex
 from public_toys import CLIENTS, SIZES
+from solera.core.task import Data
 from solera.methods.codistillation import Codistillation
 from solera.methods.hierarchical import Hierarchical
 from solera.methods.mnfl import MNFL
 from solera.methods.scaffold import Scaffold
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.parts.similarity import Coefficients
-from solera.task import Data
+from solera.train.distill import Distill
+from solera.train.fitting import Local
+from solera.train.similarity import Coefficients
 from toys import Conv, Quadratic, World, images, mlp, quadratic_data
 
 HALFWAY = Local(steps=1, lr=0.5)  # on (x - b)^2 / 2: from x to (x + b) / 2

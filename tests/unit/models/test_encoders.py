@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from encoders import write_encoder, write_tokenizer
+from solera.core.errors import ConfigError
+from solera.core.plugins import absolute, architectures
 from solera.data import PartitionConfig, PublicConfig, from_texts
-from solera.devices import TRICKS
-from solera.errors import ConfigError
 from solera.models import buckets, build, encoding_of, model_info
 from solera.models.hf import ADDED, Encoder, _random, digest_of, origins_of
 from solera.models.zoo import encoders
-from solera.parts.local import logits_of
-from solera.plugins import absolute, architectures
-from solera.scenario import Scenario
+from solera.place.placement import TRICKS
+from solera.scenario.scenario import Scenario
+from solera.train.fitting import logits_of
 
 TEXTS = ["good film", "bad day", "a", "good good good bad day film film film good", "x y z"] * 16
 

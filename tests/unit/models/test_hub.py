@@ -11,10 +11,10 @@ import torch
 import fresh
 from encoders import write_encoder
 from hubs import files_of, loopback_hub
-from solera.errors import ConfigError, RunError
+from solera.core.errors import ConfigError, RunError
 from solera.models import build, encoding_of
 from solera.models.hf import encoding, origins_of
-from solera.runner.loop import resume_run
+from solera.runs.loop import resume_run
 
 pytest.importorskip("transformers", reason="needs the extra text")
 

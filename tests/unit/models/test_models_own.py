@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.models import (
     MODELS,
     SplitModel,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.models import MODELS, build, is_split, model_info
 
 IMAGE = [name for name, info in MODELS.items() if info.kind == "image" and not info.own]

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from solera.parts.aggregate import RunningMean, momentum_step, uniform_mean, weighted_mean
+from solera.train.aggregate import RunningMean, momentum_step, uniform_mean, weighted_mean
 
 
 def uploads(count: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from solera.parts.consensus import agreement
+from solera.train.consensus import agreement
 
 # Two sure teachers agree; the third is unsure and says class 1 of the first sample.
 PROBS = torch.tensor(

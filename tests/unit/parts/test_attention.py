@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from solera.parts.attention import attention, cosine_attention, cosines_of, median_distance, squared_distances
-from solera.parts.similarity import gram_matrix, mixtures
+from solera.train.attention import attention, cosine_attention, cosines_of, median_distance, squared_distances
+from solera.train.similarity import gram_matrix, mixtures
 
 
 def models(*rows):

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from solera.parts.bilevel import Envelope, after_a_step, batches, endless, follow_envelope
-from solera.parts.local import Diverged, Local, fit
-from solera.parts.objectives import cross_entropy
-from solera.tensors import weights_of
+from solera.core.tensors import weights_of
+from solera.train.bilevel import Envelope, after_a_step, batches, endless, follow_envelope
+from solera.train.fitting import Diverged, Local, fit
+from solera.train.objectives import cross_entropy
 from toys import Conv, Quadratic, images, mlp, quadratic_data, same_bits
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from solera.parts.bounds import (
+from solera.lab.bounds import (
     Bound,
     Line,
     best_mixture,

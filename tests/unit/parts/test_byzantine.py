@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from solera.parts.byzantine import bearable, byzantine_mean, chosen, krum_scores, squared_distances
+from solera.train.byzantine import bearable, byzantine_mean, chosen, krum_scores, squared_distances
 
 
 def on_a_line(*values: float) -> list[dict[str, torch.Tensor]]:

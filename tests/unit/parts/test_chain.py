@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from solera.core.tensors import weights_of
 from solera.models import build
-from solera.parts.chain import Layer, chain, read, redraw, resized
-from solera.tensors import weights_of
+from solera.train.chain import Layer, chain, read, redraw, resized
 from toys import same_bits
 
 GRAY = (1, 28, 28)

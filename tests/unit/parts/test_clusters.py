@@ -2,7 +2,7 @@
 
 import math
 
-from solera.parts.clusters import lowest
+from solera.train.clusters import lowest
 
 
 def test_ifca1():

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from solera.parts.consensus import (
+from solera.core.tensors import weights_of
+from solera.train.consensus import (
     ConsensusTeacher,
     confidence,
     confidence_weights,
@@ -15,9 +16,8 @@ from solera.parts.consensus import (
     ensemble_loss,
     normalised,
 )
-from solera.parts.distill import Distill, distill
-from solera.parts.teachers import Cache, Ensemble
-from solera.tensors import weights_of
+from solera.train.distill import Distill, distill
+from solera.train.teachers import Cache, Ensemble
 from toys import Constant, Conv, images, mlp, same_bits
 
 FET_1 = ((0.7, 0.2, 0.1), (0.6, 0.3, 0.1), (0.1, 0.2, 0.7))

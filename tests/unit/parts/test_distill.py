@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from torch import nn
 
 import by_hand
-from solera.parts.aggregate import uniform_mean
-from solera.parts.distill import Distill, Memo, cached, cosine, distill, divergence, visits
-from solera.parts.local import Local, evaluate, fit, logits_of
-from solera.parts.teachers import Cache, Ensemble, soft_targets
-from solera.tensors import weights_of
+from solera.core.tensors import weights_of
+from solera.train.aggregate import uniform_mean
+from solera.train.distill import Distill, Memo, cached, cosine, distill, divergence, visits
+from solera.train.fitting import Local, evaluate, fit, logits_of
+from solera.train.teachers import Cache, Ensemble, soft_targets
 from toys import Constant, Conv, images, mlp, same_bits
 
 QUICK = Distill(steps=12, batch=16, every=3, patience=6)

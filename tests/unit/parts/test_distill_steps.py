@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from solera.parts.distill import Distill, Memo, distill, visits
-from solera.tensors import Views
+from solera.core.tensors import Views
+from solera.train.distill import Distill, Memo, distill, visits
 from toys import Constant, Conv, images, mlp
 
 

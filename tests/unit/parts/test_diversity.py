@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from solera.parts.diversity import diversity
+from solera.train.diversity import diversity
 
 
 def test_two_members_by_hand():

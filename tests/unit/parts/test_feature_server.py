@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from solera.core.tensors import weights_of
 from solera.models import build, wrap
-from solera.parts.feature_server import epochs_at, extract, taught, tower, tower_with, transfer_loss
-from solera.parts.local import Local, fit, logits_of
-from solera.tensors import weights_of
+from solera.train.feature_server import epochs_at, extract, taught, tower, tower_with, transfer_loss
+from solera.train.fitting import Local, fit, logits_of
 from toys import Conv, images, mlp, same_bits
 
 Z_C, Z_S, Y = torch.tensor([[1.0, 0.0, -1.0]]).double(), torch.tensor([[2.0, 0.0, 0.0]]).double(), torch.tensor([0])

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from solera.core.tensors import weights_of
 from solera.data.generator import Generator
-from solera.parts.data_free import FineTune, LatentGenerator, fine_tune, hard_sample_loss, teach_latents
-from solera.parts.generators import (
+from solera.train.data_free import FineTune, LatentGenerator, fine_tune, hard_sample_loss, teach_latents
+from solera.train.fitting import Local, evaluate, fit, logits_of
+from solera.train.generators import (
     ImageDecoder,
     class_ensemble,
     disagreement,
@@ -24,8 +26,6 @@ from solera.parts.generators import (
     restored,
     weighted_cross_entropy,
 )
-from solera.parts.local import Local, evaluate, fit, logits_of
-from solera.tensors import weights_of
 from toys import Conv, images, mlp, same_bits
 
 COUNTS = torch.tensor([[10, 0, 5], [30, 20, 0]])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from solera.parts.groups import group_sizes, latin
+from solera.methods.framework.partitions import group_sizes, latin
 
 
 @pytest.mark.parametrize(

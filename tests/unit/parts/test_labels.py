@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from solera.parts.labels import LabelSums, label_loss, others, reduce_entropy
-from solera.parts.teachers import entropy
+from solera.train.labels import LabelSums, label_loss, others, reduce_entropy
+from solera.train.teachers import entropy
 
 TABLES = torch.tensor(
     [[[0.7, 0.3], [0.2, 0.8]], [[0.6, 0.4], [0.0, 0.0]], [[0.9, 0.1], [0.4, 0.6]]]

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import nn
 
-from solera.parts.local import Diverged, Local, evaluate, fit, gradient_of, logits_of, minibatches, planned_steps
-from solera.parts.objectives import proximal
-from solera.tensors import is_finite, weights_of
+from solera.core.tensors import is_finite, weights_of
+from solera.train.fitting import Diverged, Local, evaluate, fit, gradient_of, logits_of, minibatches, planned_steps
+from solera.train.objectives import proximal
 from toys import Conv, Quadratic, images, mlp, quadratic_data, same_bits
 
 
@@ -36,7 +36,7 @@ def test_steps_override_epochs_and_run_through_reshuffled_epochs():
 
 def test_gathering_in_blocks_changes_nothing(monkeypatch):
     expected = positions(50, Local(epochs=2, batch=3))
-    monkeypatch.setattr("solera.parts.local.BLOCK", 2)
+    monkeypatch.setattr("solera.train.fitting.BLOCK", 2)
     assert positions(50, Local(epochs=2, batch=3)) == expected
 
 

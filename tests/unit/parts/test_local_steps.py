@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from solera.parts.local import Local, fit, gradient_of
-from solera.tensors import Views, subset
+from solera.core.tensors import Views, subset
+from solera.train.fitting import Local, fit, gradient_of
 from toys import images, mlp
 
 

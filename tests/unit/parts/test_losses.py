@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from solera.devices import TRICKS
-from solera.parts.losses import Losses, backward, finite_loss
-from solera.parts.optimizers import Sgd
-from solera.tensors import CPU
+from solera.core.tensors import CPU
+from solera.place.placement import TRICKS
+from solera.train.losses import Losses, backward, finite_loss
+from solera.train.optimizers import Sgd
 
 
 def fine(loss):

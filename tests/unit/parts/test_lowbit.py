@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from solera.parts.local import Diverged, Local, fit
-from solera.parts.lowbit import (
+from solera.core.tensors import weights_of
+from solera.train.fitting import Diverged, Local, fit
+from solera.train.lowbit import (
     ErrorFeedback,
     LowBit,
     Packing,
@@ -24,8 +25,7 @@ from solera.parts.lowbit import (
     to_levels,
     unpack,
 )
-from solera.parts.objectives import proximal
-from solera.tensors import weights_of
+from solera.train.objectives import proximal
 from toys import Conv, images, mlp, same_bits
 
 W = torch.tensor([[0.5, -1.5, 0.25], [2.0, 1.0, -3.0]])

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from solera.parts.chain import chain, resized
-from solera.parts.matching import (
+from solera.core.tensors import weights_of
+from solera.train.chain import chain, resized
+from solera.train.matching import (
     BBP,
     assign,
     match_bbp,
@@ -20,7 +21,6 @@ from solera.parts.matching import (
     neurons_of,
     squared_distances,
 )
-from solera.tensors import weights_of
 from toys import same_bits
 
 FIRST = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)

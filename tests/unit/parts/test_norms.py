@@ -2,7 +2,7 @@
 
 import torch
 
-from solera.parts.norms import evaluating, has_batchnorm, parameter_names, reestimate, train_mode
+from solera.train.norms import evaluating, has_batchnorm, parameter_names, reestimate, train_mode
 from toys import Conv, images, mlp
 
 

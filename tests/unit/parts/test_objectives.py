@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from solera.methods.common.predictions import towards_targets
-from solera.parts.distill import kd_loss
-from solera.parts.local import Local, fit, logits_of
-from solera.parts.objectives import cross_entropy, proximal, towards
-from solera.tensors import weights_of
+from solera.core.tensors import weights_of
+from solera.methods.steps.predictions import towards_targets
+from solera.train.distill import kd_loss
+from solera.train.fitting import Local, fit, logits_of
+from solera.train.objectives import cross_entropy, proximal, towards
 from toys import Constant, Conv, images, mlp, same_bits
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from solera.parts.optimizers import Adam, Optimizer, Sgd
+from solera.train.optimizers import Adam, Optimizer, Sgd
 
 
 def model() -> nn.Sequential:
@@ -75,7 +75,7 @@ def test_training_does_not_import_torchs_compiler() -> None:
     import sys
 
     program = (
-        "import sys, torch; from torch import nn; from solera.parts.local import Local, fit\n"
+        "import sys, torch; from torch import nn; from solera.train.fitting import Local, fit\n"
         "fit(nn.Linear(4, 3), torch.rand(8, 4), torch.arange(8) % 3, Local(epochs=1, batch=4, clip=1.0), 0)\n"
         "print('torch._dynamo' in sys.modules)"
     )

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from solera.parts.distill import Distill, distill
-from solera.parts.posterior import (
+from solera.core.tensors import weights_of
+from solera.train.distill import Distill, distill
+from solera.train.posterior import (
     dirichlet,
     dirichlet_coefficients,
     gaussian,
@@ -18,8 +19,7 @@ from solera.parts.posterior import (
     sharpened,
     swag,
 )
-from solera.parts.teachers import Ensemble
-from solera.tensors import weights_of
+from solera.train.teachers import Ensemble
 from toys import Constant, Conv, images, same_bits
 
 MANY = 8000

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from solera.core.tensors import weights_of
 from solera.models import wrap
-from solera.parts.norms import has_batchnorm, train_mode
-from solera.parts.representations import contrast, contrastive, representations_of
-from solera.parts.teachers import by_position
-from solera.tensors import weights_of
+from solera.train.norms import has_batchnorm, train_mode
+from solera.train.representations import contrast, contrastive, representations_of
+from solera.train.teachers import by_position
 from toys import Conv, images, same_bits
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from solera.parts.aggregate import uniform_mean
-from solera.parts.robust import (
+from solera.core.tensors import weights_of
+from solera.train.aggregate import uniform_mean
+from solera.train.robust import (
     clip_logits,
     clip_update,
     clip_updates,
@@ -14,8 +15,7 @@ from solera.parts.robust import (
     update_norm,
     weighted_median,
 )
-from solera.parts.teachers import Cache, Ensemble, lowest_entropy
-from solera.tensors import weights_of
+from solera.train.teachers import Cache, Ensemble, lowest_entropy
 from toys import Constant, Conv, images, mlp, same_bits
 
 ROBUST = ("clipped_logits", "standardised_logits", "median_probs")

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solera.parts.selective import fused_logits, reliable_weights, selective_loss
-from solera.parts.teachers import entropy, soft_targets
+from solera.train.selective import fused_logits, reliable_weights, selective_loss
+from solera.train.teachers import entropy, soft_targets
 
 P = torch.tensor([[0.8, 0.1, 0.1], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1]], dtype=torch.float64)[:, None]  # three clients
 Y = torch.tensor([0])

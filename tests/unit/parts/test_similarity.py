@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solera.parts.similarity import (
+from solera.train.similarity import (
     Coefficients,
     best,
     by_cosine,

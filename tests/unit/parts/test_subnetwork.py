@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from solera.core.tensors import weights_of
 from solera.models import build
-from solera.parts.chain import resized
-from solera.parts.norms import BATCHNORM
-from solera.parts.subnetwork import (
+from solera.train.chain import resized
+from solera.train.norms import BATCHNORM
+from solera.train.subnetwork import (
     cut,
     kept,
     masked_cross_entropy,
@@ -17,7 +18,6 @@ from solera.parts.subnetwork import (
     scale_in_training,
     sub_shapes,
 )
-from solera.tensors import weights_of
 
 GRAY = (1, 28, 28)
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from solera.parts.chain import resized
-from solera.parts.distill import divergence, kd_loss
-from solera.parts.local import logits_of
-from solera.parts.teachers import Cache, Ensemble, Rows, drop_worst, entropy, frozen, lowest_entropy, soft_targets
-from solera.tensors import weights_of
+from solera.core.tensors import weights_of
+from solera.train.chain import resized
+from solera.train.distill import divergence, kd_loss
+from solera.train.fitting import logits_of
+from solera.train.teachers import Cache, Ensemble, Rows, drop_worst, entropy, frozen, lowest_entropy, soft_targets
 from toys import Constant, Conv, images, mlp, same_bits
 
 TEACHERS = ((2.0, 0.0, -1.0), (0.0, 1.0, 1.0))

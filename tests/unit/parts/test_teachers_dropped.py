@@ -2,7 +2,7 @@
 
 import pytest
 
-from solera.parts.teachers import drop_worst
+from solera.train.teachers import drop_worst
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from solera.parts.distill import Distill, distill, kd_loss
-from solera.parts.local import Local, evaluate, fit
-from solera.parts.objectives import cross_entropy
-from solera.parts.teachers import Ensemble
+from solera.train.distill import Distill, distill, kd_loss
+from solera.train.fitting import Local, evaluate, fit
+from solera.train.objectives import cross_entropy
+from solera.train.teachers import Ensemble
 
 
 class Table(nn.Module):

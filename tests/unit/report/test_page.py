@@ -10,8 +10,8 @@ import pytest
 
 from run_directories import write_run
 from solera.report.figures import report_data
+from solera.report.loading import read_all
 from solera.report.page import EMPTY, embedded, render
-from solera.report.read import read_all
 
 NASTY = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> <!-- \u2028 \' & \\u003c'
 

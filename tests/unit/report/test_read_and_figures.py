@@ -7,11 +7,11 @@ import json
 import pytest
 
 from run_directories import write_run
-from solera.errors import RunError
+from solera.core.errors import RunError
 from solera.report import figures
 from solera.report.figures import coefficients, confusion, finite, report_data, thinned
+from solera.report.loading import Matrix, read_all
 from solera.report.order import similar_order
-from solera.report.read import Matrix, read_all
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_mixed_data_sets_are_told_and_kept_apart(tmp_path):
 
 def test_a_run_in_progress_is_not_called_unfinished(run, monkeypatch):
     (run / "summary.json").unlink()
-    monkeypatch.setattr("solera.report.read.in_use", lambda path: True)
+    monkeypatch.setattr("solera.report.loading.in_use", lambda path: True)
     data = data_of(run)
     assert data["runs"][0]["status"] == "running"
     assert data["notes"] == []

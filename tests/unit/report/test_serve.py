@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from run_directories import write_run
-from solera.report.serve import LiveView, Source
+from solera.report.live import LiveView, Source
 
 
 @pytest.fixture

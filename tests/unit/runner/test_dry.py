@@ -8,28 +8,28 @@ import torch
 from torch import nn
 
 import solera.methods  # noqa: F401  (registers them)
-from solera.config import RunConfig, load_config
+from solera.core.errors import ConfigError, RunError
+from solera.core.federation import FederationConfig
+from solera.core.randomness import Parallel
+from solera.core.task import Client, task
+from solera.core.tensors import weights_of
+from solera.core.wire import Packed, at_most
 from solera.data import PublicConfig
 from solera.deploy.bounds import Noting, check_asked
 from solera.engines import Call, ClientInfo, InProcess, Roster
 from solera.engines.dry import Dry
 from solera.engines.serve import arguments_of
-from solera.errors import ConfigError, RunError
-from solera.federation import FederationConfig
 from solera.method import METHODS, find_method
-from solera.methods.common import counts
-from solera.methods.common.training import local_update
-from solera.parts.distill import Distill, distill
-from solera.parts.effort import without_training
-from solera.parts.local import Local, fit
-from solera.parts.lowbit import LowBit
-from solera.randomness import Parallel
-from solera.runner.dry import rehearse, rehearse_config
+from solera.methods.steps import counts
+from solera.methods.steps.training import local_update
+from solera.runs.config import RunConfig, load_config
 from solera.runs.read import read_run
-from solera.task import Client, task
-from solera.tensors import weights_of
+from solera.runs.rehearsal import rehearse, rehearse_config
 from solera.testing import run_toy, small, toy_for
-from solera.wire import Packed, at_most
+from solera.train.distill import Distill, distill
+from solera.train.effort import without_training
+from solera.train.fitting import Local, fit
+from solera.train.lowbit import LowBit
 
 ROUNDS = 3
 SOME = FederationConfig(fraction=0.75)

@@ -5,15 +5,15 @@ import json
 import pytest
 
 from run_directories import lines_of
-from solera.config import EngineConfig, RunConfig
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.methods import FedAvg, FedEED, LocalOnly
-from solera.parts.distill import Distill
-from solera.parts.local import Local
-from solera.runner.loop import simulate
+from solera.runs.config import EngineConfig, RunConfig
+from solera.runs.loop import simulate
 from solera.runs.read import read_run
 from solera.runs.stop import StopConfig
 from solera.testing import run_toy, small, toy, wide
+from solera.train.distill import Distill
+from solera.train.fitting import Local
 
 LOCAL = Local(epochs=1, batch=8, lr=0.01)
 METHOD = FedAvg(LOCAL)

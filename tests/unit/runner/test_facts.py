@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from run_directories import lines_of
-from solera.config import load_config
 from solera.data import PublicConfig, from_tensors, load
 from solera.data.partition import Partition
 from solera.report.figures import report_data
-from solera.report.read import read_all
-from solera.runner import facts as detail
-from solera.runner.loop import execute
-from solera.scenario import Scenario
+from solera.report.loading import read_all
+from solera.runs import facts as detail
+from solera.runs.config import load_config
+from solera.runs.loop import execute
+from solera.scenario.scenario import Scenario
 
 SMALL = ["run.rounds=1", "engine.name=inprocess", "data.train_size=400", "data.test_size=60", "public.size=60"]
 SMALL += ["method.local.epochs=1", "method.fusion.steps=4"]
@@ -167,6 +167,6 @@ def test_recording_changes_no_result(tmp_path, monkeypatch):
     recorded = execute(config, tmp_path / "a")
     for name in ("partition_facts", "confusion_facts"):
         monkeypatch.setattr(detail, name, lambda *args: {})
-    monkeypatch.setattr("solera.methods.common.reporting.note_teachers", lambda *args: None)
-    monkeypatch.setattr("solera.server.Server.report_average", lambda *args: None)
+    monkeypatch.setattr("solera.methods.steps.reporting.note_teachers", lambda *args: None)
+    monkeypatch.setattr("solera.scenario.server.Server.report_average", lambda *args: None)
     assert execute(config, tmp_path / "b")["digest"] == recorded["digest"]

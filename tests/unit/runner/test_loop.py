@@ -6,17 +6,17 @@ import json
 import pytest
 
 from run_directories import lines_of
-from solera.config import RunConfig
-from solera.errors import ConfigError, RunError
-from solera.federation import FederationConfig, QuorumNotMet
+from solera.core.errors import ConfigError, RunError
+from solera.core.federation import FederationConfig, QuorumNotMet
 from solera.fingerprint import fingerprint
 from solera.methods import FedAvg
-from solera.parts.local import Local
-from solera.runner import loop
-from solera.runner.loop import resume_run, simulate
+from solera.runs import loop
+from solera.runs.config import RunConfig
+from solera.runs.display import Watcher
+from solera.runs.loop import resume_run, simulate
 from solera.runs.record import RoundRecord
 from solera.testing import toy, wide
-from solera.track.display import Watcher
+from solera.train.fitting import Local
 
 METHOD = FedAvg(Local(epochs=1, batch=8))
 

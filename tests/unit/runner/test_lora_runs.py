@@ -9,15 +9,15 @@ import safetensors.torch
 import torch
 
 from encoders import write_encoder
-from solera.config import load_config
-from solera.errors import ConfigError, RunError
-from solera.inference.export import export
-from solera.inference.predict import predict
-from solera.inference.trained import open_run
+from solera.core.errors import ConfigError, RunError
+from solera.core.task import TASKS
 from solera.models.lora import base_digest
-from solera.parts.local import logits_of
-from solera.runner.loop import check_start, execute, resume_run, scenario_of
-from solera.task import TASKS
+from solera.runs.config import load_config
+from solera.runs.loop import check_start, execute, resume_run, scenario_of
+from solera.train.fitting import logits_of
+from solera.use.export import export
+from solera.use.predict import predict
+from solera.use.trained import open_run
 
 pytest.importorskip("peft", reason="needs the extra text")
 

@@ -12,14 +12,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 from solera.cli.main import app
-from solera.content import KINDS
+from solera.core.content import KINDS
+from solera.core.task import Data
 from solera.method import About, Method, Model, find_method
-from solera.parts.local import Score
-from solera.runner.measure import _spread, first_if_all_void, measure, not_finite, traffic, why_unusable
+from solera.runs.measure import _spread, first_if_all_void, measure, not_finite, traffic, why_unusable
 from solera.runs.record import RoundRecord, Traffic, read_records
-from solera.server import Server
-from solera.task import Data
+from solera.scenario.server import Server
 from solera.testing import run_toy, small
+from solera.train.fitting import Score
 
 
 def test_in_the_mean_clients_count_the_same_and_weighted_samples_do():

@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from solera.config import load_config
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.models import build, size_of
-from solera.runner.loop import check_start, execute, resume_run, scenario_of
+from solera.runs.config import load_config
+from solera.runs.loop import check_start, execute, resume_run, scenario_of
 
 BASE = {
     "run": {"rounds": 2},

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from solera.cli.main import app
-from solera.runner.facts import Facts, stand_ins_of
+from solera.runs.facts import Facts, stand_ins_of
 from solera.runs.read import read_run
 from solera.runs.stand_ins import listed, read_stand_ins, verdict
 

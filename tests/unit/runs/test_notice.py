@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from solera import RunConfig, simulate
+from solera.core.task import Data
 from solera.data import PartitionConfig
 from solera.methods.fedavg import FedAvg
 from solera.methods.scaffold import Scaffold
-from solera.parts.local import Local
 from solera.report.figures import report_data
-from solera.report.read import read_all
+from solera.report.loading import read_all
+from solera.runs.display import PlainWatcher
 from solera.runs.notice import Notices
 from solera.runs.record import RoundRecord
-from solera.task import Data
 from solera.testing import toy, wide
-from solera.track.display import PlainWatcher
+from solera.train.fitting import Local
 
 BALANCED = [100] * 10
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from made_runs import line, make_run
-from solera.config import load_config
-from solera.errors import RunError
+from solera.core.errors import RunError
 from solera.runs.compare import rows_of
+from solera.runs.config import load_config
 from solera.runs.groups import group_runs
 from solera.runs.read import find_runs, read_run, read_runs
 
@@ -23,7 +23,7 @@ def test_a_whole_run(tmp_path):
 def test_reading_needs_no_torch():
     names = ["record", "read", "frame", "compare", "results", "words", "notice", "groups", "keys", "series"]
     imports = ", ".join(f"solera.runs.{name}" for name in names)
-    code = f"import sys, {imports}, solera.report.serve; sys.exit('torch' in sys.modules)"
+    code = f"import sys, {imports}, solera.report.live; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.runs.record import OWN, RoundRecord, Score, Traffic
 from solera.runs.stop import STOPPED, StopConfig, Stopping
 

@@ -12,11 +12,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from solera.core.errors import RunError
+from solera.core.tensors import Weights
+from solera.core.wire import digest, encode
 from solera.engines import Version
-from solera.errors import RunError
 from solera.runs.directory import KEEP, RunDirectory, _pack, _unpack
-from solera.tensors import Weights
-from solera.wire import digest, encode
 
 PEOPLE, ASKED = 100, 10
 

@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from solera.errors import RunError
-from solera.report.read import in_use, read_all
+from solera.core.errors import RunError
+from solera.report.loading import in_use, read_all
 from solera.runs.directory import RunDirectory
 
 ENTER = """
 import sys
 from solera.runs.directory import RunDirectory
-from solera.errors import RunError
+from solera.core.errors import RunError
 try:
     RunDirectory(sys.argv[1], "0", resume=True)
 except RunError as e:

@@ -12,14 +12,14 @@ from typer.testing import CliRunner, Result
 from made_runs import line, make_run
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
-from solera.config import load_config, to_toml
-from solera.errors import ConfigError
-from solera.runner.loop import execute, resume_run
+from solera.core.errors import ConfigError
+from solera.runs import tracking as export
+from solera.runs.config import load_config, to_toml
+from solera.runs.display import Watcher
+from solera.runs.loop import execute, resume_run
 from solera.runs.read import read_run
 from solera.runs.record import RoundRecord
-from solera.track import export
-from solera.track.display import Watcher
-from solera.track.export import TrackConfig, Tracking, scalars
+from solera.runs.tracking import TrackConfig, Tracking, scalars
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}, "run": {"rounds": 3, "name": "tiny"}}
 

@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
-from ...federation import Federation, QuorumNotMet, Replies
-from ...parts.local import Local
-from ...server import Server
-from ...tensors import Weights, is_finite
-from ..common.averaging import combined_of
-from ..common.defences import clipped
-from ..common.fusion import finite_models
-from ..common.training import Update
+from ...core.federation import Federation, QuorumNotMet, Replies
+from ...core.tensors import Weights, is_finite
+from ...scenario.server import Server
+from ...train.fitting import Local
+from ..steps.averaging import combined_of
+from ..steps.fusion import finite_models
+from ..steps.screen import clipped
+from ..steps.training import Update
 from .ensemble_trainers import Upload
-from .groups import MIN_GROUP, members_of
+from .grouping import MIN_GROUP, members_of
 from .local_trainers import Group, LocalTrainer, Models, mean_reply
 
 Means = dict[Group, tuple[Any, int]]  # each group's mean reply, and of how many clients

@@ -17,14 +17,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ...parts.local import Diverged, Fitted, Local, fit
-from ...parts.norms import has_batchnorm, parameter_names
-from ...parts.posterior import Kind, dirichlet, gaussian, normalised_gaussian, sharpened, swag
-from ...parts.teachers import Ensemble, Rule, frozen
-from ...server import Server
-from ...settings import Positive, PositiveInt, Problem, settings
-from ...tensors import Weights, subset, weights_of
-from ..common.fusion import outcome_of, side_by_side, with_statistics
+from ...core.settings import Positive, PositiveInt, Problem, settings
+from ...core.tensors import Weights, subset, weights_of
+from ...scenario.server import Server
+from ...train.fitting import Diverged, Fitted, Local, fit
+from ...train.norms import has_batchnorm, parameter_names
+from ...train.posterior import Kind, dirichlet, gaussian, normalised_gaussian, sharpened, swag
+from ...train.teachers import Ensemble, Rule, frozen
+from ..steps.fusion import outcome_of, side_by_side, with_statistics
 from .local_trainers import Group, Models, Seeds
 
 NORM_SAMPLES = 1024  # public samples for the BatchNorm statistics of sampled models

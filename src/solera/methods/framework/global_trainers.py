@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ...parts.distill import Distill, Loss, divergence
-from ...parts.teachers import frozen
-from ...server import Server
-from ...settings import NonNegative, NonNegativeInt, Problem, settings
-from ..common.fusion import Asked, answers_finitely, asked, fuse, logits_problems, public_indices
+from ...core.settings import NonNegative, NonNegativeInt, Problem, settings
+from ...scenario.server import Server
+from ...train.distill import Distill, Loss, divergence
+from ...train.teachers import frozen
+from ..steps.fusion import Asked, answers_finitely, asked, fuse, logits_problems, public_indices
 from .cohort import Clock
 from .ensemble_trainers import EnsembleTrainer, Member
 from .local_trainers import Group, Models, Seeds

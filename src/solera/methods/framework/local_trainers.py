@@ -13,16 +13,16 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from ...federation import per_client
-from ...parts.aggregate import momentum_step, weighted_mean
-from ...parts.local import Local
-from ...randomness import seed_from
-from ...settings import BelowOne, NonNegative, NonNegativeInt, Positive, Problem, settings
-from ...task import Client, Task, task
-from ...tensors import Weights
-from ..common.averaging import Combined
-from ..common.training import local_update
+from ...core.federation import per_client
+from ...core.randomness import seed_from
+from ...core.settings import BelowOne, NonNegative, NonNegativeInt, Positive, Problem, settings
+from ...core.task import Client, Task, task
+from ...core.tensors import Weights
+from ...train.aggregate import momentum_step, weighted_mean
+from ...train.fitting import Local
 from ..scaffold import Delta, train
+from ..steps.averaging import Combined
+from ..steps.training import local_update
 
 Group = tuple[str, int]  # (architecture, k): a global model and the clients that train it
 Models = dict[Group, Weights]

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ...federation import Federation
+from ...core.federation import Federation
+from ...core.settings import Problem, SettingsError
 from ...method import About, Method, Model, Traits
-from ...parts.distill import Distill
-from ...server import EnsembleReport, Server
-from ...settings import Problem, SettingsError
-from .loop import Framework
+from ...scenario.server import EnsembleReport, Server
+from ...train.distill import Distill
+from .algorithm import Framework
 
 
 def section_6() -> Distill:

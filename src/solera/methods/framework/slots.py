@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from ...core.settings import PositiveInt, Problem, Replaceable, Was
 from ...method import Method, Traits
-from ...parts.distill import Distill
-from ...parts.local import Local
-from ...server import Server
-from ...settings import PositiveInt, Problem, Replaceable, Was
-from ..common.predictions import label_problems
+from ...scenario.server import Server
+from ...train.distill import Distill
+from ...train.fitting import Local
+from ..steps.predictions import label_problems
 from .ensemble_trainers import EnsembleTrainer
 from .global_trainers import GlobalTrainer
-from .groups import Schedule
+from .grouping import Schedule
 from .local_trainers import LocalTrainer
 
 # Earlier versions had two kinds of overlap, which gave the same bits.

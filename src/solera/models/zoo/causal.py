@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solera.encodings import BYTES
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.data.encodings import BYTES
 from solera.models.registry import zoo_model
 from solera.models.zoo.layers import Body, dropout_rate, positive
 

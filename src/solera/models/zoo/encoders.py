@@ -14,13 +14,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solera.encodings import Encoding
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
+from solera.data.encodings import Encoding
 from solera.models import hf
 from solera.models.buckets import in_buckets, real
 from solera.models.registry import zoo_model
 from solera.models.zoo.layers import Body, dropout_rate, positive
-from solera.models.zoo.text import check_text
+from solera.models.zoo.texts import check_text
 
 UNCASED = 30_522  # word pieces of BERT's lower-case English vocabulary
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 
 # A model without its last layers: the module, and how many features it gives per sample.
 Body = tuple[nn.Module, int]

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 
 NormKind = Literal["batch", "group", "none"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from solera.errors import ConfigError
+from solera.core.errors import ConfigError
 from solera.models.registry import zoo_model
 from solera.models.zoo.layers import Body, GlobalMean, dropout_rate, he_initialise, image_shape
 from solera.models.zoo.norm import Norm

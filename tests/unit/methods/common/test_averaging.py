@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 import torch
 
-from solera.federation import Federation
-from solera.methods.common.averaging import average_of, average_round, mean_of, models_of
-from solera.methods.common.training import Update, local_update
-from solera.parts.local import Local
-from solera.task import Data
+from solera.core.federation import Federation
+from solera.core.task import Data
+from solera.methods.steps.averaging import average_of, average_round, mean_of, models_of
+from solera.methods.steps.training import Update, local_update
+from solera.train.fitting import Local
 from toys import Quadratic, World, quadratic_data, replies_of
 
 UPLOADS, SIZES = (1.0, 2.0, 4.0), (1, 2, 5)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from solera.errors import ConfigError
-from solera.methods.common.coefficients import block, note, shares, uniform_matrix, with_block, with_columns
-from solera.task import Data
+from solera.core.errors import ConfigError
+from solera.core.task import Data
+from solera.methods.steps.coefficients import block, note, shares, uniform_matrix, with_block, with_columns
 from toys import World, images, mlp
 
 C = torch.arange(9, dtype=torch.float64).view(3, 3)  # row: giver, column: receiver

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from solera.methods.common.counts import CountedUpdate, label_counts, train_and_count, usable_counts
-from solera.parts.local import Local
-from solera.task import Data
+from solera.core.task import Data
+from solera.methods.steps.counts import CountedUpdate, label_counts, train_and_count, usable_counts
+from solera.train.fitting import Local
 from toys import World, images, mlp, replies_of
 
 

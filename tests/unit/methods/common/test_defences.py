@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from solera.errors import ConfigError
-from solera.methods.common.defences import clipped, defences_problems, without_worst
-from solera.methods.common.training import Update
+from solera.core.errors import ConfigError
+from solera.core.task import Data
 from solera.methods.feddf import FedDF
-from solera.task import Data
+from solera.methods.steps.screen import clipped, defences_problems, without_worst
+from solera.methods.steps.training import Update
 from toys import Constant, Quadratic, World, quadratic_data, replies_of
 
 OFF = SimpleNamespace(drop_worst=False, drop_threshold=1.2, drop_outliers=False, update_clip=None)

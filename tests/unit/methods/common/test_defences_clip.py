@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from solera.methods.common.defences import clipped
-from solera.methods.common.training import Update
-from solera.task import Data
+from solera.core.task import Data
+from solera.methods.steps.screen import clipped
+from solera.methods.steps.training import Update
 from toys import Conv, World, images, replies_of
 
 BIAS, MEAN = "8.bias", "1.running_mean"  # four parameters, six statistics

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 import by_hand
-from solera.methods.common import fusion
-from solera.methods.common.fusion import (
+from solera.core.task import Data
+from solera.methods.feddf import FedDF
+from solera.methods.steps import fusion
+from solera.methods.steps.fusion import (
     asked,
     copies_of,
     finite_models,
@@ -21,12 +23,10 @@ from solera.methods.common.fusion import (
     visited,
     with_statistics,
 )
-from solera.methods.common.training import Update
-from solera.methods.feddf import FedDF
-from solera.parts.distill import Distill, Memo
-from solera.parts.local import Diverged, Fitted
-from solera.parts.teachers import Cache
-from solera.task import Data
+from solera.methods.steps.training import Update
+from solera.train.distill import Distill, Memo
+from solera.train.fitting import Diverged, Fitted
+from solera.train.teachers import Cache
 from toys import Constant, Conv, Samples, World, images, mlp, replies_of, same_bits
 
 PUBLIC = 40

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from solera.methods.common.lowbit import PackedUpdate, lowbit_update, map_lowbit, unpacked
-from solera.parts.local import Local
-from solera.parts.lowbit import LowBit, coarse_names, packed_sizes
-from solera.task import Data
+from solera.core.task import Data
+from solera.methods.steps.upload import PackedUpdate, lowbit_update, map_lowbit, unpacked
+from solera.train.fitting import Local
+from solera.train.lowbit import LowBit, coarse_names, packed_sizes
 from toys import Conv, World, images, mlp, replies_of
 
 BIT = LowBit(bits=1)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from solera.methods.common.memory import Memory, current, remembered, with_past
-from solera.task import Data
+from solera.core.task import Data
+from solera.methods.steps.memory import Memory, current, remembered, with_past
 from toys import Conv, World, images
 
 

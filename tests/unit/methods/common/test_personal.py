@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from solera.methods.common.personal import (
+from solera.core.task import Client, Data
+from solera.methods.steps.personal import (
     Tuning,
     common_model,
     fine_tune,
@@ -18,8 +19,7 @@ from solera.methods.common.personal import (
     tuning_payload,
 )
 from solera.models import wrap
-from solera.parts.local import Local, Score
-from solera.task import Client, Data
+from solera.train.fitting import Local, Score
 from toys import Constant, Quadratic, World, quadratic_data
 
 

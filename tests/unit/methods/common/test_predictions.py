@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from public_toys import Known
-from solera.errors import ConfigError, DataError
-from solera.methods.common.predictions import (
+from solera.core.errors import ConfigError, DataError
+from solera.core.task import Client, Data
+from solera.methods.fedgkt import FedGKT
+from solera.methods.mnfl import MNFL
+from solera.methods.simpfl import SimPFL, TopKPFL
+from solera.methods.steps.predictions import (
     Drawn,
     Predictions,
     Probabilities,
@@ -25,11 +29,7 @@ from solera.methods.common.predictions import (
     train_and_score,
     usable,
 )
-from solera.methods.fedgkt import FedGKT
-from solera.methods.mnfl import MNFL
-from solera.methods.simpfl import SimPFL, TopKPFL
-from solera.parts.local import Diverged, Local
-from solera.task import Client, Data
+from solera.train.fitting import Diverged, Local
 from toys import Constant, World, replies_of
 
 SET = Known(torch.zeros(6, 1, dtype=torch.float64))

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from solera.methods.common.reporting import NOTED_SAMPLES, note_teachers, report_teachers
-from solera.methods.common.training import Update
-from solera.task import Data
+from solera.core.task import Data
+from solera.methods.steps.reporting import NOTED_SAMPLES, note_teachers, report_teachers
+from solera.methods.steps.training import Update
 from toys import Constant, World, quadratic_data, replies_of
 
 

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from solera.methods.common.swag import Swag, drawn_around, swag_problems
-from solera.parts.teachers import frozen
-from solera.task import Data
+from solera.core.task import Data
+from solera.methods.steps.swag import Swag, drawn_around, swag_problems
+from solera.train.teachers import frozen
 from toys import Conv, World, images
 
 D = torch.arange(40)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import by_hand
-from solera.methods.common.training import local_update
-from solera.parts.local import Diverged, Local
-from solera.task import Data
+from solera.core.task import Data
+from solera.methods.steps.training import local_update
+from solera.train.fitting import Diverged, Local
 from toys import Conv, Quadratic, World, images, quadratic_data, same_bits
 
 

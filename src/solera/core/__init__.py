@@ -1,0 +1,1 @@
+"""Messages and rounds: what every other room rests on."""

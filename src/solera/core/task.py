@@ -1,0 +1,150 @@
+"""A task is the client's part of an exchange: a plain function `f(client, **inbox) -> outbox`.
+
+Its annotations are the schema of the request and of the reply. Only registered functions can run: a message carries a
+task name, the name is looked up in `TASKS`, and nothing is imported on demand.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..place.placement import Placement
+from .randomness import seed_from
+from .tensors import Brought, Inputs, Weights, copy_of, device_of
+from .wire import check_ties, check_type
+
+X = TypeVar("X", bound=Inputs, covariant=True)
+M = TypeVar("M", bound=Tensor | nn.Module)
+TASKS: dict[str, "Task"] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Data(Generic[X]):
+    """Samples ready for a model: normalised images [n, C, H, W] or tokens [n, L], and labels [n]."""
+
+    inputs: X  # a tensor, or samples that are drawn again at each training step
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def at(self, place: Placement) -> "Data[Inputs]":
+        """The same samples in `place`: put there once if they fit, otherwise brought there as they are asked for."""
+        return Data(
+            brought(self.inputs, place) if isinstance(self.inputs, Tensor) else self.inputs, place.put(self.labels)
+        )
+
+
+def brought(inputs: Tensor, place: Placement, prepare: Callable[[Tensor], Tensor] = lambda x: x) -> Inputs:
+    """Samples in `place`, `prepare`d there. What does not fit comes a block of rows at a time."""
+    return prepare(place.put(inputs)) if place.fits(inputs) else Brought(inputs, place.device, prepare)
+
+
+@dataclasses.dataclass
+class Client:
+    """Everything a task may use. It gives no access to the server, the network or another client."""
+
+    id: str
+    architecture: str  # name of this client's architecture
+    train: Data[Inputs]
+    test: Data[Inputs]
+    public: Any  # the public samples every party holds (data.Public), or None
+    classes: int
+    seed: int  # fixed by (run, round, exchange, client)
+    state: dict[str, Weights]  # private to this client, kept between rounds; changes are saved only if the task returns
+    template: nn.Module  # an initialised model of this client's architecture; use `model()`
+
+    def model(self, weights: Weights | None = None) -> nn.Module:
+        """A fresh copy of this client's model, with `weights` or as initialised."""
+        model = copy_of(self.template)
+        if weights is not None:
+            model.load_state_dict(weights)
+        model.train()  # on its own line: a user's model may override train() without returning self
+        return model
+
+    def bring(self, what: M) -> M:
+        """A module or a tensor on the device of this client's models."""
+        return what.to(device_of(self.template))  # type: ignore[return-value]
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.train)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A separate random generator for each purpose."""
+        return torch.Generator().manual_seed(seed_from(self.seed, purpose))
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A registered client function with the types of its arguments and its return value."""
+
+    name: str
+    fn: Callable[..., Any]
+    takes: dict[str, Any]
+    returns: Any
+
+    @property
+    def inbox(self) -> Any:
+        """The type of the request, for `wire.decode`."""
+        return _inbox(self)
+
+    def __call__(self, client: Client, **inbox: Any) -> Any:
+        """Call the function directly, without a federation: for tests and for tasks that use other tasks."""
+        return self.fn(client, **inbox)
+
+
+_INBOXES: dict[str, tuple["Task", Any]] = {}
+
+
+def _inbox(task: Task) -> Any:
+    known = _INBOXES.get(task.name)
+    if known is None or known[0] is not task:
+        cls = dataclasses.make_dataclass("Inbox", list(task.takes.items()))
+        cls.__annotations__ = dict(task.takes)
+        known = _INBOXES[task.name] = (task, cls)
+    return known[1]
+
+
+def task(name: str) -> Callable[[Callable[..., Any]], Task]:
+    """Register a client function under `name`. Its first argument is the `Client`; the others are sent by the server.
+
+    The name is part of the protocol: messages carry it, and the metrics count bytes by it. Keep it when the function
+    moves to another file.
+    """
+    if not isinstance(name, str):
+        raise TypeError('a task is registered under a name: @task("my_package.train"), not @task')
+
+    def register(fn: Callable[..., Any]) -> Task:
+        t = _task_of(name, fn)
+        if name in TASKS and _origin(TASKS[name].fn) != _origin(fn):
+            raise TypeError(f"task {name!r} is already {'.'.join(_origin(TASKS[name].fn))}: choose another name")
+        TASKS[name] = t
+        return t
+
+    return register
+
+
+def _origin(fn: Callable[..., Any]) -> tuple[str, str]:
+    return fn.__module__, fn.__qualname__
+
+
+def _task_of(name: str, fn: Callable[..., Any]) -> Task:
+    hints = typing.get_type_hints(fn, include_extras=True)
+    if "return" not in hints:
+        raise TypeError(f"task {name} needs a return annotation: it is the schema of the reply")
+    returns = hints.pop("return")
+    arguments = list(fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount])
+    hints.pop(arguments[0], None)
+    for a in arguments[1:]:
+        if a not in hints:
+            raise TypeError(f"task {name}: argument {a!r} needs an annotation: it is the schema of the message")
+        check_type(hints[a], f"task {name}, argument {a!r}")
+    check_type(returns, f"task {name}, its reply")
+    takes = {a: hints[a] for a in arguments[1:]}
+    check_ties(returns, takes, f"task {name}, its reply")
+    return Task(name, fn, takes, returns)

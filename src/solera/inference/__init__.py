@@ -1,1 +1,0 @@
-"""Using trained models: predictions and export."""

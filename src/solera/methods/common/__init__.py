@@ -1,1 +1,0 @@
-"""Code that several methods share: exchanges, averages, the fusion step. Methods are the files next to this folder."""

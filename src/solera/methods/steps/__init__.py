@@ -1,0 +1,1 @@
+"""Steps that several methods share: what takes `fed` or `server`."""

@@ -1,0 +1,738 @@
+"""Configuration: strict TOML into frozen dataclasses, and back.
+
+A key that is unknown, a value of the wrong type or out of range, and a setting that the run would not read are refused
+before any work. The error is one line with all of them: each key, its value and the nearest valid key. TOML has no
+null: an optional setting is left out, or turned off with the string "none" if its default is not None.
+"""
+
+import copy
+import dataclasses
+import difflib
+import importlib.resources
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tomli_w
+from annotated_types import Ge, Le
+
+from .. import methods  # noqa: F401  (the import registers them)
+from ..core.errors import ConfigError
+from ..core.federation import FederationConfig
+from ..core.files import MOST_TOML, read_file
+from ..core.plugins import allowed, anchored, is_path
+from ..core.settings import (
+    OFF,
+    Hint,
+    PositiveInt,
+    Problem,
+    SettingsError,
+    checked,
+    hints,
+    optional,
+    problems_of,
+    renames,
+    settings,
+    show,
+    strip,
+    table_of,
+    unknown_key,
+    words,
+)
+from ..core.wire import safe_name
+from ..data.partition import PartitionConfig
+from ..data.public import PublicConfig
+from ..data.site_data import SiteConfig
+from ..data.sources import source_info
+from ..engines import ENGINES, EngineConfig, EngineSettings
+from ..method import METHODS, Method, find_method, name_of
+from ..models import model_info
+from ..models.options import variant_of
+from ..scenario.scenario import DataConfig, ModelsConfig
+from ..scenario.supply import supplied
+from ..unread import too_many, unread, without
+from .dotted import dig, flat
+from .stop import StopConfig
+from .tracking import TrackConfig
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
+GUESSED = 3  # letters of a key that is looked for in other tables: fewer resemble anything (r is not lr)
+D = TypeVar("D", DataConfig, PublicConfig)
+
+
+@settings
+class RunConfig:
+    """How many rounds to run, with which seed, and how often to evaluate and to save."""
+
+    seed: Annotated[int, Ge(0), Le(2**63 - 1)] = 0
+    rounds: PositiveInt = 10
+    name: str = ""
+    eval_every: PositiveInt = 1  # rounds between evaluations; the last round is always evaluated
+    checkpoint_every: PositiveInt = 1  # rounds between checkpoints
+    eval_clients: Annotated[int, Ge(0), Hint("0: score none")] = 100  # how many clients' personal models are scored
+    stand_ins: dict[str, Any] | None = None  # of a run for a paper's row: settings that differ -> the paper's value
+    stop: StopConfig = dataclasses.field(default_factory=StopConfig)
+
+    def problems(self) -> Iterator[Problem]:
+        """Whether the name is invalid."""
+        if self.name and not NAME.fullmatch(self.name):
+            yield (
+                f"name = {show(self.name)}: only letters, digits, spaces, '.', '_' and '-', at most 64 characters, "
+                "beginning with a letter or digit"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that determines a run."""
+
+    run: RunConfig
+    data: DataConfig
+    partition: PartitionConfig
+    public: PublicConfig
+    models: ModelsConfig
+    federation: FederationConfig
+    method: Method  # an instance of a registered method: its fields are the hyper-parameters
+    engine: EngineSettings  # an instance of a registered engine's settings
+    track: TrackConfig
+    sites: dict[str, SiteConfig] = dataclasses.field(default_factory=dict)  # instead of a partition
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # what was set for the method, and why
+
+
+SITES = "sites"  # the table of tables [sites.NAME]
+PAPER = "paper"  # the table of a recipe for `solera reproduce`: no setting of a run
+STAND_INS = "stand_ins"  # in [run]
+STANDING_IN = ("data", "partition", "public", "models")  # tables with stand-ins: what is learned, and by whom
+PLACES = ("data.path", "public.path")  # where something is does not change what it is
+
+TABLES: dict[str, type] = {
+    "run": RunConfig,
+    "data": DataConfig,
+    "partition": PartitionConfig,
+    "public": PublicConfig,
+    "models": ModelsConfig,
+    "federation": FederationConfig,
+    "engine": EngineConfig,
+    "track": TrackConfig,
+}
+
+
+def load_config(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, trusted: bool = False
+) -> Config:
+    """The configuration in `source`: a recipe's name, a TOML file, or the tables themselves.
+
+    `overrides` are "key=value" with dotted keys; a value is read as TOML, or else as a string. Overriding `method.name`
+    keeps the source's [method.local] and drops the other settings of its method: they are not meant for the new method.
+    Settings that the method needs and the source leaves open get a value; `notes` says which and why. Relative paths
+    become absolute, so that the run can be resumed from any folder. A path to code is refused outside
+    `plugins.code_allowed`; files of code are looked up beside the TOML. Of `run.stand_ins` only those stay that differ
+    from the paper's value; an override of a paper's recipe adds to them.
+
+    A file that sends results elsewhere (`track.mlflow`) is refused unless it is `trusted`: it may be another person's.
+    """
+    given, decided, notes = _merged(source, overrides)
+    notes += _left_out(given, set(flat(_parse_overrides(overrides))))
+    config = _built(given)
+    if not trusted and not isinstance(source, Mapping):
+        refuse_outside(config, str(source), overrides)
+    if config.sites:
+        decided = {*decided, "public.source"}  # nothing can be held out
+    needed = supplied(
+        config.method, config.data, config.partition, config.public, config.models, config.federation, decided
+    )
+    if needed:
+        for key, value, why in needed:
+            notes.append(f"{key} = {show(value)} is set for {name_of(config.method)}: {why}")
+            _merge(given, _nested(key, value), "")
+        config = _built(given)
+    return dataclasses.replace(
+        config,
+        run=_without_the_papers_own(config),
+        data=_absolute(config.data),
+        public=_absolute(config.public),
+        sites={k: _absolute_site(site) for k, site in config.sites.items()},
+        track=config.track.absolute(),
+        notes=tuple(notes),
+    )
+
+
+def _left_out(given: dict[str, Any], chosen: Collection[str]) -> list[str]:
+    """Leave out of the tables what overrides have made unread: settings of the source that are meant for another choice
+    than the one in `chosen`. Returns notes."""
+    notes = []
+    for found in unread(_tables(given)[0]) if chosen else ():
+        decided = [key for key in found.choices if key in chosen]
+        if decided and not any(key == found.key or key.startswith(f"{found.key}.") for key in chosen):
+            without(given, found.key)
+            notes.append(f"{found.key} did not carry over: {decided[0]} was changed")
+    return notes
+
+
+def refuse_outside(config: Config, file: str, overrides: Sequence[str]) -> None:
+    """Refuse a file whose run would write or send anything outside its directory, unless an override says the same."""
+    if (told := config.track.outside()) and "mlflow" not in _parse_overrides(overrides).get("track", {}):
+        raise ConfigError(
+            f"{file}: {told}, outside the run directory. If you want that, say so yourself: --set "
+            f"track.mlflow={config.track.mlflow} (in Python: load_config(..., trusted=True))"
+        )
+
+
+def merged(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of `source` with the overrides applied, as `load_config` starts from them."""
+    return _merged(source, overrides)[0]
+
+
+def _merged(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[dict[str, Any], set[str], list[str]]:
+    """The tables, the keys that were given for their method, and the notes."""
+    given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read(source)
+    paper = given.pop(PAPER) if isinstance(given.get(PAPER), Mapping) else None
+    folder = folder_of(source)
+    given, wanted = anchored(given, folder), anchored(_parse_overrides(overrides), folder)
+    if paper is not None and isinstance(given.get("run", {}), dict):
+        given["run"] = {STAND_INS: _deviations(given, wanted, paper), **given.get("run", {})}
+    exchanged, notes = _exchange_method(given, wanted)
+    notes += _exchange_engine(given, wanted)
+    _merge(given, wanted, "")
+    return given, set(flat(wanted if exchanged else given)), notes
+
+
+def _built(given: Mapping[str, Any]) -> Config:
+    """The configuration in these tables. Raises SettingsError with everything that is wrong with them."""
+    tables, wrong = _tables(given)
+    undecided = [u for u in unread(tables) if any(p.startswith(u.choices) for p in wrong)]
+    wrong += [u.problem for u in unread(tables) if u not in undecided]
+    if wrong:
+        raise SettingsError("", wrong)
+    return Config(**tables)
+
+
+def _tables(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """The tables of a configuration, with defaults in the place of what is not valid, and everything that is wrong but
+    for settings that are not read."""
+    wrong: list[Problem] = []
+
+    def attempt(make: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return make(*args)
+        except ConfigError as e:
+            wrong.extend(problems_of(e))
+            return e.made if isinstance(e, SettingsError) else None
+
+    method = attempt(_method_class, given.get("method"))
+    for key, value in given.items():
+        if key not in TABLES and key not in ("method", SITES):
+            wrong.append(_unknown(None, "", key, value, method))
+        elif not isinstance(value, Mapping):
+            wrong.append(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
+    given = {key: value if isinstance(value, Mapping) else {} for key, value in given.items()}
+    if method is None and not wrong and "name" not in given.get("method", {}):
+        wrong.append(f"method.name is missing: choose one of {', '.join(sorted(METHODS.names()))}")
+    chosen = {"engine": attempt(_engine_class, given.get("engine")), "method": method}
+    classes = {name: cls for name, cls in {**TABLES, **chosen}.items() if cls is not None}
+    tables = {name: given.get(name, {}) for name in classes}
+    for name in ("engine", "method"):  # the name has selected the class, which may have no such field
+        if name in classes and "name" not in hints(classes[name]):
+            tables[name] = {k: v for k, v in tables[name].items() if k != "name"}
+    sites = {k: attempt(_built_site, k, table) for k, table in given.get(SITES, {}).items()}
+    if sites and None not in sites.values():
+        wrong += _sites_problems(tables, sites)
+        tables = _with_sites(tables, sites)
+    if isinstance(stand_ins := tables["run"].get(STAND_INS), Mapping):  # data.name = ... and "data.name" = ... alike
+        tables["run"] = {**tables["run"], STAND_INS: flat(stand_ins)}
+    built = {name: attempt(_build, cls, tables[name], name, None, method) for name, cls in classes.items()}
+    built = {name: table for name, table in built.items() if table is not None}
+    if None not in sites.values():
+        built[SITES] = sites
+    if {"data", "public", "models", SITES} <= built.keys():
+        for model_or_data in _names(built):
+            attempt(*model_or_data)
+    if "run" in built:
+        attempt(_check_stand_ins, built["run"].stand_ins or {})
+    if not any(p.startswith(("partition.clients", "federation.fraction", SITES)) for p in wrong):
+        wrong += too_many(built)
+    return built, wrong
+
+
+def _built_site(name: str, given: Any) -> SiteConfig:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"sites.{name} = {show(given)}: this is a table; write [sites.{name}] and its settings below")
+    safe_name(name, "site")
+    return _build(SiteConfig, given, f"sites.{name}", None, None)
+
+
+def _sites_problems(tables: Mapping[str, Any], sites: Mapping[str, SiteConfig]) -> Iterator[Problem]:
+    """Settings that contradict [sites]."""
+    if tables["partition"]:
+        yield "[partition] with [sites]: each site brings its own data; leave [partition] out"
+    for key, default in (("clients", _models_of(sites)), ("assign", "even")):
+        if tables["models"].get(key, default) != default:
+            yield f"models.{key} = {show(tables['models'][key])}: with [sites], each names its own model"
+    if tables["public"].get("source") == "held-out":
+        yield (
+            'public.source = "held-out": nobody takes samples out of what a site holds; use "dataset", "generator" or '
+            '"noise", or "none"'
+        )
+
+
+def _models_of(sites: Mapping[str, SiteConfig]) -> list[str]:
+    return [site.model for _, site in sorted(sites.items()) if site.model is not None]
+
+
+def _with_sites(tables: Mapping[str, Any], sites: Mapping[str, SiteConfig]) -> dict[str, Any]:
+    """The tables, with what follows from the sites: how many clients there are, and their models."""
+    models = _models_of(sites)
+    return {
+        **tables,
+        "partition": {"kind": "iid", "clients": len(sites)},
+        "models": {**tables["models"], **({"clients": models} if models else {})},
+        "public": {"source": "none", **tables["public"]},
+    }
+
+
+def _names(tables: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """The calls that refuse unknown data sets and architectures now, before any data is loaded."""
+    data, public, models, sites = tables["data"], tables["public"], tables["models"], tables[SITES]
+    if public.source == "dataset" and not public.name:
+        yield _raise, "public.name is missing: public.source = 'dataset' needs the name of a data set"
+    for k, site in sites.items():
+        if site.model is not None:
+            yield model_info, variant_of(site.model, models.options).model, f"sites.{k}.model"
+    for key, names in (("clients", [] if sites else models.clients), ("server", [models.server])):
+        for name in names:
+            if name is not None:
+                model = variant_of(name, models.options).model
+                yield model_info, model, f"models.{key}" if model == name else f"models.options.{name}.model"
+    for key, source in (("data.name", data.name), ("public.name", public.name)):
+        if source is not None and is_path(source):  # other names are looked up when the data is loaded
+            yield source_info, source, key
+
+
+def _raise(problem: str) -> None:
+    raise ConfigError(problem)
+
+
+# ---- stand-ins --------------------------------------------------------------------------------------
+
+
+def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two configurations differ: key -> both values (None: not set). Stand-ins are no setting of
+    their own: they follow from others."""
+    told = [flat(tomllib.loads(to_toml(without_stand_ins(c)))) for c in (before, after)]
+    first, second = told
+    return {k: (first.get(k), second.get(k)) for k in {**first, **second} if first.get(k) != second.get(k)}
+
+
+def is_stand_in(key: str) -> bool:
+    """Whether another value of this setting than the paper's makes a run another one than the paper's row."""
+    return key.partition(".")[0] in STANDING_IN and key not in PLACES
+
+
+def with_stand_ins(config: Config, papers: Config) -> Config:
+    """The configuration, with what it has in place of another one's as its stand-ins."""
+    found = {k: OFF if old is None else old for k, (old, _) in differences(papers, config).items() if is_stand_in(k)}
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, stand_ins=found))
+
+
+def without_stand_ins(config: Config) -> Config:
+    """The configuration without a word of what it stands for."""
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, stand_ins=None))
+
+
+def _without_the_papers_own(config: Config) -> RunConfig:
+    """[run] without stand-ins that an override has replaced by the paper's value."""
+    if not config.run.stand_ins:
+        return config.run
+    ours = _values_of(config)
+    found = {k: v for k, v in config.run.stand_ins.items() if _at(ours, k) != v}
+    return dataclasses.replace(config.run, stand_ins=found)
+
+
+def _deviations(given: Mapping[str, Any], wanted: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides of a paper's recipe that no cell of its table has: key -> the recipe's value."""
+    new = {k: v for k, v in flat(wanted).items() if is_stand_in(k)}
+    if not new:
+        return {}
+    parts = [part for kind in ("row", "column") for part in paper.get(kind, []) if isinstance(part, Mapping)]
+    cells = [flat(part.get("set", {})) for part in parts]
+    papers = _values_of(_built(given))
+    return {k: _at(papers, k) for k, v in new.items() if not any(cell.get(k) == v for cell in cells)}
+
+
+def _values_of(config: Config) -> dict[str, Any]:
+    return tomllib.loads(to_toml(without_stand_ins(config)))
+
+
+def _at(tables: Any, key: str) -> Any:
+    """A setting of a configuration as TOML; one that is not there is "none"."""
+    found = dig(tables, *key.split("."))
+    return OFF if found is None else found
+
+
+def _check_stand_ins(stand_ins: Mapping[str, Any]) -> None:
+    """Refuse stand-ins for settings that do not exist, with values that these cannot have."""
+    wrong = []
+    for key, value in stand_ins.items():
+        name, *path = key.split(".")
+        if name not in STANDING_IN or not path:
+            tables = ", ".join(f"[{t}]" for t in STANDING_IN)
+            wrong.append(f"run.{STAND_INS}: {show(key)} is no setting of {tables}: only these have stand-ins")
+            continue
+        try:
+            _check_setting(TABLES[name], name, path, value)
+        except ConfigError as e:
+            wrong += [f"run.{STAND_INS}: {why}" for why in problems_of(e)]
+    if wrong:
+        raise SettingsError("", wrong)
+
+
+def _check_setting(cls: type, table: str, path: Sequence[str], value: Any, may_lack: bool = False) -> None:
+    """Refuse a path that leads to no setting of `cls`, and a value that it cannot have. With `may_lack` a table above
+    it may be left out, and the setting with it."""
+    leaf, *rest = path
+    if leaf not in (known := hints(cls)):
+        raise ConfigError(_unknown(cls, table, leaf, value, None))
+    wanted, key = known[leaf], f"{table}.{leaf}"
+    may_lack = may_lack or optional(wanted)
+    kinds = (strip(wanted), *typing.get_args(strip(wanted)))
+    if rest and (inner := table_of(wanted)) is not None:
+        _check_setting(inner, key, rest, value, may_lack)
+    elif rest and not any(typing.get_origin(kind) is dict for kind in kinds):  # of a dict any key may be
+        raise ConfigError(f"{key} is a value, not a table")
+    elif not rest and not (value == OFF and may_lack):
+        checked(wanted, value, key)
+
+
+def to_toml(config: Config) -> str:
+    """Every setting, defaults included, as TOML that loads to an equal configuration."""
+    tables: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        table = getattr(config, f.name)
+        if f.name == "notes" or (f.name == "partition" and config.sites):  # not a setting, or follows from others
+            continue
+        if f.name == SITES:
+            tables |= {SITES: {k: _dump(site, None) for k, site in table.items()}} if table else {}
+            continue
+        registry = {"method": METHODS, "engine": ENGINES}.get(f.name)
+        head = {} if registry is None else {"name": registry.name_of(type(table))}
+        tables[f.name] = head | _dump(table, None)
+    return "# Every setting of this run, defaults included.\n\n" + tomli_w.dumps(tables)
+
+
+# ---- sources ----------------------------------------------------------------------------------------
+
+
+def recipe_names() -> list[str]:
+    """The names of the recipes inside the package."""
+    return sorted(_recipes())
+
+
+def recipe_text(name: str) -> str:
+    """The text of a recipe, including its comments."""
+    found = _recipes()
+    if name not in found:
+        near = difflib.get_close_matches(name, found, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "recipes are: " + ", ".join(sorted(found))
+        raise ConfigError(f"{show(name)} is neither a recipe nor a .toml file; {hint}")
+    return found[name].read_text("utf-8")
+
+
+def _recipes() -> dict[str, Traversable]:
+    def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                yield from walk(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(".toml"):
+                yield prefix + entry.name.removesuffix(".toml"), entry
+
+    return dict(walk(importlib.resources.files("solera") / "recipes", ""))
+
+
+def folder_of(source: str | Path | Mapping[str, Any]) -> Path:
+    """The folder of the code files that a configuration names: the folder of its TOML. A recipe and tables have no
+    file; for them it is the folder given to `code_allowed`, or the current one."""
+    if not isinstance(source, Mapping) and not _is_recipe(source):
+        return Path(source).absolute().parent
+    return allowed() or Path.cwd()
+
+
+def _is_recipe(source: str | Path) -> bool:
+    by_name = isinstance(source, str) and not source.endswith(".toml")
+    return by_name and (source in recipe_names() or not Path(source).is_file())
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    try:
+        if _is_recipe(source):
+            text = recipe_text(str(source))
+        else:
+            text = read_file(source, MOST_TOML).decode()
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{source} is not valid TOML: {e}") from None
+    except (OSError, ValueError) as e:  # ValueError: not UTF-8, or a NUL in the name
+        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the configuration {str(source)!r}: {why}") from None
+
+
+# ---- overrides --------------------------------------------------------------------------------------
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """The overrides as nested tables; a later one wins."""
+    wanted: dict[str, Any] = {}
+    for text in overrides:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        names = key.split(".")
+        if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", n) for n in names):
+            raise ConfigError(f"{show(text)} is not key=value, such as run.rounds=5")
+        _merge(wanted, _nested(key, _parse_value(value)), "")
+    return wanted
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """A value as nested tables, by its dotted key."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if list(parsed) == ["value"] else text  # a line break must not add other keys
+
+
+def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:
+    for name, value in wanted.items():
+        key = f"{path}{name}"
+        old = into.get(name)
+        if not isinstance(value, dict) or old is None:
+            into[name] = value
+        elif isinstance(old, dict):
+            _merge(old, value, f"{key}.")
+        else:
+            inner = next(iter(value), "...")
+            raise ConfigError(f"{key}.{inner} = {show(value.get(inner))}: {key} is a value, not a table")
+
+
+def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """If an override names another method, keep [method.local]; check the other settings, then drop them: they are
+    tuned for the first method and would make the comparison unfair. A method that is derived from the first one is the
+    same but for an equation: it keeps them all. Returns whether the method changed, and notes."""
+    old, new = given.get("method"), wanted.get("method")
+    if not (isinstance(old, dict) and isinstance(new, dict) and old.get("name") and new.get("name")):
+        return False, []
+    before, after = _method_class(old), _method_class(new)
+    if before is None or after is None or issubclass(after, before):
+        return False, []
+    theirs = {k: v for k, v in old.items() if k != "name"}
+    first = _build(before, theirs, "method", None, before)
+    given["method"], notes = _local_for(after, first, {k: v for k, v in new.items() if k != "name"})
+    if dropped := [f"method.{key}" for key in flat(theirs) if key.partition(".")[0] not in given["method"]]:
+        kept = f"method.{LOCAL} is kept; " if given["method"] else ""
+        notes.insert(0, f"{new['name']} instead of {old['name']}: {kept}{', '.join(dropped)} did not carry over")
+    return True, notes
+
+
+def _exchange_engine(given: dict[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """If an override names another engine, keep the settings that both engines have. Returns notes."""
+    old, new = given.get("engine"), wanted.get("engine")
+    if not (isinstance(old, dict) and isinstance(new, dict) and isinstance(new.get("name"), str)):
+        return []
+    after = _engine_class(new)
+    dropped = [k for k in old if k not in hints(after) and k != "name"]
+    if _engine_class(old) is after or not dropped:
+        return []
+    given["engine"] = {k: v for k, v in old.items() if k not in dropped}
+    return [f"engine {new['name']}: {', '.join(f'engine.{k}' for k in dropped)} did not carry over"]
+
+
+LOCAL = "local"  # the setting of a method for local training
+BUDGET = ("epochs", "steps", "batch")  # the amount of local training
+
+
+def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The [method.local] of the method `first` for another method: all of it, or the part that the other accepts."""
+    before: Any = type(first)
+    theirs, ours = hints(after), hints(before)
+    if LOCAL not in ours or theirs.get(LOCAL) != ours[LOCAL]:
+        return {}, []
+    own = _default(next(f for f in dataclasses.fields(after) if f.name == LOCAL), None)
+    whole = _dump(getattr(first, LOCAL), own)
+    asked = wanted.get(LOCAL)
+    if isinstance(asked, Mapping):  # steps replace epochs, and the reverse
+        if asked.get("steps", OFF) != OFF and "epochs" not in asked:
+            whole.pop("epochs")
+        elif "epochs" in asked and "steps" not in asked:
+            whole["steps"] = OFF
+    refused = ""
+    rate = () if own is dataclasses.MISSING or own.optimizer != first.local.optimizer else ("lr",)
+    for keys in (tuple(whole), (*BUDGET, *rate), BUDGET):
+        carried = {LOCAL: {k: whole[k] for k in keys if k in whole}}
+        merged_with = copy.deepcopy(carried)
+        try:
+            _merge(merged_with, wanted, "method.")
+            _build(after, merged_with, "method", None, after)
+        except ConfigError as e:
+            refused = refused or str(e)
+            continue
+        if len(keys) == len(whole):
+            return carried, []
+        return carried, [f"of method.local only {', '.join(carried[LOCAL])} carry over: {refused}"]
+    return {LOCAL: whole}, []  # invalid whatever is kept: `_built` raises the error
+
+
+def _method_class(table: Any) -> type | None:
+    """The method that a [method] table names; None if it names none."""
+    name = table.get("name") if isinstance(table, Mapping) else None
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise ConfigError(f"method.name = {show(name)}: expected a string")
+    return find_method(name)
+
+
+def _engine_class(table: Any) -> type:
+    """The settings class of the engine that an [engine] table names."""
+    name = table.get("name", EngineConfig.name) if isinstance(table, Mapping) else EngineConfig.name
+    if not isinstance(name, str):
+        raise ConfigError(f"engine.name = {show(name)}: expected a string")
+    return ENGINES.find(name, "engine.name")
+
+
+# ---- from tables to dataclasses and back ------------------------------------------------------------
+
+
+def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: type | None) -> Any:
+    """An instance of `cls` with the settings in `given`; the others are those of `base`, or the defaults."""
+    wanted = hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    wrong = [_unknown(cls, path, key, value, method) for key, value in given.items() if key not in fields]
+    values, invalid, made = {}, [], None
+    for name, f in fields.items():
+        default = values[name] = _default(f, base)
+        if name in given:
+            try:
+                values[name] = _value(wanted[name], given[name], f"{path}.{name}", default, method)
+            except ConfigError as e:
+                wrong += problems_of(e)
+                invalid.append(name)
+        elif default is dataclasses.MISSING:
+            wrong.append(f"{path}.{name} is missing: expected {words(wanted[name])}")
+    if dataclasses.MISSING not in values.values():  # with the default in the place of what is not valid
+        try:
+            made = cls(**values)
+        except SettingsError as e:
+            wrong += [f"{path}.{p}" for p in e.problems if not any(re.search(rf"\b{name}\b", p) for name in invalid)]
+            made = object.__new__(cls)  # unchecked: so that it can be said which of its settings are not read
+            made.__dict__.update(values)
+        except (ConfigError, ValueError, TypeError) as e:  # from a class that does not use @settings
+            wrong += [] if invalid else [_locate(str(e), path, fields)]
+    if wrong:
+        raise SettingsError("", wrong, made)
+    return made
+
+
+def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None) -> Any:
+    table = table_of(wanted)
+    if optional(wanted) and (value == OFF or (value is False and table is not None)):
+        return None
+    if table is None:
+        return checked(wanted, value, key)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
+    return _build(table, value, key, default if isinstance(default, table) else None, method)
+
+
+def _locate(message: str, path: str, fields: Mapping[str, Any]) -> str:
+    """Add the full key to the message of a dataclass, which knows only its own fields."""
+    if message.startswith(path):
+        return message
+    bare = re.sub(r"^\w+: ", "", message)  # of "fedprox: mu = -1 must ..." without the class
+    first = re.match(r"\w*", bare)
+    return f"{path}.{bare}" if first and first.group() in fields else f"[{path}] {message}"
+
+
+def _default(f: dataclasses.Field[Any], base: Any) -> Any:
+    if base is not None:
+        return getattr(base, f.name)
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+
+
+def _unknown(cls: type | None, table: str, leaf: str, value: Any, method: type | None) -> str:
+    """The message for an unknown key: with its new name, or the key that was probably meant, in any table."""
+    key = f"{table}.{leaf}".lstrip(".")
+    if cls is not None and leaf in renames(cls):
+        return f"{table}.{unknown_key(cls, leaf, value)}"
+    known = list(_keys(method))
+    siblings = [k for k in known if k.rpartition(".")[0] == table]
+    if table == "engine" and cls is not None:  # the selected engine, which may be a plug-in
+        siblings = [f"engine.{name}" for name in dict.fromkeys(["name", *hints(cls)])]
+    near = [k for k in known if "." in k and k.rpartition(".")[2] == leaf]  # right name, wrong table
+    near = near or [f"{table}.{n}".lstrip(".") for n in _close(leaf, siblings)]
+    if len(leaf) >= GUESSED:
+        near = near or [k for n in _close(leaf, known)[:1] for k in known if k.rpartition(".")[2] == n]
+    if near:
+        hint = "did you mean " + " or ".join(repr(k) for k in near[:2]) + "?"
+    else:
+        hint = f"[{table}] has " if table else "the tables are "
+        hint += ", ".join(k.rpartition(".")[2] for k in siblings) or "no settings"
+    if isinstance(value, Mapping):
+        return f"[{key}]: there is no such table; {hint}"
+    return f"{key} = {show(value)}: there is no such setting; {hint}"
+
+
+def _close(leaf: str, keys: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in keys], 1)
+
+
+def _keys(method: type | None) -> Iterator[str]:
+    """Every dotted key, including tables."""
+
+    def walk(cls: type, path: str) -> Iterator[str]:
+        yield path
+        for name, wanted in hints(cls).items():
+            table = table_of(wanted)
+            yield from walk(table, f"{path}.{name}") if table else [f"{path}.{name}"]
+
+    for name, cls in TABLES.items():
+        yield from walk(cls, name)
+    yield "method.name"
+    yield from walk(method, "method") if method else ["method"]
+
+
+def _dump(table: Any, base: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for f in dataclasses.fields(table):
+        value, default = getattr(table, f.name), _default(f, base)
+        if value is None:
+            if default is not None:
+                out[f.name] = OFF
+        elif dataclasses.is_dataclass(value):
+            out[f.name] = _dump(value, default if isinstance(default, type(value)) else None)
+        elif f.init:
+            out[f.name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def _absolute(table: D) -> D:
+    if table.path is None:
+        return table
+    return dataclasses.replace(table, path=os.path.abspath(os.path.expanduser(table.path)))
+
+
+def _absolute_site(site: SiteConfig) -> SiteConfig:
+    def whole(path: str | None) -> str | None:
+        return path if path is None or is_path(path) else os.path.abspath(os.path.expanduser(path))
+
+    return dataclasses.replace(site, data=whole(site.data), key=whole(site.key))

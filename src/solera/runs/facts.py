@@ -1,0 +1,283 @@
+"""What a report shows besides a run's metrics: the classes of each client, confusion matrices and, for 2-d samples, the
+decision regions of the models.
+
+Nothing here changes a result. Each function returns the content of one file of the run directory.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.federation import FederationConfig
+from ..core.task import Data
+from ..data.augment import step_name
+from ..data.catalogue import SOURCES
+from ..method import Method, Model, name_of
+from ..models.hf import PREFIX, origins_of
+from ..models.lora import base_digest, sizes_of
+from ..place.devices import Compute
+from ..scenario.scenario import Scenario
+from ..scenario.server import EnsembleReport, Server
+from ..train.fitting import logits_of
+from .dotted import dig
+from .measure import answers
+from .stand_ins import WHOLE, StandIns
+
+CLIENTS = 200  # limit of clients whose classes are recorded, evenly spaced among all
+CELLS = 40_000  # limit of counts in partition.json
+CLASSES = 100  # with more classes, only the correct predictions of each class are recorded, without a matrix
+MATRICES = 24
+PANELS = 6  # limit of ensemble members whose regions are recorded
+GRID = 61  # points on a side
+POINTS = 200  # limit of samples of each client
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What is recorded of a run besides its rounds."""
+
+    experiment: dict[str, Any]  # everything that determines the results, in a form that can be saved and compared
+    clients: int
+    takes: dict[str, Any]  # the models' input: shape, mean, std, vocabulary
+    class_names: Sequence[str] | None
+    partition: Callable[[], dict[str, Any]]  # partition.json
+    regions: Callable[[int, Mapping[str, Model]], dict[str, Any] | None]  # regions.json, of the last round
+    lora: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by architecture, see `lora_facts`
+    found: tuple[int, int] | None = None  # training and test rows of the data's files
+    stand_ins: StandIns = dataclasses.field(default_factory=dict)  # for a paper's row: what is not the paper's
+    fingerprint: str = ""  # of this machine; known once workers are forked, as finding it out trains
+
+    def model_card(self, architecture: str) -> dict[str, str]:
+        """The inputs and outputs of a model, for the metadata of its file."""
+        names = {"class_names": json.dumps(self.class_names)} if self.class_names else {}
+        base = {"base": self.lora[architecture]["base"]} if architecture in self.lora else {}
+        return {"input": json.dumps(self.takes), **names, **base}
+
+
+def facts_of(
+    scenario: Scenario, method: Method, federation: FederationConfig, compute: Compute | None = None, threads: int = 1
+) -> Facts:
+    """The facts of a simulated run."""
+    roster, data = scenario.roster, scenario.dataset
+    experiment: dict[str, Any] = {
+        "run.seed": scenario.seed,
+        "method": {"name": name_of(method), **dataclasses.asdict(method)},
+        "federation": dataclasses.asdict(federation),
+        "data": {"name": data.name, "classes": data.classes, "shape": data.shape, "test_size": len(data.test)},
+        "clients": {
+            "count": len(roster),
+            "examples": hashlib.sha256(roster.sizes.numpy().tobytes()).hexdigest()[:16],
+            "architectures": roster.architectures,
+            "assigned": hashlib.sha256(roster.architecture_of.numpy().tobytes()).hexdigest()[:16],
+        },
+        "server": scenario.server.large,
+        "public": None if scenario.public is None else scenario.public.digest[:16],
+    }
+    if scenario.hosts or scenario.elsewhere:
+        experiment["clients"]["sites"] = list(roster)
+    if federation.availability is None:  # only if there is a clock, so that run.json of other runs does not change
+        del experiment["federation"]["availability"]
+    if scenario.augment:  # only if there are steps, so that run.json of other runs does not change
+        experiment["data"]["augment"] = [step_name(step) for step in scenario.augment]
+    how = (compute or Compute()).facts() | ({"threads": threads} if threads != 1 else {})
+    if how:  # of a run on the CPU with one thread there is nothing to say
+        experiment["engine"] = how
+    takes: dict[str, Any] = {"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary}
+    if data.task != "classification":
+        experiment["data"]["task"] = data.task
+    if data.columns:
+        takes["encodings"] = [[c.encoding.name, c.length] for c in data.columns]
+        told = [{"tokenizer": c.encoding.name, "length": c.length, "cut": c.cut} for c in data.columns]
+        experiment["data"]["encodings"] = told
+    server = scenario.server
+    if origins := {A: origin for A in server.builders for origin in origins_of(server.template(A))}:
+        experiment["weights"] = origins
+    lora = lora_facts(scenario)
+    if lora:
+        experiment["lora"] = lora
+    return Facts(
+        experiment=json.loads(json.dumps(experiment, default=lambda o: type(o).__qualname__)),
+        clients=len(roster),
+        takes=takes,
+        class_names=data.class_names,
+        partition=lambda: partition_facts(scenario),
+        regions=lambda t, models: region_facts(t, models, scenario.server, scenario),
+        lora=lora,
+        found=data.found,
+    )
+
+
+def stand_ins_of(papers: Mapping[str, Any] | None, config_text: str | None, facts: Facts) -> StandIns:
+    """What a run has in place of a paper's: setting -> the paper's value, the run's.
+
+    `papers` are the stand-ins that its configuration names (None: it is no paper's row). To them come what only the run
+    itself shows: files that hold a part of a data set, and models that begin with random weights.
+    """
+    if papers is None:
+        return {}
+    tables = tomllib.loads(config_text or "")
+    found = {key: (value, dig(tables, *key.split("."))) for key, value in papers.items()}
+    return {
+        **found,
+        **sampled(found, tables, facts.experiment["data"]["name"], facts.found),
+        **_at_random(found, facts),
+    }
+
+
+def sampled(found: StandIns, tables: Mapping[str, Any], name: str, rows: tuple[int, int] | None) -> StandIns:
+    """The sizes of the data set `name` of which less is here (`rows`), or less was asked for, than there is."""
+    info = SOURCES.get(name)
+    if "data.name" in found or info is None or info.rows is None or rows is None:
+        return {}
+    sizes = {}
+    for key, whole, here in zip(("train_size", "test_size"), info.rows, rows, strict=True):
+        papers, asked = found.get(f"data.{key}", (None, None))
+        if papers == WHOLE:
+            sizes[f"data.{key}"] = (whole, asked)
+        elif 0 < here < whole and dig(tables, "data", key) is None:
+            sizes[f"data.{key}"] = (whole, here)
+    return sizes
+
+
+def _at_random(found: StandIns, facts: Facts) -> StandIns:
+    """Models with random weights, where the paper's models are pretrained ones."""
+    papers = [name for key in ("models.clients", "models.server") for name in _names(found.get(key, ("", None))[0])]
+    if not any(name.startswith(PREFIX) for name in papers):
+        return {}
+    origins = facts.experiment.get("weights", {})
+    ours = [*facts.experiment["clients"]["architectures"], *_names(facts.experiment["server"])]
+    begun = [A for A in ours if A not in papers and origins.get(A, {}).get("weights") != "pretrained"]
+    return {"models.weights": ("pretrained", f"random ({', '.join(begun)})")} if begun else {}
+
+
+def _names(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+def lora_facts(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Of every architecture with LoRA: the digest of its frozen base, the bytes of the weights that travel, of the
+    whole model's, and how many clients have it."""
+    found = {}
+    of, names = scenario.roster.architecture_of, list(scenario.roster.architectures)
+    for A in scenario.server.builders:
+        model = scenario.server.template(A)
+        if (base := base_digest(model)) is not None:
+            sent, whole = sizes_of(model)
+            clients = int((of == names.index(A)).sum()) if A in names else 0
+            found[A] = {"base": base, "sent": sent, "whole": whole, "clients": clients}
+    return found
+
+
+def partition_facts(scenario: Scenario) -> dict[str, Any]:
+    """partition.json: the number of training samples of each class on each client."""
+    roster, classes = scenario.roster, scenario.dataset.classes
+    K = len(roster)
+    shown = _spread(K, max(1, min(CLIENTS, CELLS // classes)))
+    sizes = roster.sizes.double()
+    return {
+        "clients": K,
+        "classes": classes,
+        "samples": int(roster.sizes.sum()),
+        "sizes": {
+            "min": int(sizes.min()),
+            "median": int(sizes.median()),
+            "max": int(sizes.max()),
+            "empty": int((sizes == 0).sum()),
+        },
+        "shown": [
+            {"client": roster.id(i), "model": roster[roster.id(i)].architecture, "counts": scenario.held(i).tolist()}
+            for i in shown
+            if not scenario.elsewhere
+        ],
+    }
+
+
+def confusion_facts(t: int, models: Mapping[str, Model], server: Server, test: Data) -> dict[str, Any]:
+    """confusion.json: for each reported model, how many samples of a class (row) it predicts as which (column)."""
+    classes = server.num_classes
+    reported: list[tuple[str, str, Model | EnsembleReport]] = [("models", n, m) for n, m in models.items()]
+    reported += [("ensembles", e.name, e) for e in server.ensembles]
+    found: dict[str, Any] = {
+        "round": t,
+        "classes": classes,
+        "total": test.labels.bincount(minlength=classes).tolist(),
+        "models": {},
+        "ensembles": {},
+    }
+    jobs = [functools.partial(_first_choice, server, what, test.inputs) for _, _, what in reported[:MATRICES]]
+    for (group, name, _), said in zip(reported, server.parallel(jobs, range(len(jobs))), strict=False):
+        cells = torch.bincount(test.labels * classes + said, minlength=classes * classes).reshape(classes, classes)
+        found[group][name] = {"right": cells.diagonal().tolist()}
+        if classes <= CLASSES:
+            found[group][name]["matrix"] = cells.tolist()
+    return found
+
+
+def region_facts(t: int, models: Mapping[str, Model], server: Server, scenario: Scenario) -> dict[str, Any] | None:
+    """regions.json: the prediction of every model on a grid of points, in percent for each class. None unless samples
+    are two-dimensional points."""
+    if scenario.dataset.shape != (2,) or scenario.dataset.vocabulary:
+        return None
+    test = scenario.test.inputs
+    low, high = test.amin(0), test.amax(0)
+    low, high = low - 0.1 * (high - low), high + 0.1 * (high - low)
+    xs, ys = (torch.linspace(float(a), float(b), GRID) for a, b in zip(low, high, strict=True))
+    grid = torch.stack([xs.repeat(GRID), ys.repeat_interleave(GRID)], 1)  # row by row, from the lowest y
+    panels: list[tuple[str, str, Model | EnsembleReport]] = []
+    for e in server.ensembles:
+        named = e.names or [f"member {i + 1}" for i in range(len(e.members))]
+        panels += [("client", k, Model(A, w)) for k, (A, w) in zip(named[:PANELS], e.members, strict=False)]
+    panels += [("average", A, Model(A, w)) for A, w in server.averages.items()]
+    panels += [("ensemble", e.name, e) for e in server.ensembles]
+    panels += [("model", name, m) for name, m in models.items()]
+    return {
+        "round": t,
+        "x": [round(float(xs[0]), 4), round(float(xs[-1]), 4)],
+        "y": [round(float(ys[0]), 4), round(float(ys[-1]), 4)],
+        "size": GRID,
+        "classes": server.num_classes,
+        "panels": [
+            {"kind": kind, "name": name, "percent": (100 * answers(server, what, grid)).round().int().tolist()}
+            for kind, name, what in panels
+        ],
+        "points": {k: _points(scenario.client(k, 0, {}).train) for k in _some_clients(scenario)},
+        "public": [] if scenario.public is None else _rounded(scenario.public[_spread_tensor(len(scenario.public))]),
+    }
+
+
+def _first_choice(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Tensor:
+    if isinstance(what, Model):
+        return logits_of(server.model(what.architecture, what.weights), inputs).argmax(-1)
+    return answers(server, what, inputs).argmax(-1)
+
+
+def _some_clients(scenario: Scenario) -> list[str]:
+    return [] if scenario.elsewhere else [scenario.roster.id(i) for i in range(min(PANELS, len(scenario.roster)))]
+
+
+def _points(data: Data) -> list[list[float]]:
+    """[x, y, class] of some samples."""
+    some = _spread_tensor(len(data))
+    pairs = zip(_rounded(data.inputs[some]), data.labels[some].tolist(), strict=True)
+    return [[*place, label] for place, label in pairs]
+
+
+def _rounded(inputs: Tensor) -> list[list[float]]:
+    return [[round(x, 3) for x in row] for row in inputs.tolist()]
+
+
+def _spread_tensor(total: int) -> Tensor:
+    return torch.tensor(_spread(total, POINTS), dtype=torch.int64)
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """`count` evenly spaced numbers below `total`; all of them if `total` is smaller."""
+    count = min(total, count)
+    return [i * total // count for i in range(count)]

@@ -1,0 +1,1 @@
+"""Mathematics on tensors that at least two papers use."""

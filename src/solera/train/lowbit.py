@@ -1,0 +1,325 @@
+"""Low-bit weights and activations (FedDF, section 4.3 and Table 4): a few bits for each weight, and one number for each
+output filter.
+
+    1 bit      Q(w) = s sign(w),               s = mean |w| of the filter (XNOR-Net's weights), sign(0) = +1
+    q bits     Q(w) = s round(n w / s) / n,    s = max |w| of the filter, n = 2^(q-1) - 1
+
+Weights are parameters of two or more dimensions; their first dimension is the output filters. Biases, the parameters
+of normalisation layers and all buffers are not rounded. Q(Q(w)) = Q(w) to the bit: rounded weights can be packed and
+unpacked without loss.
+
+Activations, where asked for, are what goes into a layer with weights, except into the first one, whose input is the
+sample. They are rounded to 2^q levels between the smallest and the largest value of the sample, so that the answer to
+a sample does not depend on the rest of the batch:
+
+    q bits     A(a) = lo + (hi - lo) round(N (a - lo) / (hi - lo)) / N,    N = 2^q - 1
+
+Behind a ReLU lo is 0, and with one bit A(a) is 0 or hi. Gradients ignore A.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..core.settings import Problem, settings
+from ..core.tensors import Inputs, Shapes, Weights
+from ..place.placement import finest, finest_type
+from .fitting import Fitted, Local, fit
+from .norms import parameter_names
+from .objectives import Objective, cross_entropy, log_loss
+
+OFF = 32  # bits of a weight that is not rounded
+
+
+@settings
+class LowBit:
+    """The precision of the clients' weights, in local training and upload. The server's weights are not rounded."""
+
+    bits: int = OFF  # of a weight, 1 to 8; 32: not rounded at all
+    activations: int = OFF  # bits of what goes into a layer, 1 to 8; 32: not rounded
+    training: Literal["ste", "error_feedback"] = "ste"  # straight-through, or carry the rounding error over
+    mask: bool = True  # ste only: weights outside [-1, 1] get no gradient
+    standardise: bool = False  # first scale each filter to mean 0 and deviation 1, and clip it to [-1, 1]
+    skip_ends: bool = False  # do not round the first and the last weight tensor
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings that contradict each other."""
+        for what in ("bits", "activations"):
+            bits = getattr(self, what)
+            if bits != OFF and not 1 <= bits <= 8:
+                yield f"{what} = {bits}: 1 to 8, or {OFF} for numbers that are not rounded"
+        if self.training == "error_feedback" and not self.mask:
+            yield "mask = false: only for training = 'ste'; error feedback has no mask"
+
+
+# ---- the quantiser ----------------------------------------------------------------------------------
+
+
+def steps_of(bits: int) -> int:
+    """n: the number of steps from 0 to the largest value."""
+    return max(1, 2 ** (bits - 1) - 1)
+
+
+def to_levels(w: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The weights as whole numbers from -n to n (int8), and the scale of each filter."""
+    size = w.detach().abs().flatten(1)
+    if bits == 1:
+        # In float64, so that the mean of equal numbers is that number and Q(Q(w)) = Q(w) to the bit.
+        scales = size.mean(1, dtype=finest_type(w.device)).to(w.dtype)
+        return torch.where(w.detach() >= 0, 1, -1).to(torch.int8), scales
+    scales = size.amax(1)
+    by = finest(_per_filter(scales, w))
+    levels = finest(w.detach()) / torch.where(by == 0, 1, by) * steps_of(bits)
+    return levels.round().to(torch.int8), scales
+
+
+def from_levels(levels: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """The weights from levels and scales: the same bits on server and client."""
+    return levels.to(scales.dtype) / steps_of(bits) * _per_filter(scales, levels)
+
+
+def quantise(w: Tensor, bits: int, standardise: bool = False) -> Tensor:
+    """Q(w), in the shape and type of `w`."""
+    return from_levels(*to_levels(standardised(w) if standardise else w, bits), bits)
+
+
+def standardised(w: Tensor) -> Tensor:
+    """Each filter minus its mean, divided by its standard deviation, clipped to [-1, 1]. Equal weights become 0."""
+    flat = w.detach().flatten(1)
+    spread = flat.std(1, keepdim=True, correction=min(1, flat.shape[1] - 1))
+    centred = flat - flat.mean(1, keepdim=True)
+    return (centred / torch.where(spread == 0, 1, spread)).clamp(-1, 1).reshape(w.shape)
+
+
+def _per_filter(scales: Tensor, w: Tensor) -> Tensor:
+    return scales.reshape(-1, *[1] * (w.ndim - 1))
+
+
+def coarse_names(model: nn.Module, cfg: LowBit) -> list[str]:
+    """Names of the parameters of `model` that are rounded."""
+    if cfg.bits == OFF:
+        return []
+    found = [name for name in parameter_names(model) if model.get_parameter(name).ndim >= 2]
+    ends = {id(model.get_parameter(name)) for name in (*found[:1], *found[-1:])} if cfg.skip_ends else set()
+    return [name for name in found if id(model.get_parameter(name)) not in ends]
+
+
+# ---- activations ------------------------------------------------------------------------------------
+
+
+def quantise_activations(a: Tensor, bits: int) -> Tensor:
+    """A(a) of the samples in the first dimension, each with a range of its own. A constant sample stays as it is."""
+    flat = a.detach().flatten(1)
+    lo, hi = (_per_filter(t, a) for t in (flat.amin(1), flat.amax(1)))
+    span, n = torch.where(hi == lo, 1, hi - lo), 2**bits - 1
+    return lo + span * (((a.detach() - lo) / span * n).round() / n)
+
+
+class RoundedActivations(torch.autograd.Function):
+    """A(a) in the forward pass; in the backward pass the gradient ignores A (a lies inside its range everywhere)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, bits: int) -> Tensor:
+        return quantise_activations(a, bits)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def round_activations(model: nn.Module, cfg: LowBit) -> Callable[[], None]:
+    """Make `model` round what goes into its layers from now on; returns a function that ends it.
+
+    The layers are those that hold weights (see above) and are given floats. The first, whose input is the sample, is
+    left out, and the last one too with `skip_ends`.
+    """
+    if cfg.activations == OFF:
+        return lambda: None
+    found = [name.rpartition(".")[0] for name in parameter_names(model) if model.get_parameter(name).ndim >= 2]
+    inner = list(dict.fromkeys(found))[1 : -1 if cfg.skip_ends else None]
+
+    def rounded(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        a = inputs[0]
+        if not isinstance(a, Tensor) or not a.is_floating_point():
+            return inputs
+        return (RoundedActivations.apply(a, cfg.activations), *inputs[1:])
+
+    hooks = [model.get_submodule(name).register_forward_pre_hook(rounded) for name in inner]
+
+    def end() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return end
+
+
+# ---- training ---------------------------------------------------------------------------------------
+
+
+class StraightThrough(torch.autograd.Function):
+    """Q(w) in the forward pass. In the backward pass the gradient ignores Q, where |w| <= 1 (or everywhere)."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, cfg: LowBit) -> Tensor:
+        if cfg.mask:
+            ctx.save_for_backward(w.abs() <= 1)
+        return quantise(w, cfg.bits, cfg.standardise)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        passes = ctx.saved_tensors
+        return (gradient * passes[0] if passes else gradient), None
+
+
+class ErrorFeedback:
+    """u = w + e; w <- Q(u); e <- u - Q(u), for each parameter in place. e starts at 0."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], cfg: LowBit):
+        self.cfg = cfg
+        self.parameters = list(parameters)
+        self.memory = [torch.zeros_like(p) for p in self.parameters]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Round the current parameters plus the error of earlier roundings."""
+        for p, e in zip(self.parameters, self.memory, strict=True):
+            wanted = p + e
+            p.copy_(quantise(wanted, self.cfg.bits, self.cfg.standardise))
+            e.copy_(wanted - p)
+
+
+def fit_coarse(
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Tensor,
+    local: Local,
+    seed: int,
+    cfg: LowBit,
+    around: Callable[[Objective], Objective] = lambda objective: objective,
+) -> Fitted:
+    """Train `model` in place, like `fit`, with rounded weights and activations: it ends with Q(w).
+
+    ste: forward with Q(w), and w itself is updated. error_feedback: w is rounded before the first step and after each
+    step, and gradients are those at the rounded weights. `around` may add to the objective (a proximal term).
+    """
+    end = round_activations(model, cfg)
+    try:
+        return _fit_coarse(model, inputs, labels, local, seed, cfg, around)
+    finally:
+        end()
+
+
+def _fit_coarse(
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Tensor,
+    local: Local,
+    seed: int,
+    cfg: LowBit,
+    around: Callable[[Objective], Objective],
+) -> Fitted:
+    chosen = set(coarse_names(model, cfg))
+    coarse = {name: p for name, p in model.named_parameters() if name in chosen}
+    if cfg.training == "ste":
+
+        def rounded_forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            rounded = {name: StraightThrough.apply(p, cfg) for name, p in coarse.items()}
+            return log_loss(functional_call(model, rounded, (x,)), y)
+
+        fitted = fit(model, inputs, labels, local, seed, around(rounded_forward))
+        with torch.no_grad():
+            for p in coarse.values():
+                p.copy_(quantise(p, cfg.bits, cfg.standardise))
+        return fitted
+
+    feedback, objective = ErrorFeedback(coarse.values(), cfg), around(cross_entropy)
+
+    def rounded_first(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        feedback()  # after the previous step
+        return objective(model, x, y)
+
+    fitted = fit(model, inputs, labels, local, seed, rounded_first)
+    feedback()
+    return fitted
+
+
+# ---- packing ----------------------------------------------------------------------------------------
+
+
+class Packing(NamedTuple):
+    """Packed weights, as they are sent."""
+
+    codes: Weights  # of each rounded tensor: `bits` bits per weight, packed into bytes, low bits first
+    scales: Weights  # of each rounded tensor: one number per filter
+    rest: Weights  # tensors that are not rounded
+
+
+def pack(weights: Weights, names: Iterable[str], bits: int) -> Packing:
+    """Pack the tensors `names`, which are already rounded to `bits`."""
+    codes, scales, rest = {}, {}, dict(weights)
+    for name in names:
+        levels, scales[name] = to_levels(rest.pop(name), bits)
+        codes[name] = _to_bytes(levels, bits)
+    return Packing(codes, scales, rest)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of packed weights: shapes, and the names of the tensors that are not packed."""
+
+    codes: Shapes
+    scales: Shapes
+    rest: list[str]
+
+
+def packed_sizes(weights: Weights, names: Iterable[str], bits: int) -> Sizes:
+    """The sizes that `pack` gives the tensors `names` of these weights."""
+    codes = {name: [-(-weights[name].numel() * bits // 8)] for name in names}
+    scales = {name: [len(weights[name])] for name in codes}
+    return Sizes(codes, scales, [name for name in weights if name not in codes])
+
+
+def unpack(packing: Packing, like: Weights, names: Iterable[str], bits: int) -> Weights:
+    """The unpacked weights. They must have the names, shapes and dtypes of `like`; ValueError if not."""
+    codes, scales, rest = packing
+    names = list(names)
+    for kind, got, wanted in (("codes", codes, names), ("scales", scales, names), ("rest", rest, set(like) - {*names})):
+        if odd := sorted(set(got) ^ set(wanted)):
+            raise ValueError(f"{kind}: names differ from what was sent: {odd[:3]}")
+    weights = {}
+    for name, t in like.items():
+        if name in rest:
+            _same(f"rest.{name}", rest[name], t.shape, t.dtype)
+            weights[name] = rest[name]
+        else:
+            _same(f"scales.{name}", scales[name], t.shape[:1], t.dtype)
+            _same(f"codes.{name}", codes[name], torch.Size([-(-t.numel() * bits // 8)]), torch.uint8)
+            levels = _from_bytes(codes[name], bits, t.numel()).reshape(t.shape)
+            if bits > 1 and bool((levels > steps_of(bits)).any()):
+                raise ValueError(f"codes.{name}: a level above {steps_of(bits)}")
+            weights[name] = from_levels(levels, scales[name], bits)
+    return weights
+
+
+def _same(what: str, got: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    if got.shape != shape or got.dtype != dtype:
+        raise ValueError(f"{what}: {tuple(got.shape)} {got.dtype}, expected {tuple(shape)} {dtype}")
+
+
+def _to_bytes(levels: Tensor, bits: int) -> Tensor:
+    n = steps_of(bits)
+    codes = (levels.flatten() > 0).to(torch.uint8) if bits == 1 else (levels.flatten().short() + n).to(torch.uint8)
+    single = codes.numpy()[:, None] >> np.arange(bits, dtype=np.uint8) & 1
+    return torch.from_numpy(np.packbits(single.reshape(-1), bitorder="little"))
+
+
+def _from_bytes(packed: Tensor, bits: int, count: int) -> Tensor:
+    single = np.unpackbits(packed.numpy(), count=count * bits, bitorder="little").reshape(count, bits)
+    codes = (single.astype(np.int16) << np.arange(bits, dtype=np.int16)).sum(1, dtype=np.int16)
+    levels = codes * 2 - 1 if bits == 1 else codes - steps_of(bits)
+    return torch.from_numpy(levels.astype(np.int16))

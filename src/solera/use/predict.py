@@ -1,0 +1,115 @@
+"""Classification of new samples by a trained model or a saved ensemble."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import ConfigError, DataError, RunError
+from ..data.encodings import Text
+from ..data.tables import Given
+from ..data.unlabelled import holds_texts, read_samples, texts_in
+from ..place.placement import numerics
+from ..runs.trust import code_of_run, warn_if_changed
+from ..scenario.scenario import DataConfig, load_data
+from ..scenario.sites import server_data, stated_form
+from ..train.fitting import logits_of
+from .trained import Trained
+
+CHUNK = 512  # samples in a batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """The predictions of a model for some samples."""
+
+    by: str  # the model, or "ensemble"
+    names: list[str]
+    probabilities: Tensor  # [samples, classes]
+    labels: Tensor | None  # the true labels, if known
+    class_names: tuple[str, ...] = ()  # if known
+    texts: Sequence[Text] = ()  # the samples themselves, if they were read as texts
+
+    @property
+    def classes(self) -> Tensor:
+        """The most probable class of every sample; ties go to the lowest."""
+        return self.probabilities.argmax(-1)
+
+    @property
+    def accuracy(self) -> float | None:
+        if self.labels is None:
+            return None
+        return float((self.classes == self.labels).double().mean())
+
+    def rows(self, every: bool = False) -> Iterator[dict[str, Any]]:
+        """One row for each sample: its name, its class (with the class name, if known) and the probability of that
+        class; with `every`, the probabilities of all classes."""
+        for i, (name, k) in enumerate(zip(self.names, self.classes.tolist(), strict=True)):
+            row: dict[str, Any] = {"input": name, "class": k}
+            row |= {"text": _shown(self.texts[i])} if self.texts else {}
+            row |= {"name": self.class_names[k]} if self.class_names else {}
+            row["probability"] = round(float(self.probabilities[i, k]), 6)
+            if self.labels is not None:
+                row["label"] = int(self.labels[i])
+            if every:
+                row |= {f"p{c}": round(p, 6) for c, p in enumerate(self.probabilities[i].tolist())}
+            yield row
+
+
+@numerics()
+def predict(trained: Trained, source: Path | None, model: str | None = None, ensemble: bool = False) -> Predictions:
+    """Classify the samples in `source`; without one, the run's own test set."""
+    if ensemble and model is not None:
+        raise ConfigError("--model and --ensemble cannot be used together")
+    if ensemble:
+        joined = trained.ensemble()
+        by, ask = "ensemble", lambda x: joined(x)[0]
+    else:
+        by = trained.choose(model)
+        module = trained.model(by)
+        ask = lambda x: logits_of(module, x).softmax(-1)  # noqa: E731
+    labels, texts = None, []
+    if trained.run.config.get("data", {}).get("task") == "causal-lm":
+        raise RunError(f"{trained.run.path}: its models predict the next token, and texts have no class")
+    if source is None:
+        names, samples, labels = _own_test_set(trained)
+    elif trained.input.vocabulary and holds_texts(source):
+        texts = texts_in(source, _columns(trained))
+        if not texts:
+            raise DataError(f"{source}: there are no texts in it")
+        names, samples = [str(i) for i in range(len(texts))], trained.tokens(texts)
+    else:
+        names, samples = read_samples(source, trained.input.shape, trained.tokens if trained.input.vocabulary else None)
+    what = str(source or "the test set")
+    with torch.no_grad():
+        said = [ask(trained.input.prepare(part, trained.classes, what)) for part in samples.split(CHUNK)]
+    return Predictions(by, names, torch.cat(said), labels, trained.class_names, texts)
+
+
+def _shown(text: Text) -> str:
+    return text if isinstance(text, str) else " | ".join(text)
+
+
+def _columns(trained: Trained) -> Given:
+    """Where the run had its texts."""
+    data = trained.run.config.get("data", {})
+    return Given(data.get("text_column"), data.get("pair_column"))
+
+
+def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
+    """The samples that the run was judged on, made again by the same steps."""
+    config, seed = trained.run.config, int(trained.run.settings.get("run.seed", 0))
+    try:
+        data = DataConfig(**config.get("data", {}))
+    except TypeError as e:  # a setting that this version does not have
+        raise RunError(
+            f"{trained.run.path}: its test set cannot be made again ({e}); name the samples to predict"
+        ) from e
+    with code_of_run(trained.run.path, trained.trust_code):
+        known = server_data(data, stated_form(data), seed) if config.get("sites") else load_data(data, seed)
+    known = known.encoded(trained.encodings) if trained.encodings else known
+    warn_if_changed(trained.run.path, data.name)
+    return [str(i) for i in range(len(known.test))], known.test.inputs, known.test.labels

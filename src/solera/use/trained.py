@@ -1,0 +1,289 @@
+"""The trained models of a run: found in the run directory and rebuilt.
+
+A model's file describes its input (shape, normalisation); the run's config.toml says how the model is built. A run that
+was started from Python with the user's own modules has no config.toml: the user loads the files into those modules.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import ConfigError, DataError, RunError
+from ..core.files import check_file, open_file
+from ..core.plugins import architectures
+from ..core.randomness import repeatable
+from ..data import from_tensors
+from ..data.encodings import Columns, Encoding, Text, encoded, reading, unique
+from ..data.tokens import WORDS, tokenize
+from ..models import build, encoding_of, model_info
+from ..models.hf import drop_poolers
+from ..models.lora import Lora, adapted, base_digest, lora_from, merged
+from ..models.options import variant_of
+from ..place.placement import numerics
+from ..runs.dotted import dig
+from ..runs.read import Run, read_run
+from ..runs.trust import code_of_run, warn_if_changed
+from ..scenario.server import init_seed
+from ..train.teachers import Ensemble
+
+log = logging.getLogger("solera")
+MEMBER = re.compile(r"ensemble-(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """The input of the models of a run."""
+
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]  # per channel, on the scale [0, 1]; empty: no normalisation
+    std: tuple[float, ...]
+    vocabulary: int  # of text: the number of token ids; otherwise 0
+    encodings: tuple[tuple[str, int], ...] = ()  # of texts that models read with different tokenizers: name and length
+
+    def prepare(self, samples: Tensor, classes: int, what: str) -> Tensor:
+        """Stored samples (bytes 0..255, or floats) as input of a model."""
+        if self.vocabulary and samples.dtype.is_floating_point:
+            raise DataError(f"{what}: samples are {samples.dtype}; expected token ids (integers)")
+        if not self.vocabulary and len(self.shape) == 1:
+            samples = samples.float()  # integers would be treated as token ids
+        if self.mean and samples.dtype.is_floating_point and float(samples.max()) > 1.5:
+            raise DataError(f"{what}: values up to {float(samples.max()):g}; give bytes 0..255, or floats from 0 to 1")
+        nothing = torch.zeros(len(samples), dtype=torch.int64)
+        known = from_tensors(
+            (samples, nothing), (samples, nothing), classes, what, self.mean, self.std, None, self.vocabulary or None
+        )
+        return known.prepare(known.test.inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The models of a finished run."""
+
+    run: Run
+    classes: int
+    input: Input
+    architectures: dict[str, str]  # name of the model -> its architecture
+    members: list[tuple[str, float]]  # of the saved ensemble: name and share
+    rule: str  # how the ensemble combines them
+    class_names: tuple[str, ...] = ()  # if known
+    trust_code: bool = False  # import the code that the run names, even if the run is another user's
+    bases: dict[str, str] = dataclasses.field(default_factory=dict)  # architecture -> digest of its frozen base (LoRA)
+
+    @property
+    def names(self) -> list[str]:
+        """The models, without the members of the ensemble."""
+        return [name for name in self.architectures if not MEMBER.fullmatch(name)]
+
+    @cached_property
+    def columns(self) -> list[Columns]:
+        """Where the tokens of each tokenizer are in a sample; empty if all models have the data set's."""
+        if not self.input.encodings:
+            return []
+        found = unique(encoding_of(given) or WORDS for given in self._given().values())
+        here = {e.name: e for e in found}
+        if missing := [name for name, _ in self.input.encodings if name not in here]:
+            there = ", ".join(here)
+            raise RunError(
+                f"{self.run.path} was trained with the tokenizer {missing[0]!r}; its models now have {there}"
+            )
+        columns, start = [], 0
+        for name, length in self.input.encodings:
+            columns.append(Columns(here[name], start, start + length))
+            start += length
+        return columns
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """The tokenizers that the models bring; empty if they have the data set's."""
+        return [c.encoding for c in self.columns]
+
+    def tokens(self, texts: Sequence[Text]) -> Tensor:
+        """Texts as samples of these models."""
+        if not self.columns:
+            return tokenize(texts, self.input.shape[0])
+        return encoded(texts, self.encodings, self.columns[0].length)[0]
+
+    def choose(self, name: str | None) -> str:
+        """The model called `name`. Default: the server's own model, or the only one."""
+        if name is not None:
+            if name not in self.architectures:
+                there = ", ".join(self.architectures)
+                raise ConfigError(f"--model {name}: {self.run.path} has no such model; it has {there}")
+            return name
+        if not self.names:
+            raise RunError(f"{self.run.path} has no global model: {_stay_with_clients(self.run)}")
+        own = self.run.settings.get("models.server")
+        called = next((name for name, given in self._given().items() if given == own), None)
+        if called in self.names:
+            return called
+        if len(self.names) > 1:
+            raise ConfigError(f"{self.run.path} has several models: choose one with --model: {', '.join(self.names)}")
+        return self.names[0]
+
+    @numerics()
+    def model(self, name: str) -> nn.Module:
+        """The model, rebuilt and in eval mode."""
+        kind, options = self.architectures[name], self.run.config.get("models", {})
+        everywhere = lora_from(options.get("lora", False), "models.lora")
+        variant = variant_of(self._given().get(kind, kind), options.get("options", {}), everywhere)
+        given = variant.model
+        with code_of_run(self.run.path, self.trust_code):
+            try:
+                given = model_info(given, "architecture").name
+            except ConfigError as e:
+                raise RunError(f"{self.run.path}: {e}; {_load_it_yourself(self.run.path, name)}") from e
+        warn_if_changed(self.run.path, given)
+        shape, vocabulary, read = self.input.shape, self.input.vocabulary, None
+        if self.columns:
+            wanted = encoding_of(given) or WORDS
+            read = next(c for c in self.columns if c.encoding == wanted)
+            shape, vocabulary = (read.length,), wanted.vocabulary
+        text: dict[str, Any] = ({"vocabulary": vocabulary} if vocabulary else {}) | variant.build
+        if "weights" in model_info(given).options:
+            text["weights"] = "random"  # those of the run are loaded below
+            if variant.lora is not None:  # but for those that never travelled
+                text["weights"] = options.get("weights", "pretrained")
+        norm, head = options.get("norm", "batch"), options.get("head", "plain")
+        model = self._initialised(kind, variant.lora, lambda: build(given, self.classes, shape, norm, head, **text))
+        model = model if read is None else reading(model, read)
+        self._check(name)
+        try:
+            weights = safetensors.torch.load_file(self.file(name))
+            if variant.lora is None:
+                drop_poolers(model, weights)
+            model.load_state_dict(weights)
+        except (RuntimeError, OSError, safetensors.SafetensorError) as e:
+            raise RunError(f"{self.file(name)} does not fit {kind!r}: {' '.join(str(e).split())[:200]}") from None
+        if variant.lora is not None:
+            model = merged(model)
+        model.eval()
+        return model
+
+    def _check(self, name: str) -> None:
+        """Refuse a model's file that is not the one that the run wrote: a flipped bit would give other predictions."""
+        wanted = sha256_in(self.run).get(name)
+        if wanted is None:
+            log.warning("%s: summary.json has no sha256 of it, so damage would not be noticed", self.file(name))
+            return
+        try:
+            with open_file(self.file(name), None) as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
+        except OSError as e:
+            raise RunError(f"{self.file(name)} cannot be read: {e.strerror}") from None
+        if found != wanted:
+            raise RunError(
+                f"{self.file(name)} is damaged or was changed: its sha256 is {found[:16]}..., and summary.json says "
+                f"{str(wanted)[:16]}...; restore the file, or run again"
+            )
+
+    def _initialised(self, kind: str, lora: Lora | None, make: Callable[[], nn.Module]) -> nn.Module:
+        """The model as it was initialised. With LoRA its frozen base counts: it is made again as in the run, from the
+        same files or the same seed, and compared."""
+        if lora is None:
+            return make()
+        model = repeatable(init_seed(int(self.run.config["run"]["seed"]), kind), lambda: adapted(make(), lora, kind))
+        wanted, found = self.bases.get(kind), base_digest(model)
+        if wanted != found:
+            raise RunError(
+                f"{self.run.path}: {kind!r} was trained on a frozen base (LoRA) with the digest {wanted}, but the one "
+                f"found here has {found}: use the pretrained weights with which it was trained"
+            )
+        return model
+
+    def _given(self) -> dict[str, str]:
+        """The names of the architectures in the run, mapped to their names in the configuration."""
+        clients = self.run.settings.get("models.clients")
+        names = [*(clients if isinstance(clients, list) else []), self.run.settings.get("models.server")]
+        return architectures(name for name in names if isinstance(name, str))
+
+    def file(self, name: str) -> Path:
+        return self.run.path / "models" / f"{name}.safetensors"
+
+    def ensemble(self) -> Ensemble:
+        """The saved ensemble."""
+        if not self.members:
+            raise RunError(
+                f"{self.run.path} has no saved ensemble: method {self.run.method!r} does not save one (methods whose "
+                "result is an ensemble do, such as fedensemble)"
+            )
+        models = [self.model(name) for name, _ in self.members]
+        return Ensemble(models, self.rule, [share for _, share in self.members])  # type: ignore[arg-type]
+
+
+def _load_it_yourself(path: Path, name: str) -> str:
+    return (
+        "build your module and load its weights yourself: "
+        f"module.load_state_dict(safetensors.torch.load_file({str(path / 'models' / f'{name}.safetensors')!r}))"
+    )
+
+
+def _stay_with_clients(run: Run) -> str:
+    return f"with {run.method!r} every client has its own model, which stays on the client"
+
+
+def sha256_in(run: Run) -> dict[str, Any]:
+    """The sha256 of each model that a finished run has written, by its name; runs of version 0.1 have none."""
+    found = dig(run.summary, "sha256")
+    return found if isinstance(found, dict) else {}
+
+
+def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
+    """The models of the run in a directory. Code that its configuration names (the user's own models or data) is
+    imported when needed, if the run is this user's own, or else with `trust_code=True`."""
+    run = read_run(path)
+    files = sorted((run.path / "models").glob("*.safetensors"), key=lambda f: _order(f.stem))
+    if not files and not run.finished:
+        raise RunError(f"{path} has no models yet: the run is not finished; continue it with `solera resume {path}`")
+    facts = {file.stem: _facts(file) for file in files}
+    if gone := [name for name in sha256_in(run) if name not in facts]:
+        raise RunError(f"{run.path}/models lacks {gone[0]}.safetensors, which the run wrote: restore it, or run again")
+    if not files:
+        raise RunError(f"{path} has no global model: {_stay_with_clients(run)}")
+    if not (run.path / "config.toml").is_file():
+        raise RunError(f"{path} was started from Python (no config.toml): {_load_it_yourself(run.path, files[0].stem)}")
+    first = next(iter(facts.values()))
+    try:
+        takes = json.loads(first["input"])
+        read = tuple((str(name), int(length)) for name, length in takes.get("encodings", ()))
+        given = Input(tuple(takes["shape"]), tuple(takes["mean"]), tuple(takes["std"]), takes["vocabulary"], read)
+        kinds = {name: f["architecture"] for name, f in facts.items()}
+        members = [(name, float(f["share"])) for name, f in facts.items() if MEMBER.fullmatch(name)]
+        rule = next((f["rule"] for f in facts.values() if "rule" in f), "avg_logits")
+        classes, called = int(first["classes"]), tuple(map(str, json.loads(first.get("class_names", "[]"))))
+        if len(called) not in (0, classes):
+            raise ValueError(f"{len(called)} names for {classes} classes")
+        bases = {f["architecture"]: f["base"] for f in facts.values() if "base" in f}
+        return Trained(run, classes, given, kinds, members, rule, called, trust_code, bases)
+    except (KeyError, ValueError, TypeError) as e:
+        raise RunError(f"{files[0]} lacks its description ({e}): it was written by another version of solera") from None
+
+
+def _order(name: str) -> tuple[bool, int, str]:
+    """Models by name, then the members of the ensemble by number."""
+    member = MEMBER.fullmatch(name)
+    return bool(member), int(member[1]) if member else 0, name
+
+
+def _facts(file: Path) -> dict[str, str]:
+    try:
+        check_file(file)
+        with safetensors.safe_open(file, "pt") as opened:
+            return opened.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as e:
+        raise RunError(f"{file} is damaged: {e}") from None
+    except MemoryError:
+        raise RunError(
+            f"{file} is damaged: it claims {file.stat().st_size / 1e9:,.0f} GB, more than fit here"
+        ) from None
