@@ -40,10 +40,10 @@ from bench.machine import describe, family
 from solera.core.federation import Federation
 from solera.core.task import Client, Data, task
 from solera.core.tensors import Weights
+from solera.core.version import __version__
 from solera.core.wire import like
 from solera.engines import ClientStates, Roster, engine_named
 from solera.place.placement import TRICKS
-from solera.version import __version__
 
 ENGINES: dict[str, dict[str, Any]] = {
     "inprocess": {"name": "inprocess", "workers": 1},

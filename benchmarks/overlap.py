@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from solera.core.availability import Availability
+from solera.core.accounting import Availability
 from solera.core.federation import FederationConfig
 from solera.method import Method
 from solera.methods import FedDF, FedEED

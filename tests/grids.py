@@ -11,8 +11,8 @@ import pytest
 from flwr.app import Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
+from solera.core.calls import Host
 from solera.deploy.site import answer
-from solera.engines.base import Host
 from solera.place.placement import Placement
 
 Misbehaviour = Callable[[Message], Message | None]  # None: the node does not answer

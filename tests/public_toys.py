@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from solera.core.calls import Call, Reply
 from solera.core.task import Data
 from solera.core.wire import Packed
-from solera.engines.base import Call, Reply
 from solera.train.fitting import evaluate
 from toys import Conv, Samples, World, images, kept_by, mlp
 

@@ -9,7 +9,7 @@ Names are loaded when they are first used, so that `import solera` (and `solera 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .version import __version__
+from .core.version import __version__
 
 if TYPE_CHECKING:
     from . import methods, models, testing
@@ -41,20 +41,21 @@ if TYPE_CHECKING:
 
 _HOME = {
     "methods": "", "models": "", "testing": "",
-    "Config": "config", "EngineConfig": "config", "RunConfig": "config", "load_config": "config",
+    "Config": "runs.config", "EngineConfig": "runs.config", "RunConfig": "runs.config", "load_config": "runs.config",
     "Dataset": "data", "Partition": "data", "PartitionConfig": "data", "Public": "data", "PublicConfig": "data",
     "from_folder": "data", "from_hf": "data", "from_tensors": "data", "from_texts": "data", "from_torch": "data",
     "load": "data",
-    "Federation": "federation", "FederationConfig": "federation", "per_client": "federation",
+    "Federation": "core.federation", "FederationConfig": "core.federation", "per_client": "core.federation",
     "About": "method", "Exchange": "method", "Method": "method", "Model": "method", "Traits": "method",
     "register": "method",
-    "Result": "runner.loop", "resume_run": "runner.loop", "simulate": "runner.loop",
+    "Result": "runs.loop", "resume_run": "runs.loop", "simulate": "runs.loop",
     "frame": "runs.frame",
-    "Scenario": "scenario", "Server": "server",
-    "Client": "task", "Data": "task",
-    "TrackConfig": "track.export",
-    "ConfigError": "errors", "DataError": "errors", "RunError": "errors", "SoleraError": "errors", "Weights": "tensors",
-    "like": "wire",
+    "Scenario": "scenario.scenario", "Server": "scenario.server",
+    "Client": "core.task", "Data": "core.task",
+    "TrackConfig": "runs.tracking",
+    "ConfigError": "core.errors", "DataError": "core.errors", "RunError": "core.errors", "SoleraError": "core.errors",
+    "Weights": "core.tensors",
+    "like": "core.wire",
 }  # fmt: skip
 
 

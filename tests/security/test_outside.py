@@ -13,12 +13,12 @@ from run_directories import write_run
 from solera.cli.doctor import SELF_TEST
 from solera.cli.main import app
 from solera.core.errors import ConfigError, RunError
+from solera.core.version import __version__
 from solera.runs import tracking as export
 from solera.runs.config import load_config
 from solera.runs.directory import RunDirectory
 from solera.runs.loop import resume_run
 from solera.runs.trust import refuse_sending
-from solera.version import __version__
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from solera.core.availability import Availability, Clock, next_visit, samples_of
+from solera.core.accounting import Availability, Clock, next_visit, samples_of
 from solera.core.errors import ConfigError
 from solera.core.federation import FederationConfig
 from solera.engines import EngineConfig

@@ -5,7 +5,7 @@ import json
 
 import torch
 
-from solera.core.content import content_of
+from solera.core.accounting import content_of
 from solera.runs.config import load_config
 from solera.runs.loop import execute
 from solera.runs.read import read_run

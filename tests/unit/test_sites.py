@@ -23,8 +23,8 @@ from solera.place.placement import Placement
 from solera.runs.config import RunConfig, load_config, to_toml
 from solera.runs.facts import facts_of
 from solera.runs.loop import check_fit, execute, run, scenario_of
+from solera.runs.sites import server_of_sites, site_host
 from solera.scenario.host import check_hellos
-from solera.scenario.sites import server_of_sites, site_host
 from solera.train.fitting import Local
 
 FORM = Form("own", (2,), 2, class_names=("benign", "malignant"))

@@ -24,8 +24,8 @@ from solera.place.placement import Placement
 from solera.runs.config import RunConfig, load_config
 from solera.runs.facts import facts_of
 from solera.runs.loop import check_fit, execute, run, scenario_of
+from solera.runs.sites import server_of_sites, site_host, stated_form
 from solera.scenario.scenario import DataConfig
-from solera.scenario.sites import server_of_sites, site_host, stated_form
 from solera.train.fitting import Local, logits_of
 from solera.use.predict import predict
 from solera.use.trained import open_run

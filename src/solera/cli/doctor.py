@@ -66,9 +66,9 @@ def examine() -> list[dict[str, Any]]:
     """Every check: what was checked, what was found, whether it passed, and whether a run needs it."""
     import torch
 
+    from ..core.version import __version__
     from ..engines import default_engine, default_workers
     from ..fingerprint import fingerprint
-    from ..version import __version__
 
     checks: list[dict[str, Any]] = []
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..version import __version__
+from ..core.version import __version__
 from .compare import compare
 from .deploy import app as deploy
 from .doctor import doctor

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..core.files import open_file
-from ..version import __version__
+from ..core.version import __version__
 from .errors import Debug, reported
 
 Target = Annotated[

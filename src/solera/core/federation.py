@@ -17,10 +17,9 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from ..engines.base import SHA256, Call, Engine, Reply, Roster, Version
 from ..train.aggregate import RunningMean
-from .availability import LOST, Availability, Clock, Trip, samples_of
-from .content import content_of
+from .accounting import LOST, Availability, Clock, Trip, content_of, samples_of
+from .calls import SHA256, Call, Engine, Reply, Roster, Version
 from .errors import RunError, SoleraError
 from .randomness import seed_from
 from .settings import Positive, PositiveInt, Problem, settings

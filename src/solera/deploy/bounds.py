@@ -11,17 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.calls import SHA256, Call, Host, Reply, Roster
 from ..core.errors import ConfigError
 from ..core.settings import show
 from ..core.wire import WireError
-from ..engines.base import SHA256, Call, Host, Reply, Roster
 from ..engines.dry import Dry
 from ..engines.serve import arguments_of, most_due
 from ..method import prepare_scoring
 from ..runs.config import Config
 from ..runs.rehearsal import rehearse
+from ..runs.sites import build_sites
 from ..scenario.host import Hello
-from ..scenario.sites import build_sites
 from .templates import NO_TASKS
 
 Scalar = bool | int | float | str

@@ -12,6 +12,7 @@ from ..core.errors import ConfigError, SoleraError
 from ..core.federation import QuorumNotMet
 from ..core.plugins import code_allowed
 from ..core.tensors import weights_of
+from ..core.version import __version__
 from ..core.wire import Limits, WireError, digest, safe_name
 from ..engines.flower import PROTOCOL, QUERY, Flower, FlowerConfig, Nodes, pack, text_in, unpack
 from ..engines.states import StatesElsewhere
@@ -22,11 +23,10 @@ from ..runs.display import IN_THE_CLEAR, Watcher
 from ..runs.facts import facts_of
 from ..runs.loop import Result, check_fit, lent_by, run
 from ..runs.record import RoundRecord
+from ..runs.sites import server_of_sites
 from ..runs.words import human_bytes, percent
 from ..scenario.host import Hello
 from ..scenario.scenario import Scenario
-from ..scenario.sites import server_of_sites
-from ..version import __version__
 from .journal import ENDED
 from .keys import fingerprint
 

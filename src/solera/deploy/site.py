@@ -19,15 +19,16 @@ from typing import Any, Protocol
 
 import torch
 
+from ..core.calls import SHA256, Call, Host, Reply
 from ..core.errors import ConfigError, SoleraError
 from ..core.plugins import code_allowed
 from ..core.task import TASKS
 from ..core.tensors import weights_of
+from ..core.version import __version__
 from ..core.wire import Limits, Packed, WireError, decode, digest, safe_name
 from ..data import Public
 from ..data.encodings import from_bytes
 from ..data.public import Samples
-from ..engines.base import SHA256, Call, Host, Reply
 from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
@@ -36,9 +37,8 @@ from ..method import prepare_scoring
 from ..place.devices import compute_of
 from ..place.placement import TRICKS, Placement
 from ..runs.config import load_config
+from ..runs.sites import form_of_site, site_host
 from ..scenario.host import SiteHost
-from ..scenario.sites import form_of_site, site_host
-from ..version import __version__
 from .bounds import check_asked, noted
 from .commands import settings_of
 from .journal import write_line

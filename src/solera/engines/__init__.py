@@ -1,6 +1,6 @@
 """Engines move messages between the server and its clients; they differ in where clients run, never in results."""
 
-from .base import Call, ClientInfo, Engine, Host, Reply, Roster, Version
+from ..core.calls import Call, ClientInfo, Engine, Host, Reply, Roster, Version
 from .inprocess import InProcess
 from .processes import Processes
 from .registry import (

@@ -6,8 +6,8 @@ bytes of a real reply, which follow from the question (`wire.Layout`).
 
 from collections.abc import Callable, Iterator, Sequence
 
+from ..core.calls import Call, Reply, Roster
 from ..core.wire import Layout, Packed
-from .base import Call, Reply, Roster
 from .serve import arguments_of
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from ..core.calls import Call, Engine, Reply, Roster
 from ..core.wire import Packed
-from .base import Call, Engine, Reply, Roster
 
 BEHAVIOURS = ("drop", "raise", "nan", "inf", "shape", "dtype", "extra", "garbage", "empty", "truncate", "duplicate",
               "impersonate", "stranger")  # fmt: skip

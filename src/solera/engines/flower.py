@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
+from ..core.calls import SHA256, Call, Engine, Host, Reply, Roster, Version
 from ..core.errors import ConfigError, RunError
 from ..core.settings import Hint, Positive, PositiveInt, settings
 from ..core.stopping import check_stop
@@ -27,7 +28,6 @@ from ..core.wire import Limits, Packed, WireError, safe_name
 from ..flower_inside import CODES, GONE, TOO_LATE
 from ..place.devices import AUTO, Share
 from ..place.placement import Precision
-from .base import SHA256, Call, Engine, Host, Reply, Roster, Version
 from .serve import most_due
 from .states import ClientStates
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from ..core.calls import Call, Host, Reply, Roster
 from ..place.devices import Compute
-from .base import Call, Host, Reply, Roster
 from .serve import serve
 from .states import ClientStates
 

@@ -27,12 +27,13 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from ..core.calls import SHA256, Call, Host, Reply, Roster, Version
 from ..core.errors import SoleraError
 from ..core.randomness import OURS, fingerprint, one_thread
 from ..core.wire import Limits, Packed
 from ..place.devices import Compute
 from ..place.placement import Placement
-from .base import SHA256, Backlog, Call, Exchange, Host, Reply, Roster, Version, check_workers
+from .base import Backlog, Exchange, check_workers
 from .serve import KEEP_MESSAGES, Received, serve
 from .states import ClientStates
 

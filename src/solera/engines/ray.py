@@ -34,31 +34,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.calls import Call, Engine, Host, Reply, Roster, Version
 from ..core.errors import PORTABLE, ConfigError, SoleraError
 from ..core.plugins import files_of_code, take_over
 from ..core.randomness import OURS
 from ..core.settings import PositiveInt, Problem, settings, show
 from ..core.stopping import check_stop
 from ..core.task import TASKS, Task
+from ..core.version import __version__
 from ..core.wire import Packed
 from ..fingerprint import fingerprint
 from ..place.devices import AUTO, Compute, Share, compute_of
 from ..place.placement import TRICKS, Precision
-from ..version import __version__
-from .base import (
-    Backlog,
-    Call,
-    Engine,
-    Exchange,
-    Host,
-    Reply,
-    Roster,
-    ThreadCount,
-    Version,
-    WorkerCount,
-    check_workers,
-    default_workers,
-)
+from .base import Backlog, Exchange, ThreadCount, WorkerCount, check_workers, default_workers
 from .serve import KEEP_MESSAGES, Received, serve
 from .states import ClientStates, StateError
 

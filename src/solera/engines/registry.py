@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from ..core.calls import Engine, Host
 from ..core.errors import ConfigError
 from ..core.plugins import Registry
 from ..core.settings import PositiveInt, Problem, checks_itself, hints, settings, show
 from ..place.devices import AUTO, Compute, Share, can_fork, check_fork, compute_of
 from ..place.placement import Precision
-from .base import Engine, Host, ThreadCount, WorkerCount, default_workers
+from .base import ThreadCount, WorkerCount, default_workers
 from .flower import FlowerConfig
 from .inprocess import InProcess
 from .processes import Processes

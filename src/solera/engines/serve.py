@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.calls import Call, Host, Reply
 from ..core.errors import SoleraError
 from ..core.randomness import SharedGenerator, repeatable
 from ..core.task import TASKS, Task
 from ..core.tensors import Weights
 from ..core.wire import Layout, Packed, WireError, decode
 from ..place.placement import OutOfMemory, Placement, within_memory
-from .base import Call, Host, Reply
 from .states import ClientStates, StateError
 
 WAY_OUT = (

@@ -7,10 +7,10 @@ import pathlib
 import re
 from collections.abc import Collection, Mapping
 
+from ..core.calls import Version
 from ..core.errors import RunError
 from ..core.tensors import Weights
 from ..core.wire import OWN_FILES, WireError, decode, encode, safe_name
-from .base import Version
 
 VERSION = re.compile(r"(\d{12})\.([0-9a-f]{64})\.safetensors")
 

@@ -9,9 +9,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from ..core.calls import Call, Host, Reply, Roster
 from ..core.randomness import Watch, one_thread, thread_pool
 from ..place.devices import Compute
-from .base import Call, Host, Reply, Roster, Window, check_workers
+from .base import Window, check_workers
 from .serve import serve
 from .states import ClientStates
 

@@ -31,6 +31,7 @@ from ..core.errors import ConfigError, DataError, RunError, SoleraError
 from ..core.files import read_file
 from ..core.plugins import KEYS, allowed, code_allowed, paths_in
 from ..core.stopping import Interrupted, stoppable
+from ..core.version import __version__
 from ..engines import EngineConfig
 from ..method import name_of
 from ..place.devices import compute_of
@@ -41,7 +42,6 @@ from ..runs.groups import compared
 from ..runs.loop import check_start, execute
 from ..runs.record import count_lines
 from ..scenario.scenario import build_scenario
-from ..version import __version__
 
 CASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
 LONGEST_NAME = 100  # characters of a folder's name; a checksum replaces the rest

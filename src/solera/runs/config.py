@@ -54,10 +54,10 @@ from ..method import METHODS, Method, find_method, name_of
 from ..models import model_info
 from ..models.options import variant_of
 from ..scenario.scenario import DataConfig, ModelsConfig
-from ..scenario.supply import supplied
 from ..unread import too_many, unread, without
 from .dotted import dig, flat
 from .stop import StopConfig
+from .supply import supplied
 from .tracking import TrackConfig
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
@@ -452,7 +452,7 @@ def _recipes() -> dict[str, Traversable]:
             elif entry.name.endswith(".toml"):
                 yield prefix + entry.name.removesuffix(".toml"), entry
 
-    return dict(walk(importlib.resources.files("solera") / "recipes", ""))
+    return dict(walk(importlib.resources.files("solera.lab") / "recipes", ""))
 
 
 def folder_of(source: str | Path | Mapping[str, Any]) -> Path:

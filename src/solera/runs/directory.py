@@ -35,12 +35,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ..core.calls import Version
 from ..core.errors import RunError
 from ..core.files import read_file
 from ..core.plugins import paths_in, sha256_of
 from ..core.tensors import Weights
 from ..core.wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
-from ..engines.base import Version
 from .dotted import dig, flat
 from .read import FINGERPRINTS, fingerprints_in
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records

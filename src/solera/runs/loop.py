@@ -16,14 +16,15 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from ..core.calls import Version
 from ..core.errors import ConfigError, RunError, SoleraError
 from ..core.federation import Federation, FederationConfig, QuorumNotMet
 from ..core.randomness import seed_from, seeded
 from ..core.stopping import check_stop, stoppable
 from ..core.task import Data
+from ..core.version import __version__
 from ..core.wire import Packed
 from ..engines import ClientStates, Engine, EngineConfig, EngineSettings, default_workers, engine_of, require
-from ..engines.base import Version
 from ..engines.dry import Dry
 from ..fingerprint import fingerprint
 from ..method import Method, Traits, name_of, prepare_scoring
@@ -32,13 +33,11 @@ from ..place.devices import Compute, compute_of, resolved
 from ..place.placement import TRICKS, Numerics, numerics
 from ..scenario.scenario import Scenario, build_scenario
 from ..scenario.server import Server
-from ..scenario.sites import build_sites
 from ..train.aggregate import pairs_of
 from ..train.chain import chain
 from ..train.effort import without_training
 from ..train.lowbit import OFF as FULL
 from ..train.norms import has_batchnorm
-from ..version import __version__
 from . import facts as detail
 from .config import Config, RunConfig, load_config, to_toml
 from .directory import RunDirectory
@@ -47,6 +46,7 @@ from .facts import Facts
 from .measure import first_if_all_void, measure, measure_validation, not_finite, summarise, traffic, why_unusable
 from .notice import Notices
 from .record import RoundRecord, Score
+from .sites import build_sites
 from .stand_ins import KEY as STAND_INS
 from .stand_ins import verdict
 from .stop import STOPPED, Stopping

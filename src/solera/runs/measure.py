@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.content import KINDS
+from ..core.accounting import KINDS
 from ..core.federation import Federation
 from ..core.task import Data
 from ..core.tensors import Inputs, batches, take
+from ..core.version import __version__
 from ..method import Exchange, MeanScore, Method, Model, name_of, scoring
 from ..scenario.server import EnsembleReport, Server
 from ..train.diversity import diversity
 from ..train.fitting import Score, evaluate, logits_of, score_tokens
 from ..train.teachers import Ensemble, frozen
-from ..version import __version__
 from . import record as rows
 from .config import RunConfig
 from .directory import RunDirectory

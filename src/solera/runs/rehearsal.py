@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from ..core.availability import LATE, LOST
+from ..core.accounting import LATE, LOST
 from ..core.errors import RunError
 from ..core.federation import Federation, FederationConfig, QuorumNotMet
 from ..core.randomness import seed_from, seeded

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from ..core.errors import ConfigError
 from ..core.files import read_file
 from ..core.settings import Problem, settings
-from ..version import __version__
+from ..core.version import __version__
 from .display import Watcher
 from .dotted import flat, show
 from .read import Run, read_run

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from ..core.calls import ClientInfo, Roster
 from ..core.errors import ConfigError
 from ..core.task import Client, Data
 from ..core.tensors import Brought, Weights
 from ..data import Public
 from ..data.augment import Name, Step, drawn_anew
 from ..data.site_data import Form, Holding
-from ..engines.base import ClientInfo, Roster
 from ..models.lora import base_digest
 from ..place.placement import Placement
 

@@ -14,6 +14,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
+from ..core.calls import ClientInfo, Roster
 from ..core.errors import ConfigError
 from ..core.plugins import architectures
 from ..core.randomness import repeatable, seed_from
@@ -42,7 +43,6 @@ from ..data.site_data import Form, Holding, hold
 from ..data.site_data import Own as SiteData
 from ..data.tokens import LENGTH, WORDS
 from ..engines import default_workers
-from ..engines.base import ClientInfo, Roster
 from ..models import build, check_output, encoding_of, model_info
 from ..models.hf import origins_of
 from ..models.lora import Lora, adapted

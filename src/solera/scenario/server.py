@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ..core.availability import Clock
+from ..core.accounting import Clock
 from ..core.errors import ConfigError
 from ..core.randomness import Parallel, repeatable, seed_from
 from ..core.task import Data

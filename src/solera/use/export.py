@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..core.errors import ConfigError, RunError
 from ..core.files import read_file
 from ..core.plugins import label
+from ..core.version import __version__
 from ..place.placement import numerics
-from ..version import __version__
 from .trained import Input, Trained
 
 Format = Literal["safetensors", "torchscript", "torch-export", "onnx"]

@@ -13,9 +13,9 @@ from ..data.encodings import Text
 from ..data.tables import Given
 from ..data.unlabelled import holds_texts, read_samples, texts_in
 from ..place.placement import numerics
+from ..runs.sites import server_data, stated_form
 from ..runs.trust import code_of_run, warn_if_changed
 from ..scenario.scenario import DataConfig, load_data
-from ..scenario.sites import server_data, stated_form
 from ..train.fitting import logits_of
 from .trained import Trained
 

@@ -24,10 +24,10 @@ from solera.cli.quickstart import compare
 from solera.cli.run import default_out, fresh, named
 from solera.core.errors import DataError, RunError
 from solera.core.federation import QuorumNotMet
+from solera.core.version import __version__
 from solera.fingerprint import fingerprint
 from solera.runs.config import load_config
 from solera.runs.rehearsal import Rehearsal
-from solera.version import __version__
 
 COMMANDS = ["run", "resume", "ls", "show", "doctor", "quickstart", "compare", "sweep", "predict", "export"]
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}

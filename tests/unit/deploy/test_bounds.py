@@ -8,13 +8,13 @@ import torch
 
 from deployments import CODE, DIFFERENT, EQUAL, config_of
 from grids import in_a_flower_task  # noqa: F401
+from solera.core.calls import ClientInfo, Roster
 from solera.core.errors import ConfigError, SoleraError
 from solera.core.task import TASKS
 from solera.core.wire import WireError
 from solera.deploy.bounds import check_asked, noted, scalars
 from solera.deploy.init import init
 from solera.deploy.site import OwnSite
-from solera.engines.base import ClientInfo, Roster
 from solera.train.fitting import Local
 
 LOCAL = "[method.local]\nepochs = 2\nbatch = 16\nlr = 0.05"

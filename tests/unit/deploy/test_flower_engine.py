@@ -248,9 +248,9 @@ def test_a_message_beside_a_hello_is_refused(net, caplog):
 
 
 def test_a_task_whose_reply_has_no_limit_is_not_deployed():
+    from solera.core.calls import Call
     from solera.core.task import TASKS, Client, task
     from solera.core.wire import Packed
-    from solera.engines.base import Call
     from solera.engines.serve import most_due
 
     @task("test_flower_engine.told")

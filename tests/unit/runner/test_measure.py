@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from solera.cli.main import app
-from solera.core.content import KINDS
+from solera.core.accounting import KINDS
 from solera.core.task import Data
 from solera.method import About, Method, Model, find_method
 from solera.runs.measure import _spread, first_if_all_void, measure, not_finite, traffic, why_unusable

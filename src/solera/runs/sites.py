@@ -22,10 +22,10 @@ from ..data.site_data import Form, Holding, SiteConfig, read_site, read_source
 from ..data.tokens import VOCABULARY
 from ..engines import default_workers
 from ..models import check_output
-from ..runs.config import Config
-from .host import Hello, Remote, SiteHost, check_hellos, form_digest, layout_digest
-from .scenario import DataConfig, Scenario, builder_of, share_for_sites, tokenizer_of
-from .server import Server
+from ..scenario.host import Hello, Remote, SiteHost, check_hellos, form_digest, layout_digest
+from ..scenario.scenario import DataConfig, Scenario, builder_of, share_for_sites, tokenizer_of
+from ..scenario.server import Server
+from .config import Config
 
 TEXTS = "texts"  # data.name of the server's own texts
 TABLE = "table"  # data.name of the server's own samples, where they are in a table

@@ -14,7 +14,7 @@ from ..core.federation import FederationConfig
 from ..data import PartitionConfig, PublicConfig
 from ..method import Method, Traits
 from ..models import build, model_info
-from .scenario import DataConfig, ModelsConfig
+from ..scenario.scenario import DataConfig, ModelsConfig
 
 CLIENT_TEST = 0.2  # share of each client's samples
 LARGE = {

@@ -1,4 +1,4 @@
-"""Who is online, who drops out, how fast clients are: and a clock that says how many hours a run would take.
+"""Accounting: the bytes of messages by kind, which clients are online, and a clock for the hours a run would take.
 
 Nothing here waits. Times follow from bytes, training samples and the settings below, so they are the same on every
 engine and after every resume. What is counted: the bytes of each message, the samples that a client or the server
@@ -8,6 +8,7 @@ are not counted.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -168,3 +169,28 @@ def next_visit(earliest: float, offset: float, period: float) -> float:
 
 def _bytes_s(mbit: float) -> float:
     return mbit * 1e6 / 8
+
+
+# ---- bytes ------------------------------------------------------------------------------------------
+
+# The bars of MNFL's Figure 3. data: public samples, which clients are sent once if they do not
+# hold them (public.where = "server"); parameters: weights of models, tables of tensors; predictions: other
+# floating-point tensors (probabilities, logits, features). The rest (indices, numbers, the header) is neither.
+KINDS = ("data", "parameters", "predictions")
+
+
+def content_of(value: Any) -> Counter[str]:
+    """Bytes by kind of the tensors in a message."""
+    found: Counter[str] = Counter()
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            found["predictions"] = value.numel() * value.element_size()
+    elif isinstance(value, Mapping) and value and all(isinstance(t, Tensor) for t in value.values()):
+        found["parameters"] = sum(t.numel() * t.element_size() for t in value.values())
+    elif dataclasses.is_dataclass(value):
+        for f in dataclasses.fields(value):
+            found += content_of(getattr(value, f.name))
+    else:
+        for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+            found += content_of(inner)
+    return found
