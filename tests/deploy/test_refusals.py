@@ -20,11 +20,11 @@ import pytest
 
 from deployments import SITES, SOLERA, Deployment, config_of, solera, until
 from fleet import activate, key_of, start_run, unregister
+from solera.core.flower_inside import CONNECTION, program
 from solera.deploy.commands import registered
 from solera.deploy.keys import make_authority, make_node_key, make_server_certificate
 from solera.deploy.programs import environment
 from solera.deploy.templates import APP
-from solera.flower_inside import CONNECTION, program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FEDAVG = 'name = "fedavg"\n[method.local]\nepochs = 1\nbatch = 16\nlr = 0.05'

@@ -12,8 +12,8 @@ import pathlib
 import pytest
 
 import solera.methods  # noqa: F401  (registers them)
-from solera.fingerprint import fingerprint
 from solera.method import METHODS, find_method
+from solera.place.fingerprint import fingerprint
 from solera.testing import run_toy, small
 
 RECORD = pathlib.Path(__file__).with_name("golden.json")

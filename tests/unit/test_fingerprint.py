@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from solera.core.errors import PORTABLE
-from solera.fingerprint import fingerprint, numbers
+from solera.place.fingerprint import fingerprint, numbers
 
 OTHER_CPU = {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-ASK = "from solera.fingerprint import fingerprint; print(fingerprint())"
+ASK = "from solera.place.fingerprint import fingerprint; print(fingerprint())"
 
 
 def in_another_process(ask=ASK, **variables):
@@ -105,7 +105,8 @@ needs_portable = pytest.mark.skipif(
 
 
 def portable(**variables):
-    return in_another_process("from solera.fingerprint import fingerprint; print(fingerprint(True))", **variables)[0]
+    code = "from solera.place.fingerprint import fingerprint; print(fingerprint(True))"
+    return in_another_process(code, **variables)[0]
 
 
 @needs_portable

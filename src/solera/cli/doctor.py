@@ -68,7 +68,7 @@ def examine() -> list[dict[str, Any]]:
 
     from ..core.version import __version__
     from ..engines import default_engine, default_workers
-    from ..fingerprint import fingerprint
+    from ..place.fingerprint import fingerprint
 
     checks: list[dict[str, Any]] = []
 

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import fingerprint as numeric
 from ..core.errors import ConfigError, SoleraError
 from ..core.federation import QuorumNotMet
 from ..core.plugins import code_allowed
@@ -16,6 +15,7 @@ from ..core.version import __version__
 from ..core.wire import Limits, WireError, digest, safe_name
 from ..engines.flower import PROTOCOL, QUERY, Flower, FlowerConfig, Nodes, pack, text_in, unpack
 from ..engines.states import StatesElsewhere
+from ..place import fingerprint as numeric
 from ..place.devices import compute_of
 from ..place.placement import TRICKS
 from ..runs.config import Config, load_config, to_toml

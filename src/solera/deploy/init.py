@@ -17,7 +17,7 @@ from ..models.hf import PREFIX as ENCODER
 from ..models.hub import SMALL
 from ..runs.config import load_config
 from . import templates
-from .bounds import asked_by
+from .agreed import asked_by
 from .keys import expiry, make_authority, make_node_key, make_secret, make_server_certificate
 from .programs import split
 

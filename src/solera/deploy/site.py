@@ -32,14 +32,14 @@ from ..data.public import Samples
 from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
-from ..fingerprint import fingerprint
 from ..method import prepare_scoring
 from ..place.devices import compute_of
+from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Placement
 from ..runs.config import load_config
 from ..runs.sites import form_of_site, site_host
 from ..scenario.host import SiteHost
-from .bounds import check_asked, noted
+from .agreed import check_asked, noted
 from .commands import settings_of
 from .journal import write_line
 

@@ -1,7 +1,7 @@
 """Clients on other machines, reached through Flower: the engine of a deployment.
 
-Only Flower's public interface is used, and the codes of its errors (`flower_inside.py`): the server pushes and pulls
-messages on a `Grid`, a site answers one kind of query. A message is one array of bytes, the safetensors encoding of
+Only Flower's public interface is used, and the codes of its errors (`core/flower_inside.py`): the server pushes and
+pulls messages on a `Grid`, a site answers one kind of query. A message is one array of bytes, the safetensors encoding of
 `wire` as it is, and one line of JSON beside it. Flower moves and stores it without looking inside; the receiver
 compares its header with the declared type before anything is built from it.
 
@@ -22,10 +22,10 @@ from annotated_types import Ge, Le
 
 from ..core.calls import SHA256, Call, Engine, Host, Reply, Roster, Version
 from ..core.errors import ConfigError, RunError
+from ..core.flower_inside import CODES, GONE, TOO_LATE
 from ..core.settings import Hint, Positive, PositiveInt, settings
 from ..core.stopping import check_stop
 from ..core.wire import Limits, Packed, WireError, safe_name
-from ..flower_inside import CODES, GONE, TOO_LATE
 from ..place.devices import AUTO, Share
 from ..place.placement import Precision
 from .serve import most_due

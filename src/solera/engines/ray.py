@@ -43,8 +43,8 @@ from ..core.stopping import check_stop
 from ..core.task import TASKS, Task
 from ..core.version import __version__
 from ..core.wire import Packed
-from ..fingerprint import fingerprint
 from ..place.devices import AUTO, Compute, Share, compute_of
+from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Precision
 from .base import Backlog, Exchange, ThreadCount, WorkerCount, check_workers, default_workers
 from .serve import KEEP_MESSAGES, Received, serve

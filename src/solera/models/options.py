@@ -49,7 +49,7 @@ def options_problems(
     """Options of an architecture that nobody has, and values that they cannot have."""
     for name, given in options.items():
         key = f"options.{name}"
-        if name not in names and name not in MODELS:  # of a model that this run does not use: see unread.py
+        if name not in names and name not in MODELS:  # of a model that this run does not use: see runs/unread.py
             yield f"{key}: no architecture of models.clients or models.server is called {name!r}: {', '.join(names)}"
         if not isinstance(given.get("model", name), str):
             yield f"{key}.model = {show(given['model'])}: expected the name of a model"

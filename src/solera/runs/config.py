@@ -54,11 +54,11 @@ from ..method import METHODS, Method, find_method, name_of
 from ..models import model_info
 from ..models.options import variant_of
 from ..scenario.scenario import DataConfig, ModelsConfig
-from ..unread import too_many, unread, without
 from .dotted import dig, flat
 from .stop import StopConfig
 from .supply import supplied
 from .tracking import TrackConfig
+from .unread import too_many, unread, without
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
 GUESSED = 3  # letters of a key that is looked for in other tables: fewer resemble anything (r is not lr)

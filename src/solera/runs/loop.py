@@ -26,10 +26,10 @@ from ..core.version import __version__
 from ..core.wire import Packed
 from ..engines import ClientStates, Engine, EngineConfig, EngineSettings, default_workers, engine_of, require
 from ..engines.dry import Dry
-from ..fingerprint import fingerprint
 from ..method import Method, Traits, name_of, prepare_scoring
 from ..models import require_split
 from ..place.devices import Compute, compute_of, resolved
+from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Numerics, numerics
 from ..scenario.scenario import Scenario, build_scenario
 from ..scenario.server import Server

@@ -25,7 +25,7 @@ from solera.cli.run import default_out, fresh, named
 from solera.core.errors import DataError, RunError
 from solera.core.federation import QuorumNotMet
 from solera.core.version import __version__
-from solera.fingerprint import fingerprint
+from solera.place.fingerprint import fingerprint
 from solera.runs.config import load_config
 from solera.runs.rehearsal import Rehearsal
 

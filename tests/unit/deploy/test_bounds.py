@@ -12,7 +12,7 @@ from solera.core.calls import ClientInfo, Roster
 from solera.core.errors import ConfigError, SoleraError
 from solera.core.task import TASKS
 from solera.core.wire import WireError
-from solera.deploy.bounds import check_asked, noted, scalars
+from solera.deploy.agreed import check_asked, noted, scalars
 from solera.deploy.init import init
 from solera.deploy.site import OwnSite
 from solera.train.fitting import Local

@@ -19,8 +19,8 @@ from solera.deploy.conduct import conduct
 from solera.deploy.init import init
 from solera.deploy.site import OwnSite, answer
 from solera.engines.flower import PROTOCOL, pack, unpack
-from solera.fingerprint import fingerprint
 from solera.models import hf
+from solera.place.fingerprint import fingerprint
 from solera.runs.config import load_config
 from solera.runs.loop import execute, scenario_of
 from solera.runs.read import read_run

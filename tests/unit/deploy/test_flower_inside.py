@@ -1,4 +1,4 @@
-"""`flower_inside.py` beside the flwr that is installed: whatever it rests on is there, under that name."""
+"""`core/flower_inside.py` beside the flwr that is installed: whatever it rests on is there, under that name."""
 
 import importlib
 import importlib.metadata
@@ -13,12 +13,12 @@ import tomllib
 import pytest
 import tomli_w
 
-from solera import flower_inside
+from solera.core import flower_inside
 from solera.core.errors import ConfigError, SoleraError
+from solera.core.flower_inside import check_version, nodes_in
 from solera.deploy import gate
 from solera.deploy.keys import fingerprint, make_node_key
 from solera.deploy.templates import APP
-from solera.flower_inside import check_version, nodes_in
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LINK_OPTIONS = ("flwr.superlink.cli.flower_superlink", "_parse_args_run_superlink")

@@ -15,7 +15,7 @@ from solera.core.task import Client, task
 from solera.core.tensors import weights_of
 from solera.core.wire import Packed, at_most
 from solera.data import PublicConfig
-from solera.deploy.bounds import Noting, check_asked
+from solera.deploy.agreed import Noting, check_asked
 from solera.engines import Call, ClientInfo, InProcess, Roster
 from solera.engines.dry import Dry
 from solera.engines.serve import arguments_of

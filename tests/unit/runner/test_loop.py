@@ -8,8 +8,8 @@ import pytest
 from run_directories import lines_of
 from solera.core.errors import ConfigError, RunError
 from solera.core.federation import FederationConfig, QuorumNotMet
-from solera.fingerprint import fingerprint
 from solera.methods import FedAvg
+from solera.place.fingerprint import fingerprint
 from solera.runs import loop
 from solera.runs.config import RunConfig
 from solera.runs.display import Watcher

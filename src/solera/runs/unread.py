@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .core.errors import ConfigError
-from .core.settings import at_once, hints, show
-from .models import model_info
-from .models.options import variant_of
-from .runs.dotted import dig
+from ..core.errors import ConfigError
+from ..core.settings import at_once, hints, show
+from ..models import model_info
+from ..models.options import variant_of
+from .dotted import dig
 
 
 class Rule(NamedTuple):

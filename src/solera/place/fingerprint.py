@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .place.placement import TRICKS, numerics
+from .placement import TRICKS, numerics
 
 SHAPES = ((1, 7, 3), (5, 3, 2), (29, 2, 17), (32, 784, 10), (33, 65, 129), (10, 2000, 10), (128, 512, 256))
 STEPS = 2  # of each training: the second one has what the first one's backward pass came to
