@@ -17,6 +17,8 @@ import collections.abc
 import dataclasses
 import difflib
 import functools
+import inspect
+import itertools
 import json
 import types
 import typing
@@ -68,6 +70,26 @@ def problems_of(error: ConfigError) -> list[Problem]:
 
 class Replaceable:
     """Marker of a field for `Annotated`: a user's own object with the same methods is also accepted."""
+
+
+class Slot:
+    """Base of settings that come in several kinds, such as the ways to upload a model.
+
+    Each kind is a class with its mathematics, derived from that of the default. Its `kind` is the name by which a
+    configuration chooses it, `[method.upload] kind = "low-bit"`: `kind: str = field(default="low-bit", init=False)`.
+    """
+
+    kind: str
+    BESIDE: typing.ClassVar[Mapping[str, str]] = {}  # keys that once stood beside the slot, and where they are now
+
+    @classmethod
+    def kinds(cls) -> dict[str, type["Slot"]]:
+        """The classes by kind: this one and those derived from it, a user's own included."""
+        named = "kind" in inspect.get_annotations(cls) and cls is not Slot  # a class derived in Python may have no name
+        found: dict[str, type[Slot]] = {cls.kind: cls} if named else {}
+        for derived in cls.__subclasses__():
+            found |= derived.kinds()
+        return found
 
 
 class OrInf:
@@ -263,7 +285,7 @@ def unknown_key(cls: type, key: str, value: Any, near: Iterable[str] = ()) -> Pr
     """The message for a key that `cls` does not have: with its new name, or the nearest one (`near`, where known)."""
     names = list(hints(cls))
     if key in (renamed := renames(cls)):
-        return f"{key} = {show(value)}: this setting is now called {renamed[key]!r}"
+        return f"{key} = {show(value)}: this setting is now called {renamed[key]}"
     near = list(near) or difflib.get_close_matches(key, names, 1)
     hint = f"did you mean {' or '.join(repr(n) for n in near[:2])}?" if near else f"the settings are {', '.join(names)}"
     return f"{key} = {show(value)}: there is no such setting; {hint}"
@@ -271,7 +293,8 @@ def unknown_key(cls: type, key: str, value: Any, near: Iterable[str] = ()) -> Pr
 
 def renames(cls: type) -> Mapping[str, str]:
     """Old names of a class's settings, with the new ones."""
-    return getattr(cls, "RENAMED", {})
+    slots = [slot.BESIDE for wanted in hints(cls).values() if (slot := slot_of(wanted)) is not None]
+    return dict(itertools.chain(*(m.items() for m in (*slots, getattr(cls, "RENAMED", {})))))
 
 
 # ---- types and values as text -----------------------------------------------------------------------
@@ -292,6 +315,13 @@ def optional(wanted: Any) -> bool:
     if typing.get_origin(wanted) is Annotated:
         return optional(typing.get_args(wanted)[0])
     return typing.get_origin(wanted) in (typing.Union, types.UnionType) and type(None) in typing.get_args(wanted)
+
+
+def slot_of(wanted: Any) -> type[Slot] | None:
+    """The class of a field's slot, also of a tuple of them."""
+    inner = strip(wanted)
+    inner = strip(typing.get_args(inner)[0]) if _is_tuple(inner) else inner
+    return inner if isinstance(inner, type) and issubclass(inner, Slot) else None
 
 
 def table_of(wanted: Any) -> type | None:

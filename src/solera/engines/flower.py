@@ -1,8 +1,8 @@
 """Clients on other machines, reached through Flower: the engine of a deployment.
 
 Only Flower's public interface is used, and the codes of its errors (`core/flower_inside.py`): the server pushes and
-pulls messages on a `Grid`, a site answers one kind of query. A message is one array of bytes, the safetensors encoding of
-`wire` as it is, and one line of JSON beside it. Flower moves and stores it without looking inside; the receiver
+pulls messages on a `Grid`, a site answers one kind of query. A message is one array of bytes, the safetensors encoding
+of `wire` as it is, and one line of JSON beside it. Flower moves and stores it without looking inside; the receiver
 compares its header with the declared type before anything is built from it.
 
 Who a site is follows from the key of its node, which the SuperLink has checked, never from what the site says. A call

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 from annotated_types import Ge, Le
@@ -32,6 +32,7 @@ from ..core.settings import (
     PositiveInt,
     Problem,
     SettingsError,
+    Slot,
     checked,
     hints,
     optional,
@@ -39,6 +40,7 @@ from ..core.settings import (
     renames,
     settings,
     show,
+    slot_of,
     strip,
     table_of,
     unknown_key,
@@ -644,14 +646,28 @@ def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: ty
 
 
 def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None) -> Any:
-    table = table_of(wanted)
+    table, slot = table_of(wanted), slot_of(wanted)
     if optional(wanted) and (value == OFF or (value is False and table is not None)):
         return None
+    if table is None and slot is not None and isinstance(value, list):  # a list of tables, each of some kind
+        return tuple(_value(slot, v, f"{key}[{i}]", None, method) for i, v in enumerate(value))
     if table is None:
         return checked(wanted, value, key)
+    if slot is not None:
+        value = {"kind": value} if isinstance(value, str) else value
+        table = _kind(slot, value, f"{key}.kind", default)
+        value = {k: v for k, v in value.items() if k != "kind"} if isinstance(value, Mapping) else value
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
     return _build(table, value, key, default if isinstance(default, table) else None, method)
+
+
+def _kind(slot: type[Slot], given: Any, key: str, default: Any) -> type:
+    """The class of the kind that a table names; without a name, that of the default."""
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    if kind is None:
+        return type(default) if isinstance(default, slot) else slot
+    return slot.kinds()[checked(Literal[*sorted(slot.kinds())], kind, key)]
 
 
 def _locate(message: str, path: str, fields: Mapping[str, Any]) -> str:
@@ -703,7 +719,10 @@ def _keys(method: type | None) -> Iterator[str]:
         yield path
         for name, wanted in hints(cls).items():
             table = table_of(wanted)
-            yield from walk(table, f"{path}.{name}") if table else [f"{path}.{name}"]
+            tables = list(table.kinds().values()) if table and issubclass(table, Slot) else [table] if table else []
+            for table in tables:
+                yield from walk(table, f"{path}.{name}")
+            yield from () if tables else [f"{path}.{name}"]
 
     for name, cls in TABLES.items():
         yield from walk(cls, name)
@@ -712,7 +731,7 @@ def _keys(method: type | None) -> Iterator[str]:
 
 
 def _dump(table: Any, base: Any) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+    out: dict[str, Any] = {"kind": table.kind} if isinstance(table, Slot) else {}
     for f in dataclasses.fields(table):
         value, default = getattr(table, f.name), _default(f, base)
         if value is None:
@@ -721,7 +740,8 @@ def _dump(table: Any, base: Any) -> dict[str, Any]:
         elif dataclasses.is_dataclass(value):
             out[f.name] = _dump(value, default if isinstance(default, type(value)) else None)
         elif f.init:
-            out[f.name] = list(value) if isinstance(value, tuple) else value
+            listed = isinstance(value, tuple)
+            out[f.name] = [_dump(v, None) if dataclasses.is_dataclass(v) else v for v in value] if listed else value
     return out
 
 

@@ -27,6 +27,7 @@ from ..core.wire import Packed
 from ..engines import ClientStates, Engine, EngineConfig, EngineSettings, default_workers, engine_of, require
 from ..engines.dry import Dry
 from ..method import Method, Traits, name_of, prepare_scoring
+from ..methods.steps.low_bit import OFF as FULL
 from ..models import require_split
 from ..place.devices import Compute, compute_of, resolved
 from ..place.fingerprint import fingerprint
@@ -36,7 +37,6 @@ from ..scenario.server import Server
 from ..train.aggregate import pairs_of
 from ..train.chain import chain
 from ..train.effort import without_training
-from ..train.lowbit import OFF as FULL
 from ..train.norms import has_batchnorm
 from . import facts as detail
 from .config import Config, RunConfig, load_config, to_toml

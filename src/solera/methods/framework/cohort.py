@@ -10,9 +10,8 @@ from ...core.federation import Federation, QuorumNotMet, Replies
 from ...core.tensors import Weights, is_finite
 from ...scenario.server import Server
 from ...train.fitting import Local
-from ..steps.averaging import combined_of
 from ..steps.fusion import finite_models
-from ..steps.screen import clipped
+from ..steps.screen import Robust
 from ..steps.training import Update
 from .ensemble_trainers import Upload
 from .grouping import MIN_GROUP, members_of
@@ -123,7 +122,7 @@ class Cohort:
         fine = sorted(replies, key=fed.clients.index)
         x = Replies({k: Update(self._client_model(k, w, replies[k])) for k in fine})
         if (factor := getattr(self.trainer, "update_clip", None)) is not None:  # a trainer of your own may have none
-            x = clipped(x, lambda k: w[S[k]], factor, fed, self.server)
+            x = Robust(update_clip=factor).clipped(x, lambda k: w[S[k]], fed, self.server)
             replies = dict(x)
         copies = {k: fed.copies.get(k, 1) for k in fine}
         examples = {k: float(copies[k] * fed.num_examples(k)) for k in fine}
@@ -132,7 +131,7 @@ class Cohort:
             own, trainer = [k for k in fine if S[k] == g], self.trainer.of(g)
             how = trainer.average if getattr(trainer, "robust", False) else "default"
             if how != "default":
-                one = combined_of(how, trainer.byzantine, "mean", x, own, fed, self.server)
+                one = Robust(how, max_byzantine=trainer.byzantine).average_of(x, own, fed, self.server)
                 means[g] = Update(one), len(own)
                 continue
             n = [float(copies[k]) if trainer.uniform else examples[k] for k in own]

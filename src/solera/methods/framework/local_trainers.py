@@ -21,7 +21,7 @@ from ...core.tensors import Weights
 from ...train.aggregate import momentum_step, weighted_mean
 from ...train.fitting import Local
 from ..scaffold import Delta, train
-from ..steps.averaging import Combined
+from ..steps.screen import Combined
 from ..steps.training import local_update
 
 Group = tuple[str, int]  # (architecture, k): a global model and the clients that train it

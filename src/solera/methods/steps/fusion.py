@@ -17,7 +17,7 @@ from ...scenario.server import Server
 from ...train.distill import Distill, Distilled, Loss, Memo, Validate, cached, distill, visits
 from ...train.fitting import Diverged, Fitted, evaluate, logits_of
 from ...train.norms import reestimate
-from ...train.teachers import Build, Cache, Frozen, Teacher, frozen, lowest_entropy
+from ...train.teachers import Build, Cache, Frozen, Teacher, frozen
 
 Seeds = Callable[..., int]  # `fed.seed`, or that of an earlier round
 Asked = Teacher | Cache | Memo  # a teacher, or its stored predictions
@@ -81,7 +81,7 @@ def asked(teacher: Asked, several: bool, d: Tensor, cfg: Distill, seeds: Seeds, 
         return teacher
     if server.public.fresh:
         return Memo(teacher, d, cfg, seeds("fusion")) if several else teacher
-    return _kept(teacher, visited(d, cfg, seeds), cfg, seeds, server)
+    return kept(teacher, visited(d, cfg, seeds), cfg, seeds, server)
 
 
 def visited(d: Tensor, cfg: Distill, seeds: Seeds) -> Tensor:
@@ -89,17 +89,8 @@ def visited(d: Tensor, cfg: Distill, seeds: Seeds) -> Tensor:
     return d[visits(len(d), cfg.steps, cfg.batch, seeds("fusion"))].unique()
 
 
-def surest(
-    top: int | None, teacher: Teacher, d: Tensor, cfg: Distill, seeds: Seeds, server: Server
-) -> tuple[Asked, Tensor]:
-    """The `top` samples of d with the lowest entropy, with the teacher's predictions; without `top`, all of them."""
-    if top is None:
-        return teacher, d
-    answers = _kept(teacher, d, cfg, seeds, server)
-    return answers, lowest_entropy(answers, d, top)
-
-
-def _kept(teacher: Teacher, seen: Tensor, cfg: Distill, seeds: Seeds, server: Server) -> Cache:
+def kept(teacher: Teacher, seen: Tensor, cfg: Distill, seeds: Seeds, server: Server) -> Cache:
+    """The teacher's predictions for the samples `seen`, each computed once."""
     return cached(teacher, server.public, seen, cfg, partial(side_by_side, seeds, server))
 
 
@@ -182,19 +173,3 @@ def logits_problems(name: str, server: Server) -> Iterator[str]:
         shape = tuple(logits_of(server.model(A, server.init(A)), server.public[torch.tensor([0])]).shape)
         if shape != (1, *server.answer):
             yield f"{name}: {A!r} gives logits {shape} for one sample, not {(1, *server.answer)}"
-
-
-def top_problems(name: str, top: int | None, server: Server) -> Iterator[str]:
-    """A `low_entropy_top` that `surest` cannot select."""
-    if top is None:
-        return
-    most = len(server.public) if server.per_round is None else server.per_round
-    if not 1 <= top <= most:
-        yield f"{name}: low_entropy_top = {top}: a round has {most} public samples; keep 1 to {most}"
-    if server.positions is not None:
-        yield f"{name}: low_entropy_top selects samples by one prediction each; leave it out for causal-lm"
-    if server.public.fresh:
-        yield (
-            f"{name}: low_entropy_top selects samples by the teachers' predictions, but samples change with every "
-            "draw: leave out public.fresh"
-        )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from ...train.consensus import Weighting, agreement, confidence_weights, probabi
 from ...train.fitting import logits_of
 from ...train.teachers import Build, Rule
 from .fusion import side_by_side
+from .teaching import Lesson
 
 NOTED_SAMPLES = 128  # public samples on which the teachers are compared
 NOTED_TEACHERS = 200
@@ -35,6 +37,13 @@ def report_teachers(
     copies = [float(fed.copies.get(k, 1)) for k in models]
     server.report_ensemble("teachers", members, rule, copies, names=list(models), teacher=teacher, build=build)
     note_teachers(models, d, fed, server)
+
+
+def report_fusion(method: Any, plain: Any, teachers: Mapping[str, nn.Module], x: Replies, at: Lesson) -> None:
+    """`report_teachers`, if the method asks for it; with its own `teacher` where it replaces that of `plain`."""
+    if at.reports:
+        replaced = None if type(method).teacher is plain.teacher else method.teacher
+        report_teachers(teachers, x, at.rule, at.d, at.fed, at.server, replaced, at.build)
 
 
 def note_teachers(

@@ -1,115 +1,260 @@
-"""Defences against malicious clients, for methods that see individual models: large updates, models near chance."""
+"""Screens: which uploads count, and how those of one architecture become one model. Defences against Byzantine clients.
 
-from collections.abc import Callable, Iterator, Mapping
+Krum and multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017. With d(i, j) the squared distance of two
+models, the score of model i is the sum of d(i, j) over the n - f - 2 models nearest to it (Krum needs n >= 2f + 3).
+
+    krum          the model with the lowest score
+    multi_krum    the mean of the n - f - 2 models with the lowest scores
+    bulyan        El Mhamdi, Guerraoui, Rouault, ICML 2018 (n >= 4f + 3): Krum picks n - 2f models one after the other,
+                  each out of those that are left; then, number by number, the mean of the n - 4f picked values nearest
+                  to their median
+    trimmed_mean  Yin, Chen, Ramchandran, Bartlett, ICML 2018 (n >= 2f + 1): number by number, the mean without the f
+                  smallest and the f largest values
+
+All models count the same, whatever their numbers of examples: a Byzantine client could claim any.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import field
 from functools import partial
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
-from torch import nn
+import torch
+from torch import Tensor
 
 from ...core.federation import Federation, Replies
+from ...core.settings import Liars, NonNegative, Positive, Problem, Slot, settings
 from ...core.tensors import Weights
 from ...scenario.server import Server
-from ...train.byzantine import chosen, squared_distances
+from ...train.aggregate import uniform_mean
 from ...train.fitting import evaluate
 from ...train.norms import parameter_names
-from ...train.robust import clip_updates
+from ...train.robust import by_number, clip_updates, weighted_median
 from ...train.teachers import Frozen, drop_worst
-from .averaging import borne
+from .averaging import average_of
 from .fusion import side_by_side
+from .teaching import Lesson
 from .training import Update
 
-
-class Defended(Protocol):
-    """The settings of a method with these defences."""
-
-    @property
-    def drop_worst(self) -> bool: ...
-    @property
-    def drop_threshold(self) -> float: ...
-    @property
-    def drop_outliers(self) -> bool: ...
-    @property
-    def update_clip(self) -> float | None: ...
+Selection = Literal["krum", "multi_krum", "bulyan"]
+Combined = Literal["weighted", "uniform", "median", "trimmed_mean", "krum", "multi_krum", "bulyan"]
+NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3), "trimmed_mean": (2, 1)}  # n >= a f + b
 
 
-def clipped(
-    x: Replies, sent: Callable[[str], Weights], factor: float | None, fed: Federation, server: Server
-) -> Replies:
-    """The uploads, with each update's norm clipped to `factor` times the median of its architecture's clients.
+@settings
+class Screen(Slot):
+    """Every valid upload counts; those of one architecture are averaged."""
 
-    An update is what has changed since the model that the client was sent.
-    """
-    if factor is None:
+    kind: str = field(default="all", init=False)
+    average: Literal["weighted", "uniform"] = "weighted"  # by the clients' numbers of examples, or equally
+    buffers: Literal["mean", "last"] = "mean"  # BatchNorm's running statistics: averaged too, or the last client's
+
+    BESIDE: ClassVar = {
+        "average": "screen.average",
+        "average_buffers": "screen.buffers",
+        **{
+            old: f"screen.{new}, with screen.kind = 'robust'"
+            for old, new in (
+                ("teachers", "teachers_by"),
+                ("byzantine", "max_byzantine"),
+                ("drop_worst", "drop_worst"),
+                ("drop_threshold", "drop_threshold"),
+                ("drop_outliers", "drop_outliers"),
+                ("update_clip", "update_clip"),
+            )
+        },
+    }
+
+    def fits(self, server: Server) -> Iterator[str]:
+        """Every reason why this cannot work here, each with a way out."""
+        yield from ()
+
+    def uploads(self, x: Replies, M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
+        """The uploads, as they count from here on; M are the models that were sent."""
         return x
-    for A in server.architectures:
-        own = [k for k in x if fed.architecture(k) == A]
-        names = parameter_names(server.template(A))
-        fine = clip_updates([x[k].weights for k in own], [sent(k) for k in own], factor, names)
-        for k, weights in zip(own, fine, strict=True):
-            if weights is not x[k].weights:
-                server.event("update_clipped", client=k)
-                x[k] = Update(weights)
-    return x
 
-
-def without_worst(
-    models: dict[str, Frozen], x: Replies, cfg: Defended, fed: Federation, server: Server
-) -> dict[str, Frozen]:
-    """The models better than chance on the server's validation set; the clients of the others are rejected."""
-    held_out = server.validation
-    if not cfg.drop_worst or held_out is None:
+    def members(self, models: dict[str, Frozen], x: Replies, fed: Federation, server: Server) -> dict[str, Frozen]:
+        """The clients that count at all, in averages and as teachers."""
         return models
-    jobs = [partial(evaluate, model, held_out.inputs, held_out.labels) for model in models.values()]
-    scores = [score.accuracy for score in side_by_side(fed.seed, server, jobs)]
-    kept = drop_worst(scores, server.num_classes, cfg.drop_threshold, cfg.drop_outliers)
-    for i, k in enumerate(models):
-        if i not in kept:
-            fed.reject(x, k, f"drop_worst: an accuracy of {scores[i]:.4f} on the validation samples")
-    return {k: model for i, (k, model) in enumerate(models.items()) if i in kept}
 
-
-def teachers_of(
-    how: Literal["all", "krum", "multi_krum", "bulyan"],
-    models: dict[str, Frozen],
-    liars: int,
-    fed: Federation,
-    server: Server,
-) -> dict[str, Frozen]:
-    """The clients whose models teach: all, or in each architecture those that the rule chooses (train/byzantine.py).
-
-    Who is not chosen still counts in the average, which has a rule of its own.
-    """
-    if how == "all":
+    def teachers(self, models: dict[str, Frozen], fed: Federation, server: Server) -> dict[str, Frozen]:
+        """Those of them whose models teach."""
         return models
-    taught = set()
-    for A in server.architectures:
-        S = [k for k in models if fed.architecture(k) == A]
-        if S:
+
+    def averages(self, x: Replies, members: dict[str, Frozen], at: Lesson) -> dict[str, Weights]:
+        """The average of each architecture's clients; architectures without a client are left out."""
+        found = {}
+        for A in at.server.architectures:
+            if S_A := [k for k in members if at.fed.architecture(k) == A]:
+                found[A] = self.average_of(x, S_A, at.fed, at.server)
+                if at.reports and at.fusion.steps:
+                    at.server.report_average(A, found[A])
+        return found
+
+    def average_of(self, x: Replies, S: list[str], fed: Federation, server: Server) -> Weights:
+        """One model from the uploads of clients S, which have one architecture."""
+        one = self.combined(x, S, fed, server)
+        if self.buffers == "mean":
+            return one
+        names = parameter_names(server.template(fed.architecture(S[0])))
+        return x[S[-1]].weights | {name: one[name] for name in names}
+
+    def combined(self, x: Replies, S: list[str], fed: Federation, server: Server) -> Weights:
+        """Their mean, running statistics included."""
+        return average_of(self.average, x, S, fed)
+
+
+@settings
+class Robust(Screen):
+    """Defences against Byzantine clients. Those of one architecture are compared with each other."""
+
+    kind: str = field(default="robust", init=False)
+    average: Combined = "weighted"  # type: ignore[assignment]  # the last four tolerate max_byzantine clients
+    teachers_by: Literal["all", "krum", "multi_krum", "bulyan"] = "all"  # whose models teach, in each architecture
+    max_byzantine: Liars = 1  # f: Byzantine clients tolerated per architecture by krum, bulyan, trimmed_mean
+    drop_worst: bool = False  # clients near chance on the validation set are neither averaged nor teachers
+    drop_threshold: NonNegative = 1.2  # in multiples of chance
+    drop_outliers: bool = False  # if no client is near chance, drop those far below the others
+    update_clip: Positive | None = None  # largest norm of a client's update, in multiples of its architecture's median
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings that contradict each other."""
+        if self.drop_outliers and not self.drop_worst:
+            yield "drop_outliers = true has no effect without drop_worst = true"
+
+    def fits(self, server: Server) -> Iterator[str]:
+        if self.drop_threshold > server.num_classes:
+            yield (
+                f"screen.drop_threshold = {self.drop_threshold}: {server.num_classes} times chance is an accuracy of 1"
+            )
+        if self.drop_worst and server.validation is None:
+            yield "screen.drop_worst needs a validation set on the server: set data.validation"
+
+    def uploads(self, x: Replies, M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
+        return self.clipped(x, lambda k: M[fed.architecture(k)], fed, server)
+
+    def clipped(self, x: Replies, sent: Callable[[str], Weights], fed: Federation, server: Server) -> Replies:
+        """The uploads, with each update's norm clipped to `update_clip` times the median of its architecture's clients.
+
+        An update is the difference from the model that the client was sent.
+        """
+        if self.update_clip is None:
+            return x
+        for A in server.architectures:
+            own = [k for k in x if fed.architecture(k) == A]
             names = parameter_names(server.template(A))
-            distances = squared_distances([models[k].weights for k in S], names)
-            taught |= {S[i] for i in chosen(how, distances, borne(how, liars, S, fed, server))}
-    for k in models.keys() - taught:
-        server.event("teacher_left_out", client=k, rule=how)
-    return {k: model for k, model in models.items() if k in taught}
+            fine = clip_updates([x[k].weights for k in own], [sent(k) for k in own], self.update_clip, names)
+            for k, weights in zip(own, fine, strict=True):
+                if weights is not x[k].weights:
+                    server.event("update_clipped", client=k)
+                    x[k] = Update(weights)
+        return x
+
+    def members(self, models: dict[str, Frozen], x: Replies, fed: Federation, server: Server) -> dict[str, Frozen]:
+        """With `drop_worst`, the models better than chance on the validation set; the other clients are rejected."""
+        held_out = server.validation
+        if not self.drop_worst or held_out is None:
+            return models
+        jobs = [partial(evaluate, model, held_out.inputs, held_out.labels) for model in models.values()]
+        scores = [score.accuracy for score in side_by_side(fed.seed, server, jobs)]
+        kept = drop_worst(scores, server.num_classes, self.drop_threshold, self.drop_outliers)
+        for i, k in enumerate(models):
+            if i not in kept:
+                fed.reject(x, k, f"drop_worst: an accuracy of {scores[i]:.4f} on the validation samples")
+        return {k: model for i, (k, model) in enumerate(models.items()) if i in kept}
+
+    def teachers(self, models: dict[str, Frozen], fed: Federation, server: Server) -> dict[str, Frozen]:
+        """All, or in each architecture those that the rule chooses; the others still count in the average."""
+        if self.teachers_by == "all":
+            return models
+        taught = set()
+        for A in server.architectures:
+            S = [k for k in models if fed.architecture(k) == A]
+            if S:
+                distances = squared_distances([models[k].weights for k in S], parameter_names(server.template(A)))
+                f = self._tolerated(self.teachers_by, S, fed, server)
+                taught |= {S[i] for i in chosen(self.teachers_by, distances, f)}
+        for k in models:
+            if k not in taught:
+                server.event("teacher_left_out", client=k, rule=self.teachers_by)
+        return {k: model for k, model in models.items() if k in taught}
+
+    def combined(self, x: Replies, S: list[str], fed: Federation, server: Server) -> Weights:
+        """One model by `average`."""
+        if self.average == "weighted" or self.average == "uniform" or self.average == "median":
+            return average_of(self.average, x, S, fed)
+        names = parameter_names(server.template(fed.architecture(S[0])))
+        f = self._tolerated(self.average, S, fed, server)
+        return byzantine_mean(self.average, [x[k].weights for k in S], names, f)
+
+    def _tolerated(self, how: str, S: list[str], fed: Federation, server: Server) -> int:
+        """How many Byzantine clients among S the rule tolerates, at most `max_byzantine`; fewer are noted."""
+        most, asked = tolerated(how, len(S)), self.max_byzantine
+        if asked > most:
+            server.event(
+                "fewer_liars", architecture=fed.architecture(S[0]), rule=how, clients=len(S), asked=asked, borne=most
+            )
+        return min(asked, most)
 
 
-def accuracy_votes(
-    models: Mapping[str, nn.Module], copies: list[float], fed: Federation, server: Server
-) -> list[float]:
-    """The teachers' weights: each one's accuracy on the server's validation set, as often as it was sampled.
+# ---- the rules --------------------------------------------------------------------------------------
 
-    If all are at 0 they count the same.
+
+def tolerated(how: str, n: int) -> int:
+    """The largest f among n models that a rule tolerates."""
+    a, b = NEEDED[how]
+    return max(0, (n - b) // a)
+
+
+def squared_distances(uploads: Sequence[Weights], names: Iterable[str]) -> Tensor:
+    """||w_i - w_j||^2 over the tensors `names`, for each pair. float64 [n, n]"""
+    n, names = len(uploads), list(names)
+    found = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        for j in range(i):
+            terms = [(uploads[i][name].double() - uploads[j][name].double()).square().sum() for name in names]
+            found[i, j] = found[j, i] = torch.stack(terms).sum()
+    return found
+
+
+def krum_scores(distances: Tensor, f: int) -> Tensor:
+    """The sum of the squared distances to the n - f - 2 nearest others, but at least to one, where there is one. [n]"""
+    n = len(distances)
+    nearest = distances.sort(1).values[:, 1:]  # without the distance to itself, which is 0
+    return nearest[:, : max(1, n - f - 2)].sum(1)
+
+
+def chosen(how: Selection, distances: Tensor, f: int) -> list[int]:
+    """The models that the rule chooses, in ascending order; ties go to the first."""
+    n = len(distances)
+    if how == "bulyan":
+        left, picked = list(range(n)), []
+        for _ in range(max(1, n - 2 * f)):
+            scores = krum_scores(distances[left][:, left], f)
+            picked.append(left.pop(int(scores.argmin())))
+        return sorted(picked)
+    count = 1 if how == "krum" else max(1, n - f - 2)
+    return sorted(krum_scores(distances, f).sort(stable=True).indices[:count].tolist())
+
+
+def byzantine_mean(
+    how: Selection | Literal["trimmed_mean"], uploads: Sequence[Weights], names: Iterable[str], f: int
+) -> Weights:
+    """One model from the uploads. `names` are the tensors (the parameters) by which models are compared.
+
+    Integer tensors (counters) have no mean: their maximum is kept.
     """
-    held_out = server.validation
-    assert held_out is not None  # `fits` has seen to it
-    jobs = [partial(evaluate, model, held_out.inputs, held_out.labels) for model in models.values()]
-    votes = [s.accuracy * n for s, n in zip(side_by_side(fed.seed, server, jobs), copies, strict=True)]
-    return votes if sum(votes) else copies
+    if f > tolerated(how, len(uploads)):
+        most = tolerated(how, len(uploads))
+        raise ValueError(f"{how}: {len(uploads)} models tolerate {most} Byzantine clients, not {f}")
+    if how == "trimmed_mean":
+        return by_number(uploads, lambda values: values.double().sort(0).values[f : len(values) - f].mean(0))
+    kept = [uploads[i] for i in chosen(how, squared_distances(uploads, names), f)]
+    if how == "bulyan":
+        return by_number(kept, lambda values: _nearest_to_median(values.double(), len(values) - 2 * f))
+    return uniform_mean(kept)
 
 
-def defences_problems(name: str, cfg: Defended, server: Server) -> Iterator[str]:
-    """Settings that would fail during a run, or have no effect."""
-    if cfg.drop_threshold > server.num_classes:
-        yield f"{name}: drop_threshold = {cfg.drop_threshold}: {server.num_classes} times chance is an accuracy of 1"
-    if cfg.drop_worst and server.validation is None:
-        yield f"{name}: drop_worst needs a validation set on the server: set data.validation"
+def _nearest_to_median(values: Tensor, count: int) -> Tensor:
+    order = (values - weighted_median(values)).abs().sort(dim=0, stable=True).indices[:count]
+    return values.gather(0, order).mean(0)

@@ -3,13 +3,19 @@
 Algorithm 2 of FedDF (Lin et al., NeurIPS 2020), which is FedAvg's ClientUpdate (McMahan et al., AISTATS 2017).
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
+from ...core.federation import Federation, Replies, per_client
+from ...core.settings import Slot, settings
 from ...core.task import Client, task
 from ...core.tensors import Weights, beside, weights_of
 from ...core.wire import like
+from ...scenario.server import Server
 from ...train.fitting import Local, fit
 from ...train.objectives import proximal
+from ...train.teachers import Build
 
 
 @dataclass(frozen=True)
@@ -29,3 +35,28 @@ def local_update(client: Client, weights: Weights, local: Local, mu: float) -> U
     loss = proximal(mu, beside(model, weights))
     fit(model, client.train.inputs, client.train.labels, local, client.seed, loss)  # lines 3-5
     return Update(weights_of(model))  # line 6
+
+
+@settings
+class Upload(Slot):
+    """How clients are asked for a model, and how their models answer on the server: each sends its weights whole."""
+
+    kind: str = field(default="whole", init=False)
+
+    BESIDE: ClassVar = {"quantise": "upload, with kind = 'low-bit'"}
+    precision: ClassVar[Literal["full", "mixed"]] = "full"  # of the clients' weights
+
+    def fits(self, server: Server) -> Iterator[str]:
+        """Every reason why this cannot work here, each with a way out."""
+        yield from ()
+
+    def ask(
+        self, M: dict[str, Weights], S: list[str], local: Local, mu: float, fed: Federation, server: Server
+    ) -> Replies:
+        """Clients S train the model of their architecture; replies with `weights`."""
+        sent = per_client(lambda k: M[fed.architecture(k)])
+        return fed.map(local_update, S, weights=sent, local=local, mu=mu)
+
+    def build(self, server: Server) -> Build:
+        """Makes modules that answer as the clients' models do."""
+        return server.model

@@ -1,5 +1,4 @@
-"""Low-bit weights and activations (FedDF, section 4.3 and Table 4): a few bits for each weight, and one number for each
-output filter.
+"""Low-bit clients (FedDF, section 4.3 and Table 4): a few bits for each weight, and one number for each output filter.
 
     1 bit      Q(w) = s sign(w),               s = mean |w| of the filter (XNOR-Net's weights), sign(0) = +1
     q bits     Q(w) = s round(n w / s) / n,    s = max |w| of the filter, n = 2^(q-1) - 1
@@ -15,10 +14,15 @@ a sample does not depend on the rest of the batch:
     q bits     A(a) = lo + (hi - lo) round(N (a - lo) / (hi - lo)) / N,    N = 2^q - 1
 
 Behind a ReLU lo is 0, and with one bit A(a) is 0 or hi. Gradients ignore A.
+
+Precision may differ between architectures (`models.options.NAME.bits`, Algorithm 3): all clients still answer in one
+exchange. What goes up is bits = q n_w + 32 (n_scale + n_rest): q for each of the n_w rounded weights, a float for each
+filter of theirs, and all else (biases, normalisation layers, buffers) as it is. The way down is full precision.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,19 +30,25 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..core.settings import Problem, settings
-from ..core.tensors import Inputs, Shapes, Weights
-from ..place.placement import finest, finest_type
-from .fitting import Fitted, Local, fit
-from .norms import parameter_names
-from .objectives import Objective, cross_entropy, log_loss
+from ...core.federation import Federation, Replies, per_client
+from ...core.settings import Problem, settings
+from ...core.task import Client, task
+from ...core.tensors import Inputs, Shapes, Weights, beside, weights_of
+from ...core.wire import like, sized
+from ...place.placement import finest, finest_type
+from ...scenario.server import Server
+from ...train.fitting import Fitted, Local, fit
+from ...train.norms import parameter_names
+from ...train.objectives import Objective, cross_entropy, log_loss, proximal
+from ...train.teachers import Build
+from .training import Update, Upload
 
 OFF = 32  # bits of a weight that is not rounded
 
 
 @settings
 class LowBit:
-    """The precision of the clients' weights, in local training and upload. The server's weights are not rounded."""
+    """The precision of clients' weights, in local training and upload. The server's weights are not rounded."""
 
     bits: int = OFF  # of a weight, 1 to 8; 32: not rounded at all
     activations: int = OFF  # bits of what goes into a layer, 1 to 8; 32: not rounded
@@ -323,3 +333,78 @@ def _from_bytes(packed: Tensor, bits: int, count: int) -> Tensor:
     codes = (single.astype(np.int16) << np.arange(bits, dtype=np.int16)).sum(1, dtype=np.int16)
     levels = codes * 2 - 1 if bits == 1 else codes - steps_of(bits)
     return torch.from_numpy(levels.astype(np.int16))
+
+
+# ---- the upload -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PackedUpdate:
+    """Parameters and buffers after local training; see `Packing`."""
+
+    codes: Weights = sized("sizes.codes", dtype=torch.uint8)
+    scales: Weights = sized("sizes.scales")
+    rest: Weights = like("weights", only="sizes.rest")
+
+
+@task("lowbit_update")
+def lowbit_update(
+    client: Client, weights: Weights, local: Local, mu: float, quantise: LowBit, sizes: Sizes
+) -> PackedUpdate:
+    """As `local_update`, with weights of a few bits: Q(w) is what is trained and what is sent."""
+    model = client.model(weights)
+    around = partial(proximal, mu, beside(model, weights))
+    fit_coarse(model, client.train.inputs, client.train.labels, local, client.seed, quantise, around)
+    return PackedUpdate(*pack(weights_of(model), coarse_names(model, quantise), quantise.bits))
+
+
+@settings
+class LowBitUpload(LowBit, Upload):
+    """Clients train and send weights of a few bits, and the server's copies of their models answer as theirs do."""
+
+    kind: str = field(default="low-bit", init=False)
+    bits: int = 1  # of a weight, 1 to 8; 32: not rounded at all
+
+    precision = "mixed"
+
+    def fits(self, server: Server) -> Iterator[str]:
+        own = [self.of(A, server) for A in server.architectures]
+        if all((cfg.bits, cfg.activations) == (OFF, OFF) for cfg in own):
+            yield f"upload.bits = {OFF} rounds no weight: set bits from 1 to 8, here or in models.options.NAME"
+
+    def of(self, A: str, server: Server) -> "LowBitUpload":
+        """The precision of architecture A: its own (`models.options`), or that of all."""
+        own = server.precision.get(A, {})
+        return replace(self, bits=own.get("bits", self.bits), activations=own.get("activations", self.activations))
+
+    def ask(
+        self, M: dict[str, Weights], S: list[str], local: Local, mu: float, fed: Federation, server: Server
+    ) -> Replies:
+        cfg = {A: self.of(A, server) for A in M}
+        names = {A: coarse_names(server.template(A), cfg[A]) for A in M}
+        packed = {A: packed_sizes(w, names[A], cfg[A].bits) for A, w in M.items()}
+        sent, sizes = per_client(lambda k: M[fed.architecture(k)]), per_client(lambda k: packed[fed.architecture(k)])
+        rounding = per_client(lambda k: cfg[fed.architecture(k)].plain)
+        replies = fed.map(lowbit_update, S, weights=sent, local=local, mu=mu, quantise=rounding, sizes=sizes)
+        x = {}
+        for k, reply in list(replies.items()):
+            A = fed.architecture(k)
+            try:
+                packing = Packing(reply.codes, reply.scales, reply.rest)
+                x[k] = Update(unpack(packing, M[A], names[A], cfg[A].bits))
+            except ValueError as e:  # levels out of range
+                fed.reject(replies, k, str(e))
+        return replies.read_as(x)
+
+    @property
+    def plain(self) -> LowBit:
+        """What the task is told."""
+        return LowBit(self.bits, self.activations, self.training, self.mask, self.standardise, self.skip_ends)
+
+    def build(self, server: Server) -> Build:
+        def build(A: str, weights: Weights) -> nn.Module:
+            model = server.model(A, weights)
+            round_activations(model, self.of(A, server))
+            return model
+
+        return build

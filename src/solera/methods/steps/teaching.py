@@ -1,0 +1,246 @@
+"""Teaching: which models teach besides the round's clients, how much each counts, and on which samples.
+
+Every option is one class. The defaults of `Teaching` do nothing: the clients' models teach, each as often as it was
+sampled, on all public samples of the round. `Several` joins options in the order in which they are listed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...core.federation import Federation
+from ...core.settings import NonNegative, PositiveInt, Slot, settings
+from ...core.tensors import Weights
+from ...method import name_of
+from ...scenario.server import Server
+from ...train.distill import Distill
+from ...train.fitting import evaluate
+from ...train.norms import parameter_names
+from ...train.posterior import swag
+from ...train.teachers import Build, Frozen, Rule, frozen, lowest_entropy
+from .fusion import Asked, copies_of, kept, logits_problems, side_by_side, with_statistics
+
+AGE = "@"  # no architecture has it in its name
+NORM_SAMPLES = 2048  # public samples for the BatchNorm statistics of a sampled model
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the options of one round may look at."""
+
+    fed: Federation
+    server: Server
+    fusion: Distill
+    d: Tensor  # the round's public samples, by number
+    build: Build  # makes modules that answer as the clients' models do
+    rule: Rule
+    reports: bool  # whether ensembles and averages are evaluated
+
+    @property
+    def first_batch(self) -> Tensor:
+        """The first minibatch of d: a model's logits on it must be finite."""
+        return self.server.public[self.d[: self.fusion.batch]] if len(self.d) else self.d
+
+
+@settings
+class Teaching(Slot):
+    """The round's clients teach, on all public samples."""
+
+    kind: str = field(default="clients", init=False)
+
+    products: ClassVar[bool] = True  # whether LoRA's products can be averaged: no models are drawn around the clients'
+
+    BESIDE: ClassVar = {
+        "swag": "teaching, with kind = 'swag'",
+        "memory": "teaching, with kind = 'memory'",
+        "teacher_weights": "teaching, with kind = 'accuracy'",
+        "low_entropy_top": "teaching.top, with teaching.kind = 'low-entropy'",
+        "student_init": "another method: name = 'feddf-previous'",
+        "distill_absent": "distill_absent of the method 'feddf-previous'",
+    }
+
+    def fits(self, server: Server) -> Iterator[str]:
+        """Every reason why this cannot work here, each with a way out."""
+        yield from ()
+
+    def join(self, teachers: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Frozen]:
+        """The teachers and what joins or replaces them; M is the method's state, with what `keep` has added."""
+        return teachers
+
+    def votes(self, teachers: dict[str, Frozen], votes: list[float], at: Lesson) -> list[float]:
+        """How much each teacher counts."""
+        return votes
+
+    def narrow(self, teacher: Asked, d: Tensor, at: Lesson) -> tuple[Asked, Tensor]:
+        """The teacher, or its stored answers, and the samples on which it teaches."""
+        return teacher, d
+
+    def keep(self, M: dict[str, Weights]) -> dict[str, Weights]:
+        """What the next round's state keeps of this one's, beside the models themselves."""
+        return {}
+
+
+@settings
+class Several(Teaching):
+    """Several options, one after the other."""
+
+    kind: str = field(default="several", init=False)
+    parts: tuple[Teaching, ...] = ()
+
+    @property
+    def products(self) -> bool:  # type: ignore[override]
+        return all(part.products for part in self.parts)
+
+    def fits(self, server: Server) -> Iterator[str]:
+        for part in self.parts:
+            yield from part.fits(server)
+
+    def join(self, teachers: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Frozen]:
+        for part in self.parts:
+            teachers = part.join(teachers, M, at)
+        return teachers
+
+    def votes(self, teachers: dict[str, Frozen], votes: list[float], at: Lesson) -> list[float]:
+        for part in self.parts:
+            votes = part.votes(teachers, votes, at)
+        return votes
+
+    def narrow(self, teacher: Asked, d: Tensor, at: Lesson) -> tuple[Asked, Tensor]:
+        for part in self.parts:
+            teacher, d = part.narrow(teacher, d, at)
+        return teacher, d
+
+    def keep(self, M: dict[str, Weights]) -> dict[str, Weights]:
+        return {name: w for part in self.parts for name, w in part.keep(M).items()}
+
+
+@settings
+class Swag(Teaching):
+    """Teachers sampled from a normal distribution around the clients' models (FedDF's Table 7, FedDistill).
+
+    The sampled models are untrained, so their BatchNorm statistics are estimated from public samples.
+    """
+
+    kind: str = field(default="swag", init=False)
+    products = False
+    samples: PositiveInt = 10  # sampled teachers in each round
+    scale: NonNegative = 0.5  # of the covariance; 0.5 is SWAG's factor
+    include_clients: bool = True  # the clients' models teach as well
+
+    def fits(self, server: Server) -> Iterator[str]:
+        if len(server.architectures) > 1:
+            yield (
+                f"teaching: swag samples around models of one architecture, but the clients have "
+                f"{', '.join(server.architectures)}: leave it out, or name one architecture in models.clients"
+            )
+
+    def join(self, teachers: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Frozen]:
+        fed, server, d = at.fed, at.server, at.d
+        (A,) = server.architectures
+        order = torch.randperm(len(d), generator=torch.Generator().manual_seed(fed.seed("norm")))
+        inputs = server.public[d[order[:NORM_SAMPLES]]]
+        uploads = [m.weights for k, m in teachers.items() for _ in range(fed.copies.get(k, 1))]
+        names = parameter_names(server.template(A))
+        drawn = swag(uploads, names, self.samples, fed.seed("swag"), self.scale)
+        if len(inputs) > 1:
+            drawn = [with_statistics(A, weights, inputs, server) for weights in drawn]
+        joined = {k: m.weights for k, m in teachers.items()} if self.include_clients else {}
+        joined |= {f"swag-{i}": weights for i, weights in enumerate(drawn)}
+        members = [(A, weights) for weights in joined.values()]
+        if at.reports:
+            server.report_ensemble("swag", members, at.rule, copies_of(joined, fed), build=at.build)
+        return dict(zip(joined, frozen(members, at.build), strict=True))
+
+
+@settings
+class Memory(Teaching):
+    """Students of earlier rounds teach too, each like a client (an option of FedDF's authors' code).
+
+    The global models that a round starts with are the students of the round before: they can teach without being
+    kept. Older ones are kept beside them in the method's state, under "NAME@1" (one round older), "NAME@2", ...
+    """
+
+    kind: str = field(default="memory", init=False)
+    rounds: PositiveInt = 1  # earlier rounds whose students teach
+
+    def join(self, teachers: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Frozen]:
+        # What the first round starts with is no student.
+        past = {name: w for name, w in M.items() if _age(name) < min(self.rounds, at.fed.round)}
+        if not past:
+            return teachers
+        models = frozen([(name.partition(AGE)[0], w) for name, w in past.items()], at.server.model)
+        return teachers | {f"student-{name}": model for name, model in zip(past, models, strict=True)}
+
+    def keep(self, M: dict[str, Weights]) -> dict[str, Weights]:
+        older = {name: _age(name) + 1 for name in M}  # the oldest is forgotten
+        return {f"{name.partition(AGE)[0]}{AGE}{age}": M[name] for name, age in older.items() if age < self.rounds}
+
+
+def _age(name: str) -> int:
+    """How many rounds before the last one a student was made."""
+    return int(name.partition(AGE)[2] or 0)
+
+
+def current(M: dict[str, Weights]) -> dict[str, Weights]:
+    """The global models of a state, without those of earlier rounds."""
+    return {A: w for A, w in M.items() if AGE not in A}
+
+
+@settings
+class ByAccuracy(Teaching):
+    """Teachers count by their accuracy on the server's validation set; if all are at 0, they count the same."""
+
+    kind: str = field(default="accuracy", init=False)
+
+    def fits(self, server: Server) -> Iterator[str]:
+        if server.validation is None:
+            yield "teaching: accuracy needs a validation set on the server: set data.validation"
+
+    def votes(self, teachers: dict[str, Frozen], votes: list[float], at: Lesson) -> list[float]:
+        held_out = at.server.validation
+        assert held_out is not None  # `fits` has seen to it
+        jobs = [partial(evaluate, model, held_out.inputs, held_out.labels) for model in teachers.values()]
+        scores = side_by_side(at.fed.seed, at.server, jobs)
+        found = [s.accuracy * n for s, n in zip(scores, votes, strict=True)]
+        return found if sum(found) else votes
+
+
+@settings
+class LowEntropy(Teaching):
+    """Distillation on the public samples of which the teachers are surest."""
+
+    kind: str = field(default="low-entropy", init=False)
+    top: PositiveInt = 1000  # public samples that are kept: those with the lowest entropy
+
+    def fits(self, server: Server) -> Iterator[str]:
+        most = len(server.public) if server.per_round is None else server.per_round
+        if self.top > most:
+            yield f"teaching.top = {self.top}: a round has {most} public samples; keep 1 to {most}"
+        if server.positions is not None:
+            yield "teaching: low-entropy selects samples by one prediction each; leave it out for causal-lm"
+        if server.public.fresh:
+            yield (
+                "teaching: low-entropy selects samples by the teachers' predictions, but samples change with every "
+                "draw: leave out public.fresh"
+            )
+
+    def narrow(self, teacher: Asked, d: Tensor, at: Lesson) -> tuple[Asked, Tensor]:
+        assert callable(teacher)  # no option before this one has stored its answers
+        answers = kept(teacher, d, at.fusion, at.fed.seed, at.server)
+        return answers, lowest_entropy(answers, d, self.top)
+
+
+def slots_problems(method: Any, server: Server) -> Iterator[str]:
+    """Every reason why a fusion method with these slots cannot run here, each with a way out."""
+    for slot in (method.upload, method.screen, method.teaching):
+        yield from (f"method.{problem}" for problem in slot.fits(server))
+    if method.fusion.keep_init_if_better and server.validation is None:
+        yield "method.fusion.keep_init_if_better needs a validation set on the server: set data.validation"
+    if method.fusion.steps:
+        yield from logits_problems(name_of(method), server)
+    elif method.teaching != Teaching():
+        yield "method.fusion.steps = 0: method.teaching concerns distillation and needs steps"
