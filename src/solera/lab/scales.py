@@ -76,7 +76,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *(Rule(f"method.{training}.batch", 8, 16, 32) for training in TOWARDS),
         Rule("method.server.epochs", 20),
         Rule("method.c_batch", 8, 16, 32),
-        Rule("method.swag.samples", 5, 2),
+        Rule("method.teaching.samples", 5, 2),
         Rule("method.ensemble_trainer.samples", 5, 2),
         Rule("method.global_trainer.warmup", 40),
         Rule("data.train_size", 1, 1, 500),
