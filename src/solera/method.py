@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .core.federation import Federation
 from .core.plugins import Registry, label
-from .core.settings import checks_itself, settings
+from .core.settings import Slot, checks_itself, settings
 from .core.task import TASKS, Client, Task
 from .core.tensors import Weights
 from .core.wire import check_type, sized
@@ -158,9 +158,11 @@ class Method(ABC):
         return Traits()
 
     def fits(self, server: Server) -> Iterable[str]:
-        """Every reason why the method cannot run here, each with a way out. Called after the traits were checked and
-        before any work."""
-        return ()
+        """Every reason why the method cannot run here, each with a way out: here those of its slots. Called after the
+        traits were checked and before any work."""
+        for f in dataclasses.fields(self):
+            if isinstance(slot := getattr(self, f.name), Slot):
+                yield from (f"method.{f.name}.{problem}" for problem in slot.fits(server))
 
     def remarks(self, server: Server) -> Iterable[str]:
         """What a run should say before its first round: what the method leaves out here, or sends beside models and

@@ -6,6 +6,7 @@ A default that slips changes every run that does not name it, and no comparison 
 import dataclasses
 
 import pytest
+from solera.train.lowbit import LowBit
 
 from solera.core.federation import FederationConfig
 from solera.data.partition import PartitionConfig
@@ -24,7 +25,6 @@ from solera.train.data_free import FineTune, LatentGenerator
 from solera.train.distill import Distill
 from solera.train.fitting import Local
 from solera.train.hypernet import Hypernet
-from solera.train.lowbit import LowBit
 from solera.train.matching import BBP
 
 NO_DECAY = {"momentum": 0.0, "weight_decay": 0.0, "optimizer": "sgd", "clip": None}

@@ -8,17 +8,15 @@
     Distill(optimizer="Adam")
     # ConfigError: Distill.optimizer = "Adam": expected one of 'sgd', 'adam'; did you mean 'adam'?
 
-A class may have `problems(self)`, which yields settings that contradict each other, and `RENAMED`, which maps old names
-to new ones. `register` makes a method check itself in the same way. Conflicts between a setting and the data or the
-models are not known here: `Method.fits(server)` reports them.
+A class may have `problems(self)`, which yields settings that contradict each other. `register` makes a method check
+itself in the same way. Conflicts between a setting and the data or the models are not known here: `Method.fits(server)`
+reports them.
 """
 
 import collections.abc
 import dataclasses
 import difflib
 import functools
-import inspect
-import itertools
 import json
 import types
 import typing
@@ -77,19 +75,27 @@ class Slot:
 
     Each kind is a class with its mathematics, derived from that of the default. Its `kind` is the name by which a
     configuration chooses it, `[method.upload] kind = "low-bit"`: `kind: str = field(default="low-bit", init=False)`.
+    A class without such a line has its full name as its kind.
     """
 
     kind: str
-    BESIDE: typing.ClassVar[Mapping[str, str]] = {}  # keys that once stood beside the slot, and where they are now
+    BESIDE: typing.ClassVar[Mapping[str, str]] = {}  # keys that once stood beside the slot, and what they are now
+
+    def __init_subclass__(cls) -> None:
+        if "kind" not in vars(cls):
+            cls.kind = f"{cls.__module__}.{cls.__qualname__}"
 
     @classmethod
-    def kinds(cls) -> dict[str, type["Slot"]]:
+    def kinds(cls) -> dict[str, type]:
         """The classes by kind: this one and those derived from it, a user's own included."""
-        named = "kind" in inspect.get_annotations(cls) and cls is not Slot  # a class derived in Python may have no name
-        found: dict[str, type[Slot]] = {cls.kind: cls} if named else {}
+        found: dict[str, type] = {cls.kind: cls}
         for derived in cls.__subclasses__():
             found |= derived.kinds()
         return found
+
+    def fits(self, server: Any) -> Iterable[Problem]:
+        """Every reason why this cannot work with the server's data and models, each with a way out."""
+        return ()
 
 
 class OrInf:
@@ -101,13 +107,6 @@ class Hint:
     """Marker of a field for `Annotated`: text that an error adds in brackets, such as what 0 means."""
 
     text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Was:
-    """Marker of a field for `Annotated`: values of earlier versions, each with its present form."""
-
-    values: tuple[tuple[str, str], ...]
 
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -258,8 +257,6 @@ def _explain(wanted: Any, value: Any, key: str, error: pydantic.ValidationError)
     if inside and isinstance(value, list | tuple) and isinstance(inside[0], int):
         key, value, wanted = f"{key}[{inside[0]}]", value[inside[0]], typing.get_args(inner)[0]
         inner = strip(wanted)
-    if now := [new for m in _markers(wanted) if isinstance(m, Was) for old, new in m.values if old == value]:
-        return f"{key} = {show(value)}: this is now written {now[0]}"
     text = f"{key} = {show(value)}: expected {words(wanted)}"
     text += "".join(f" ({m.text})" for m in _markers(wanted) if isinstance(m, Hint))
     if choices := _choices(wanted):
@@ -282,19 +279,27 @@ def _choices(wanted: Any) -> list[str]:
 
 
 def unknown_key(cls: type, key: str, value: Any, near: Iterable[str] = ()) -> Problem:
-    """The message for a key that `cls` does not have: with its new name, or the nearest one (`near`, where known)."""
+    """The message for a key that `cls` does not have: with its new place, or the nearest one (`near`, where known)."""
     names = list(hints(cls))
-    if key in (renamed := renames(cls)):
-        return f"{key} = {show(value)}: this setting is now called {renamed[key]}"
+    if elsewhere := place_of(cls, key):
+        return f"{key} = {show(value)}: {elsewhere}"
     near = list(near) or difflib.get_close_matches(key, names, 1)
     hint = f"did you mean {' or '.join(repr(n) for n in near[:2])}?" if near else f"the settings are {', '.join(names)}"
     return f"{key} = {show(value)}: there is no such setting; {hint}"
 
 
-def renames(cls: type) -> Mapping[str, str]:
-    """Old names of a class's settings, with the new ones."""
-    slots = [slot.BESIDE for wanted in hints(cls).values() if (slot := slot_of(wanted)) is not None]
-    return dict(itertools.chain(*(m.items() for m in (*slots, getattr(cls, "RENAMED", {})))))
+def place_of(cls: type, key: str) -> str:
+    """Where a key is that `cls` does not have: in one of its slots, or in another kind of this one; "" if nowhere."""
+    if key in (renamed := getattr(cls, "RENAMED", {})):
+        return f"this setting is now called {renamed[key]!r}"
+    for slot in filter(None, map(slot_of, hints(cls).values())):
+        if key in slot.BESIDE:
+            return f"this setting is now {slot.BESIDE[key]}"
+    if issubclass(cls, Slot):
+        first = [c for c in cls.__mro__ if issubclass(c, Slot)][-2]  # the last one is Slot itself
+        if kinds := [kind for kind, other in first.kinds().items() if key in hints(other)]:
+            return f"only kind = {' or '.join(map(repr, kinds))} has this setting, not kind = {cls.kind!r}"
+    return ""
 
 
 # ---- types and values as text -----------------------------------------------------------------------

@@ -20,10 +20,10 @@ from annotated_types import Gt, Le, Lt
 from torch import Tensor, nn
 
 from ..core.errors import ConfigError, DataError
-from ..core.settings import Positive, PositiveInt, Problem, Was, settings
+from ..core.settings import Positive, PositiveInt, Problem, settings
 from ..core.tensors import sent
 from ..place.placement import Placement
-from .augment import STEPS, Name, augmented, check_steps
+from .augment import Name, augmented, check_steps
 from .blocks import blocks_of
 from .dataset import Dataset
 from .encodings import Columns, Text, as_bytes, digest_of
@@ -36,9 +36,7 @@ from .tokens import LENGTH, WORDS
 from .transforms import DEPTH, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
 
-ALL = json.dumps(list(STEPS))  # as TOML writes it
 Source = Literal["held-out", "dataset", "noise", "generator", "none"]
-Augment = Annotated[list[Name], Was((("off", "[]"), ("once", ALL), ("draw", f"{ALL}, with fresh = true beside it")))]
 Noise = Literal["uniform", "gauss"]
 CHUNK = 256  # samples generated, augmented or hashed at a time
 NOISE_BATCH = 128  # Gaussian noise is rescaled by the extremes of so many samples: a batch of FedDF
@@ -57,7 +55,7 @@ class PublicConfig:
     classes: list[int] | str | None = None  # only samples of these classes (of their own data set), or a named list
     per_round: PositiveInt | None = None  # samples used in a round; default: all
     labels: bool = False  # keep the labels
-    augment: Augment = field(default_factory=list)  # random changes of images, in this order
+    augment: list[Name] = field(default_factory=list)  # random changes of images, in this order
     fresh: bool = False  # true: new random changes (and new noise or generated images) at each step, not only once
     noise: Noise = "uniform"
     range: Positive | None = None  # noise vectors: each number between -range and range; default: that of the samples

@@ -50,7 +50,6 @@ class DSFL(Method):
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
     judge_clients: bool = True  # score the clients' own models too, which needs data.client_test
 
-    RENAMED: ClassVar = {"distil": "distill"}
     about: ClassVar[About] = About(
         title="DS-FL",
         paper="Itahara et al., IEEE TMC 2021",

@@ -17,9 +17,9 @@ from ..train.fitting import Local
 from ..train.teachers import Ensemble, Frozen, Rule, Teacher
 from .steps.averaging import models_of
 from .steps.fusion import copies_of, finite_models, fuse, public_indices
-from .steps.reporting import report_fusion
+from .steps.reporting import report_averages, report_fusion
 from .steps.screen import Screen
-from .steps.teaching import Lesson, Teaching, current, slots_problems
+from .steps.teaching import Lesson, Teaching, current, teaching_problems
 from .steps.training import Upload
 
 
@@ -48,14 +48,14 @@ class FedDF(Method):
         t = Traits(across="knowledge", precision=precision, next_token=True, products=products)
         return replace(t, public="server") if self.fusion.steps else t
 
-    fits = slots_problems
+    fits = teaching_problems
 
     def init(self, fed: Federation, server: Server) -> State:
         return self.State({A: server.init(A) for A in server.architectures})  # line 2
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, S = current(state.weights), fed.sample()  # line 6
-        x = self.upload.ask(M, S, self.local, self.mu, fed, server)  # lines 7-8
+        x = self.upload.ask(lambda k: M[fed.architecture(k)], S, self.local, self.mu, fed, server)  # lines 7-8
         x = self.screen.uploads(x, M, fed, server)
         d = public_indices(self.fusion, fed.seed, server)  # the source of the minibatches of line 13
         at = Lesson(fed, server, self.fusion, d, self.upload.build(server), self.ensemble, self.report_ensemble)
@@ -70,7 +70,7 @@ class FedDF(Method):
         return self.State(M | fused | self.teaching.keep(state.weights))
 
     def start(self, x: Replies, members: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Weights]:
-        return self.screen.averages(x, members, at)  # lines 9-11
+        return report_averages(self.screen.averages(x, members, at.fed, at.server), at)  # lines 9-11
 
     def teacher(self, models: list[Frozen], votes: list[float]) -> Teacher:
         """From a batch of inputs to targets [samples, classes] at the fusion's temperature, and their entropy."""

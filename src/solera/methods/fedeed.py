@@ -19,7 +19,6 @@ from .framework.global_trainers import GlobalTrainer
 from .framework.grouping import Schedule
 from .framework.local_trainers import LocalTrainer
 from .framework.setting import Setting, section_6
-from .framework.slots import Pipeline
 
 
 @register("fedeed")
@@ -35,7 +34,7 @@ class FedEED(Setting):
     rule: Rule = "avg_logits"  # F, how predictions are combined
     group_sizes: tuple[PositiveInt, ...] | None = None  # relative sizes of the groups; default: equal
     schedule: Schedule = "random"  # new random groups each round; fixed: model i always goes to client i (appendix A.7)
-    pipeline: Pipeline = False  # appendix A.7: clients train while the server distils
+    pipeline: bool = False  # appendix A.7: clients train while the server distils
     no_single_groups: bool = False  # refuse groups of one client: their mean is that client's model
     report_ensemble: bool = True
 

@@ -26,11 +26,12 @@ from ..train.consensus import ConsensusTeacher, WeightedEnsemble, confidence_wei
 from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import BATCH, Cache
-from .steps.averaging import average_of, models_of
+from .steps.averaging import models_of
 from .steps.fusion import Asked, asked, finite_models, first_batch, fuse, visited
 from .steps.heads import head_of
 from .steps.reporting import note_teachers
-from .steps.training import Update, local_update
+from .steps.screen import Screen
+from .steps.training import local_update
 
 
 def tau_s_steps() -> Distill:
@@ -47,7 +48,7 @@ class FedET(Method):
     fusion: Distill = field(default_factory=tau_s_steps)
     diversity: NonNegative = 0.05  # lambda; 0 switches the term off
     div_target: Literal["raw", "normalised"] = "raw"  # s_div unchanged, or divided by its sum
-    average: Literal["uniform", "median"] = "uniform"  # lines 9, 10; median: per parameter, against malicious clients
+    screen: Screen = field(default_factory=lambda: Screen("uniform"))  # lines 9, 10; heads always count the same
     report_ensemble: bool = True  # evaluate the teachers' consensus each round (one pass per teacher)
 
     about: ClassVar[About] = About(
@@ -91,23 +92,22 @@ class FedET(Method):
         S = fed.sample()  # lines 1 and 12
         sent = per_client(lambda k: M[fed.architecture(k)])  # line 5: M[M(k)]
         x = fed.map(local_update, S, weights=sent, local=self.local, mu=0.0)  # lines 4-6, eq. (1)
+        x = self.screen.uploads(x, M, fed, server)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
-        teachers = finite_models(x, first_batch(d, self.fusion, server), fed, server)
+        models = finite_models(x, first_batch(d, self.fusion, server), fed, server)
+        members = self.screen.members(models, x, fed, server)
+        teachers = self.screen.teachers(members, fed, server)
         if self.report_ensemble:
             self.report(x, teachers, d, fed, server)
 
         copies = [fed.copies.get(k, 1) for k in teachers]  # with replacement, S is a multiset
         consensus = ConsensusTeacher(list(teachers.values()), copies, self.weights)  # line 8, eq. (2)-(7)
-        heads = Replies((k, Update(head_of(x[k].weights))) for k in teachers)
-        w = w | average_of(self.average, heads, list(teachers), fed)  # line 9
+        w = w | self.screen.head(x, members, fed, server)  # line 9
         labels = asked(consensus, False, d, self.fusion, fed.seed, server)
         facts = self.dissent(labels, d, fed)
         taught = fuse({large: w}, labels, d, self.fusion, fed.seed, server, self.loss, validate=False, **facts)
         w = taught[large]  # line 10, eq. (11)
-        for i in server.architectures:
-            S_i = [k for k in teachers if fed.architecture(k) == i]
-            if S_i:
-                M = M | {i: average_of(self.average, x, S_i, fed)}  # line 10, eq. (12)
+        M = M | self.screen.averages(x, members, fed, server)  # line 10, eq. (12)
         h = head_of(w)
         return self.State({i: w_i | h for i, w_i in M.items()}, Model(large, w))  # line 11: for all models
 

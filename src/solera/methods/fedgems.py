@@ -66,7 +66,6 @@ class FedGEMS(Method):
     epsilon: Share = 0.75  # weight of the labels; the rest is the weight of the logits
     selective: bool = True  # false: FedGEM, all samples and the plain mean of all clients
 
-    RENAMED: ClassVar = {"distil": "distill"}
     about: ClassVar[About] = About(
         title="FedGEMS",
         paper="Cheng et al., 2021",

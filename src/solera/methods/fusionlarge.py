@@ -18,18 +18,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..core.federation import Federation, Replies, per_client
+from ..core.federation import Federation, per_client
 from ..core.tensors import Weights
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
 from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import Ensemble, Rule, Targets, Teacher
-from .steps.averaging import average_of, models_of
-from .steps.fusion import asked, copies_of, finite_models, first_batch, fuse
+from .steps.averaging import models_of
+from .steps.fusion import asked, copies_of, finite_models, first_batch, fuse, validation_problems
 from .steps.heads import head_of
 from .steps.reporting import report_teachers
-from .steps.training import Update, local_update
+from .steps.screen import Screen
+from .steps.training import local_update
 
 
 def hard(teacher: Teacher, inputs: Tensor) -> Targets:
@@ -49,7 +50,7 @@ class FusionLarge(Method):
     targets: Literal["soft", "hard"] = "soft"  # probabilities of all classes, or the most likely class
     client_models: Literal["distilled", "averaged"] = "distilled"  # where the next clients start from
     head: Literal["own", "shared"] = "own"  # shared: the server gets the clients' mean head, all models the server's
-    average: Literal["weighted", "uniform", "median"] = "weighted"  # of the small models; heads: equal weights
+    screen: Screen = field(default_factory=Screen)  # which uploads count, and how they are averaged; heads: equally
     report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
 
     about: ClassVar[About] = About(
@@ -77,34 +78,33 @@ class FusionLarge(Method):
         return self.State({A: server.init(A) | shared for A in server.architectures}, Model(server.large, w))
 
     def fits(self, server: Server) -> Iterator[str]:
-        if self.fusion.keep_init_if_better and server.validation is None:
-            yield "fusionlarge: fusion.keep_init_if_better needs a validation set: set data.validation"
+        yield from super().fits(server)
+        yield from validation_problems("fusion", self.fusion, server)
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, large = state.small, state.large.architecture
         sent = per_client(lambda k: M[fed.architecture(k)])
         x = fed.map(local_update, fed.sample(), weights=sent, local=self.local, mu=0.0)
+        x = self.screen.uploads(x, M, fed, server)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
         models = finite_models(x, first_batch(d, self.fusion, server), fed, server)
+        members = self.screen.members(models, x, fed, server)
+        models = self.screen.teachers(members, fed, server)
         if self.report_ensemble:
             report_teachers(models, x, self.ensemble, d, fed, server)
-        S = {A: [k for k in models if fed.architecture(k) == A] for A in server.architectures}
-        x_0 = {A: average_of(self.average, x, S[A], fed) for A in S if S[A]}
+        x_0 = self.screen.averages(x, members, fed, server)
         for A in x_0 if self.report_ensemble and self.fusion.steps and self.client_models == "distilled" else ():
             server.report_average(A, x_0[A])
         students = x_0 if self.client_models == "distilled" else {}
         copies = copies_of(models, fed)
         teacher: Teacher = Ensemble(list(models.values()), self.ensemble, copies, self.fusion.temperature)
         teacher = partial(hard, teacher) if self.targets == "hard" else teacher
-        several = self.client_models == "distilled"  # students beside the large model
-        answers = asked(teacher, several, d, self.fusion, fed.seed, server)
+        answers = asked(teacher, self.client_models == "distilled", d, self.fusion, fed.seed, server)
         distilled = partial(fuse, teacher=answers, d=d, cfg=self.fusion, seeds=fed.seed, server=server)
         if self.head == "own":
             M = M | x_0 | distilled({large: state.large.weights} | students)
         else:  # the small models get the head before distillation, so that their bodies learn to use it
-            heads = Replies((k, Update(head_of(x[k].weights))) for k in models)
-            h = average_of("median" if self.average == "median" else "uniform", heads, list(models), fed)
-            w = distilled({large: state.large.weights | h})
+            w = distilled({large: state.large.weights | self.screen.head(x, members, fed, server)})
             M = {A: m | head_of(w[large]) for A, m in (M | x_0).items()} | w
             M = M | distilled({A: M[A] for A in students})
         return self.State({A: M[A] for A in server.architectures}, Model(large, M[large]))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ConfigError
-from ..core.federation import Federation, per_client
+from ..core.federation import Federation
 from ..core.randomness import seed_from
 from ..core.settings import NonNegative, PositiveInt
 from ..core.tensors import Weights
@@ -31,7 +31,7 @@ from ..train.aggregate import weighted_mean
 from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import Ensemble, Frozen, frozen
-from .steps.averaging import Average, average_of, models_of
+from .steps.averaging import models_of
 from .steps.fusion import (
     Asked,
     asked,
@@ -41,9 +41,11 @@ from .steps.fusion import (
     fuse,
     logits_problems,
     public_indices,
+    validation_problems,
     visited,
 )
-from .steps.training import local_update
+from .steps.screen import Screen
+from .steps.training import Upload
 
 Student = tuple[str, int]  # an architecture in a group
 
@@ -61,7 +63,8 @@ class Hierarchical(Method):
     every: PositiveInt = 1  # rounds between two fusions above
     exchange: Literal["models", "logits"] = "models"  # what a group shows to the others
     mu: NonNegative = 0.0  # proximal term in the clients' objective, as in FedProx
-    average: Average = "weighted"
+    upload: Upload = field(default_factory=Upload)  # how clients are asked
+    screen: Screen = field(default_factory=Screen)  # by each group's server: which uploads count
 
     about: ClassVar[About] = About(
         title="Hierarchical FedDF",
@@ -79,7 +82,7 @@ class Hierarchical(Method):
 
     def traits(self) -> Traits:
         public: Literal["server", "none"] = "server" if self.fusion.steps or self.above.steps else "none"
-        return Traits(across="knowledge", public=public, products=True)
+        return Traits(across="knowledge", public=public, precision=self.upload.precision, products=True)
 
     def problems(self) -> Iterator[str]:
         """Settings that contradict each other."""
@@ -87,13 +90,13 @@ class Hierarchical(Method):
             yield "above.steps = 0: with exchange = 'logits' groups learn from each other by distillation alone"
 
     def fits(self, server: Server) -> Iterator[str]:
-        for name, how in (("fusion", self.fusion), ("above", self.above)):
-            if how.keep_init_if_better and server.validation is None:
-                yield f"hierarchical: {name}.keep_init_if_better needs a validation set: set data.validation"
+        yield from super().fits(server)
+        yield from validation_problems("fusion", self.fusion, server)
+        yield from validation_problems("above", self.above, server)
         if self.traits().public == "none":
             return
         if self.exchange == "logits" and server.public.fresh:
-            yield "hierarchical: groups that exchange logits must see the same public samples: leave out public.fresh"
+            yield 'method.exchange = "logits": groups must see the same public samples; leave out public.fresh'
         yield from logits_problems("hierarchical", server)
 
     def init(self, fed: Federation, server: Server) -> State:
@@ -104,21 +107,20 @@ class Hierarchical(Method):
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, S, group = state.weights, fed.sample(), self.group_of(fed)
-        sent = per_client(lambda k: M[group[k]][fed.architecture(k)])
-        x = fed.map(local_update, S, weights=sent, local=self.local, mu=self.mu)
-
+        x = self.upload.ask(lambda k: M[group[k]][fed.architecture(k)], S, self.local, self.mu, fed, server)
+        for g in range(self.groups):
+            x |= self.screen.uploads(x.read_as({k: x[k] for k in x if group[k] == g}), M[g], fed, server)
         d = public_indices(self.fusion, fed.seed, server)
-        teachers = finite_models(x, first_batch(d, self.fusion, server), fed, server)
+        models = finite_models(x, first_batch(d, self.fusion, server), fed, server, build=self.upload.build(server))
         x_0: dict[Student, Weights] = {}
         avg_logits: dict[Student, Asked] = {}
         votes = [dict(own) for own in state.votes]
-        for g in sorted({group[k] for k in teachers}):  # what group g's server does
-            S_g = [k for k in teachers if group[k] == g]
-            heard = self._asked([teachers[k] for k in S_g], copies_of(S_g, fed), d, fed, server)
-            for A in sorted({fed.architecture(k) for k in S_g}):
-                S_gA = [k for k in S_g if fed.architecture(k) == A]
-                x_0[A, g], avg_logits[A, g] = average_of(self.average, x, S_gA, fed), heard
-                votes[g][A] = votes[g].get(A, 0.0) + self._votes(S_gA, fed)
+        for g in sorted({group[k] for k in models}):  # what group g's server does
+            members = self.screen.members({k: m for k, m in models.items() if group[k] == g}, x, fed, server)
+            heard = self._asked(self.screen.teachers(members, fed, server), d, fed, server)
+            for A, w in self.screen.averages(x, members, fed, server).items():
+                x_0[A, g], avg_logits[A, g] = w, heard
+                votes[g][A] = votes[g].get(A, 0.0) + self._votes([k for k in members if fed.architecture(k) == A], fed)
         fused = fuse(x_0, avg_logits, d, self.fusion, fed.seed, server)
         M = [own | {A: w for (A, h), w in fused.items() if h == g} for g, own in enumerate(M)]
 
@@ -173,17 +175,15 @@ class Hierarchical(Method):
 
     def _votes(self, S: list[str], fed: Federation) -> float:
         """How much the average of clients S counts above: then the average of averages is that of all clients."""
-        copies = copies_of(S, fed)
-        return sum(
-            n * (fed.num_examples(k) if self.average == "weighted" else 1) for k, n in zip(S, copies, strict=True)
-        )
+        by_examples = self.screen.average == "weighted"
+        return sum(n * (fed.num_examples(k) if by_examples else 1) for k, n in zip(S, copies_of(S, fed), strict=True))
 
     def _none(self) -> list[dict[str, float]]:
         return [{} for _ in range(self.groups)]
 
-    def _asked(self, models: list[Frozen], copies: list[float], d: Tensor, fed: Federation, server: Server) -> Asked:
-        teacher = Ensemble(models, "avg_logits", copies, self.fusion.temperature)
-        return asked(teacher, len({m.architecture for m in models}) > 1, d, self.fusion, fed.seed, server)
+    def _asked(self, models: dict[str, Frozen], d: Tensor, fed: Federation, server: Server) -> Asked:
+        teacher = Ensemble(list(models.values()), "avg_logits", copies_of(models, fed), self.fusion.temperature)
+        return asked(teacher, len({m.architecture for m in models.values()}) > 1, d, self.fusion, fed.seed, server)
 
     # ---- what travels between the groups and the server above ----
 

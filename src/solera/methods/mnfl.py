@@ -52,7 +52,6 @@ class MNFL(Method):
     grow_epochs: bool = False  # local epochs 1, 2, 3, ... up to local.epochs, as in the authors' code
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
-    RENAMED: ClassVar = {"distil": "distill"}
     about: ClassVar[About] = About(
         title="MNFL (KT-pFL)",
         paper="Zhang et al., NeurIPS 2021; Beikmohammadi et al.",

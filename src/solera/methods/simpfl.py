@@ -66,7 +66,6 @@ class SimPFL(Method):
     scale: Literal["minmax", "l1"] = "minmax"  # cosine minus the column's minimum (the authors' code), or unchanged
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
-    RENAMED: ClassVar = {"distil": "distill"}
     about: ClassVar[About] = about("Sim-pFL")
 
     @dataclass(frozen=True)
@@ -107,7 +106,6 @@ class TopKPFL(Method):
     k: PositiveInt = 5  # number of teachers of a client, itself included
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
-    RENAMED: ClassVar = {"distil": "distill"}
     about: ClassVar[About] = about("TopK-pFL")
 
     @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from ..core.settings import (
     checked,
     hints,
     optional,
+    place_of,
     problems_of,
-    renames,
     settings,
     show,
     slot_of,
@@ -659,7 +659,12 @@ def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None)
         value = {k: v for k, v in value.items() if k != "kind"} if isinstance(value, Mapping) else value
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
-    return _build(table, value, key, default if isinstance(default, table) else None, method)
+    return _build(table, value, key, _base(default, table), method)
+
+
+def _base(default: Any, table: type) -> Any:
+    """The default whose settings `table` starts from: one of its own class, or another kind of its slot."""
+    return default if isinstance(default, table) or (isinstance(default, Slot) and issubclass(table, Slot)) else None
 
 
 def _kind(slot: type[Slot], given: Any, key: str, default: Any) -> type:
@@ -680,7 +685,7 @@ def _locate(message: str, path: str, fields: Mapping[str, Any]) -> str:
 
 
 def _default(f: dataclasses.Field[Any], base: Any) -> Any:
-    if base is not None:
+    if base is not None and hasattr(base, f.name):  # another kind of a slot has some of the settings
         return getattr(base, f.name)
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
@@ -688,7 +693,7 @@ def _default(f: dataclasses.Field[Any], base: Any) -> Any:
 def _unknown(cls: type | None, table: str, leaf: str, value: Any, method: type | None) -> str:
     """The message for an unknown key: with its new name, or the key that was probably meant, in any table."""
     key = f"{table}.{leaf}".lstrip(".")
-    if cls is not None and leaf in renames(cls):
+    if cls is not None and place_of(cls, leaf):
         return f"{table}.{unknown_key(cls, leaf, value)}"
     known = list(_keys(method))
     siblings = [k for k in known if k.rpartition(".")[0] == table]
@@ -738,7 +743,7 @@ def _dump(table: Any, base: Any) -> dict[str, Any]:
             if default is not None:
                 out[f.name] = OFF
         elif dataclasses.is_dataclass(value):
-            out[f.name] = _dump(value, default if isinstance(default, type(value)) else None)
+            out[f.name] = _dump(value, _base(default, type(value)))
         elif f.init:
             listed = isinstance(value, tuple)
             out[f.name] = [_dump(v, None) if dataclasses.is_dataclass(v) else v for v in value] if listed else value

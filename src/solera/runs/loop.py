@@ -572,7 +572,8 @@ def _model_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
     if low and traits.precision == "full":
         yield (
             f"method {name!r} trains models in full precision, but models.options gives {', '.join(low)} fewer bits: "
-            "leave that out, or choose feddf (with method.fusion.steps = 0 it is FedAvg)"
+            "leave that out, or choose feddf with method.upload.kind = 'low-bit' (with method.fusion.steps = 0 it is "
+            "FedAvg)"
         )
     for A in server.architectures:
         if not traits.products and pairs_of(server.template(A).state_dict()):

@@ -104,8 +104,10 @@ def rehearse(
 
 def _unjudged(method: Method) -> Method:
     """The method without the rules that drop clients by their accuracy: models of zeros would all be dropped."""
-    off = {f.name: False for f in dataclasses.fields(method) if f.name in ("drop_worst", "drop_outliers")}
-    return dataclasses.replace(method, **off) if off else method
+    screen: Any = getattr(method, "screen", None)
+    if not getattr(screen, "drop_worst", False):
+        return method
+    return dataclasses.replace(method, **{"screen": dataclasses.replace(screen, drop_worst=False, drop_outliers=False)})
 
 
 @contextlib.contextmanager

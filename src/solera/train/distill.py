@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,6 @@ class Distill:
     swa_start: NonNegativeInt = 0  # first step of SWA; if training ends before it, the last weights count
     cache_dtype: Literal["float32", "float16"] = "float32"  # of the teachers' cached predictions; float16 has 3 digits
     cache_on_disk: bool = False  # cache teachers' predictions in a temporary file (TMPDIR), not in memory
-
-    RENAMED: ClassVar = {"optimiser": "optimizer"}
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""

@@ -16,6 +16,8 @@ from solera.core.task import Data
 from solera.core.wire import digest
 from solera.methods.fedavg import FedAvg, FedProx
 from solera.methods.feddf import FedDF
+from solera.methods.pfeddf import FedDFPrevious
+from solera.methods.steps.screen import Robust, Screen
 from solera.runs.loop import check_server
 from solera.testing import run_toy
 from solera.train.distill import Distill
@@ -66,9 +68,9 @@ def close(a: dict, b: dict) -> bool:
 def test_without_steps_it_is_fedavg_bit_for_bit(tmp_path, average):
     a = mixed(tmp_path / "a", fraction=0.8).run(FedAvg(LOCAL, average), 3)[-1]
     none = Distill(steps=0)
-    b = mixed(tmp_path / "b", fraction=0.8).run(FedDF(LOCAL, none, average=average), 3)[-1]
+    b = mixed(tmp_path / "b", fraction=0.8).run(FedDF(LOCAL, none, screen=Screen(average)), 3)[-1]
     assert digest(a) == digest(b)
-    c = mixed(tmp_path / "c", fraction=0.8, public=None).run(FedDF(LOCAL, none, average=average), 3)[-1]
+    c = mixed(tmp_path / "c", fraction=0.8, public=None).run(FedDF(LOCAL, none, screen=Screen(average)), 3)[-1]
     assert digest(a) == digest(c)
 
 
@@ -87,7 +89,7 @@ def test_without_steps_and_with_a_proximal_term_it_is_fedprox(tmp_path):
 
 def test_a_round_is_algorithm_3(tmp_path):
     world = mixed(tmp_path)
-    start, end = world.run(FedDF(LOCAL, FUSION, average="uniform"))
+    start, end = world.run(FedDF(LOCAL, FUSION, screen=Screen("uniform")))
     models = uploads(world, start)
     for P in "cm":
         mean = by_hand.mean_of([m for k, m in models.items() if KINDS[int(k[1])] == P])
@@ -146,7 +148,7 @@ def test_students_with_dropout_do_not_depend_on_workers(tmp_path):
 
 def test_from_previous_starts_at_the_last_fused_model(tmp_path):
     world = mixed(tmp_path)
-    start, end = world.run(FedDF(LOCAL, FUSION, student_init="from_previous"))
+    start, end = world.run(FedDFPrevious(LOCAL, FUSION))
     models = uploads(world, start)
     for P in "cm":
         student = world.server.model(P, start.weights[P])
@@ -164,11 +166,12 @@ def test_ensemble_rules(tmp_path, rule):
 
 
 def test_absent_architectures_stay_or_are_distilled_from_where_they_are(tmp_path):
-    for absent in (False, True):
-        world = mixed(tmp_path / str(absent))
+    stay, move = FedDFPrevious(LOCAL, FUSION), FedDFPrevious(LOCAL, FUSION, distill_absent=True)
+    for i, method in enumerate((FedDF(LOCAL, FUSION), stay, move)):
+        world = mixed(tmp_path / str(i))
         world.fed.sample = lambda: ["c1", "c3"]
-        start, end = world.run(FedDF(LOCAL, FUSION, distill_absent=absent))
-        assert same_bits(start.weights["c"], end.weights["c"]) == (not absent)
+        start, end = world.run(method)
+        assert same_bits(start.weights["c"], end.weights["c"]) == (method is not move)
         assert not same_bits(start.weights["m"], end.weights["m"])
 
 
@@ -222,7 +225,7 @@ def test_students_share_what_the_teachers_say_to_each_draw(tmp_path, monkeypatch
     world, asked, call = mixed(tmp_path), [], Ensemble.__call__
     world.server.public = Fresh(world.server.public)
     monkeypatch.setattr(Ensemble, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
-    start, end = world.run(FedDF(LOCAL, FUSION, average="uniform"))
+    start, end = world.run(FedDF(LOCAL, FUSION, screen=Screen("uniform")))
     assert asked == [16] * FUSION.steps  # not once more for the second architecture
     models = uploads(world, start)
     world.fed.begin(0)
@@ -266,7 +269,7 @@ def test_a_round_has_one_module_of_each_architecture_for_all_its_teachers(tmp_pa
         return built
 
     world.server.model = model
-    world.run(FedDF(Local(epochs=0), FUSION, drop_worst=True, drop_threshold=0.0))
+    world.run(FedDF(Local(epochs=0), FUSION, screen=Robust(drop_worst=True, drop_threshold=0.0)))
     assert len(world.events("teachers")[0]["clients"]) == 30
     assert most[0] == 3  # the teachers' two, and one student at a time
 
@@ -356,9 +359,9 @@ def test_no_usable_teacher_leaves_the_state(tmp_path):
     world = mixed(tmp_path)
     overflow(world, "c1")
     world.fed.sample = lambda: ["c1"]
-    for absent in (False, True):
+    for method in (FedDF(LOCAL, FUSION), FedDFPrevious(LOCAL, FUSION, distill_absent=True)):
         with pytest.raises(QuorumNotMet, match=r"0 of 1 clients .*non-finite logits on public samples"):
-            world.run(FedDF(LOCAL, FUSION, distill_absent=absent))
+            world.run(method)
         assert world.events("distilled") == []
 
 
@@ -373,7 +376,7 @@ def test_g7_a_diverging_student_falls_back_to_the_average_and_is_noted(tmp_path)
 def test_drop_worst_applies_before_averaging_and_before_distilling(tmp_path):
     validation = Data(*images(200, seed=4))
     world = mixed(tmp_path, validation=validation)
-    method = FedDF(LOCAL, FUSION, drop_worst=True)
+    method = FedDF(LOCAL, FUSION, screen=Robust(drop_worst=True))
     # Let the models be good enough to be told apart, and client 3 know one class only.
     world.data["c3"] = Data(world.data["c3"].inputs, torch.zeros_like(world.data["c3"].labels))
     start = world.run(FedAvg(Local(epochs=30, batch=8, lr=0.1)))[-1]
@@ -389,7 +392,7 @@ def test_drop_worst_applies_before_averaging_and_before_distilling(tmp_path):
 
 def test_when_all_guess_the_best_teacher_stays(tmp_path):
     world = mixed(tmp_path, validation=Data(*images(50, seed=4)))
-    world.run(FedDF(LOCAL, FUSION, drop_worst=True, drop_threshold=4.0))
+    world.run(FedDF(LOCAL, FUSION, screen=Robust(drop_worst=True, drop_threshold=4.0)))
     assert len(world.fed.failures) == 4
     assert len(world.events("distilled")) == 1
 
@@ -402,12 +405,18 @@ def test_settings_that_need_something_are_refused_before_the_first_round(tmp_pat
     with pytest.raises(ConfigError, match="public"):
         check_server(FedDF(), world.server)
     world = mixed(tmp_path / "b")
-    for method in (FedDF(drop_worst=True), FedDF(fusion=Distill(keep_init_if_better=True))):
-        with pytest.raises(ConfigError, match="validation"):
+    for key, method in (
+        ("screen.drop_worst", FedDF(screen=Robust(drop_worst=True))),
+        ("fusion.keep_init_if_better", FedDF(fusion=Distill(keep_init_if_better=True))),
+    ):
+        with pytest.raises(ConfigError, match=f"^method.{key} needs a validation set on the server: set data.valid"):
             check_server(method, world.server)
-    for bad in ({"mu": -1.0}, {"drop_threshold": 4.1}, {"drop_outliers": True}):
-        with pytest.raises(ConfigError, match=next(iter(bad))):
-            check_server(FedDF(**bad), world.server)
+    with pytest.raises(ConfigError, match=r"^method\.screen\.drop_threshold = 4\.1: 4 times chance is an accuracy"):
+        check_server(FedDF(screen=Robust(drop_threshold=4.1)), world.server)
+    with pytest.raises(ConfigError, match=r"^FedDF\.mu = -1\.0: expected"):
+        FedDF(mu=-1.0)
+    with pytest.raises(ConfigError, match=r"^Robust\.drop_outliers = true has no effect without drop_worst"):
+        Robust(drop_outliers=True)
 
 
 def test_architectures_must_answer_with_the_same_classes(tmp_path):

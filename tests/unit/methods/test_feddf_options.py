@@ -1,5 +1,6 @@
 """FedDF's options in the authors' code and beside it: buffers of the last client, earlier students and accurate clients
-as teachers, averages and teachers that bear liars. Local training, models and distances are worked out here.
+as teachers, averages and teachers that tolerate Byzantine clients. Local training, models and distances are worked out
+here.
 """
 
 import math
@@ -13,7 +14,9 @@ from solera.core.task import Data
 from solera.core.tensors import weights_of
 from solera.methods.feddf import FedDF
 from solera.methods.pfeddf import PFedDF
-from solera.methods.steps.memory import Memory
+from solera.methods.steps.screen import Robust, Screen
+from solera.methods.steps.teaching import ByAccuracy, Memory
+from solera.runs.loop import check_server
 from solera.train.distill import Distill, distill
 from solera.train.fitting import Local, evaluate, fit, rate_at
 from solera.train.norms import parameter_names
@@ -51,7 +54,7 @@ def flat(w: dict, names: list[str]) -> torch.Tensor:
 def test_buffers_of_the_last_client(tmp_path):
     """As the authors' code: parameters are averaged, running statistics and counters are those of the last client."""
     w = world(tmp_path, public=None)
-    start, end = w.run(FedDF(LOCAL, Distill(steps=0), average="uniform", average_buffers="last"))
+    start, end = w.run(FedDF(LOCAL, Distill(steps=0), screen=Screen("uniform", buffers="last")))
     sent = uploads(w, "c", start.weights["c"])
     names = set(parameter_names(w.server.template("c")))
     for name, got in end.weights["c"].items():
@@ -64,9 +67,9 @@ def test_buffers_of_the_last_client(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["krum", "multi_krum", "bulyan", "trimmed_mean"])
-def test_line_11_bears_liars(tmp_path, how):
+def test_line_11_tolerates_byzantine_clients(tmp_path, how):
     w = world(tmp_path, n=7, public=None)
-    start, end = w.run(FedDF(LOCAL, Distill(steps=0), average=how))
+    start, end = w.run(FedDF(LOCAL, Distill(steps=0), screen=Robust(how)))
     sent = uploads(w, "c", start.weights["c"])
     names = parameter_names(w.server.template("c"))
     x = torch.stack([flat(s, names) for s in sent])
@@ -86,9 +89,9 @@ def test_line_11_bears_liars(tmp_path, how):
     assert not w.events("fewer_liars")
 
 
-def test_fewer_clients_bear_fewer_liars_and_the_round_says_so(tmp_path):
+def test_fewer_clients_tolerate_fewer_byzantine_ones_and_the_round_says_so(tmp_path):
     w = world(tmp_path, n=4, public=None)
-    w.run(FedDF(LOCAL, Distill(steps=0), average="krum", byzantine=2))
+    w.run(FedDF(LOCAL, Distill(steps=0), screen=Robust("krum", max_byzantine=2)))
     (event,) = w.events("fewer_liars")
     assert {k: event[k] for k in ("rule", "clients", "asked", "borne")} == {
         "rule": "krum",
@@ -110,10 +113,10 @@ def asked_teachers(monkeypatch) -> list[tuple[list[nn.Module], list[float]]]:
     return seen
 
 
-def test_krum_chooses_who_teaches_and_the_average_keeps_all(tmp_path, monkeypatch):
+def test_krum_chooses_the_teachers_and_the_average_keeps_all(tmp_path, monkeypatch):
     w = world(tmp_path, n=7)
     seen = asked_teachers(monkeypatch)
-    start, _ = w.run(FedDF(LOCAL, FUSION, average="uniform", teachers="multi_krum"))
+    start, _ = w.run(FedDF(LOCAL, FUSION, screen=Robust("uniform", teachers_by="multi_krum")))
     sent = uploads(w, "c", start.weights["c"])
     names = parameter_names(w.server.template("c"))
     x = torch.stack([flat(s, names) for s in sent])
@@ -122,8 +125,8 @@ def test_krum_chooses_who_teaches_and_the_average_keeps_all(tmp_path, monkeypatc
     ((models, copies),) = seen
     assert copies == [1.0] * 4
     assert all(same_bits(dict(m.state_dict()), sent[i]) for m, i in zip(models, best, strict=True))
-    assert sorted(e["client"] for e in w.events("teacher_left_out")) == [f"c{i}" for i in range(7) if i not in best]
-    averaged = world(tmp_path / "b", n=7).run(FedDF(LOCAL, Distill(steps=0), average="uniform"))[-1]
+    assert [e["client"] for e in w.events("teacher_left_out")] == [f"c{i}" for i in range(7) if i not in best]
+    averaged = world(tmp_path / "b", n=7).run(FedDF(LOCAL, Distill(steps=0), screen=Screen("uniform")))[-1]
     (average,) = w.server.averages.values()
     assert same_bits(average, averaged.weights["c"])
 
@@ -132,7 +135,7 @@ def test_teachers_count_by_their_accuracy(tmp_path, monkeypatch):
     """The targets are softmax of the mean logits, weighted by validation accuracies."""
     w = world(tmp_path, architecture="m")
     seen = asked_teachers(monkeypatch)
-    method = FedDF(LOCAL, Distill(steps=6, batch=16, every=100, patience=None), teacher_weights="accuracy")
+    method = FedDF(LOCAL, Distill(steps=6, batch=16, every=100, patience=None), teaching=ByAccuracy())
     start, _ = w.run(method)
     sent = uploads(w, "m", start.weights["m"])
     held = w.server.validation
@@ -146,15 +149,15 @@ def test_teachers_count_by_their_accuracy(tmp_path, monkeypatch):
 
 
 def test_accuracies_need_a_validation_set(tmp_path):
-    with pytest.raises(ConfigError, match="teacher_weights = 'accuracy' needs a validation set"):
-        world(tmp_path, validation=None).run(FedDF(LOCAL, FUSION, teacher_weights="accuracy"))
+    with pytest.raises(ConfigError, match=r'^method\.teaching\.kind = "accuracy" needs a validation set'):
+        world(tmp_path, validation=None).run(FedDF(LOCAL, FUSION, teaching=ByAccuracy()))
 
 
 def test_students_of_earlier_rounds_teach(tmp_path, monkeypatch):
-    """With two rounds of memory: nobody in the first round, one student in the second, two from the third on."""
+    """With two rounds of memory: no student in the first round, one student in the second, two from the third on."""
     w = world(tmp_path)
     seen = asked_teachers(monkeypatch)
-    states = w.run(FedDF(LOCAL, FUSION, memory=Memory(rounds=2)), 4)
+    states = w.run(FedDF(LOCAL, FUSION, teaching=Memory(rounds=2)), 4)
     taught = [[m.weights for m in models[5:]] for models, _ in seen]
     assert [len(t) for t in taught] == [0, 1, 2, 2]
     for t, models in enumerate(taught):
@@ -164,24 +167,27 @@ def test_students_of_earlier_rounds_teach(tmp_path, monkeypatch):
     assert sorted(states[-1].weights) == ["c", "c@1"]
     assert sorted(FedDF().models(states[-1])) == ["c"]
     assert same_bits(states[-1].weights["c@1"], states[-2].weights["c"])
-    one = world(tmp_path / "one").run(FedDF(LOCAL, FUSION, memory=Memory(rounds=1)), 2)
+    one = world(tmp_path / "one").run(FedDF(LOCAL, FUSION, teaching=Memory(rounds=1)), 2)
     assert sorted(one[-1].weights) == ["c"]  # what a round starts with teaches without being kept
     none = world(tmp_path / "none").run(FedDF(LOCAL, FUSION), 2)
     assert same_bits(none[1].weights["c"], one[1].weights["c"])
     assert not same_bits(none[2].weights["c"], one[2].weights["c"])
 
 
-def test_memory_needs_distillation():
-    with pytest.raises(ValueError, match="memory concern"):
-        FedDF(fusion=Distill(steps=0), memory=Memory(rounds=1))
+def test_memory_needs_distillation(tmp_path):
+    with pytest.raises(ConfigError, match=r"^method\.fusion\.steps = 0: method\.teaching concerns distillation"):
+        check_server(FedDF(fusion=Distill(steps=0), teaching=Memory(rounds=1)), world(tmp_path).server)
 
 
-def test_pfeddf_has_the_same_options():
-    theirs = PFedDF(
-        average="krum", memory=Memory(rounds=2), teachers="bulyan", byzantine=3, average_buffers="last"
-    ).feddf
-    assert (theirs.average, theirs.memory.rounds, theirs.teachers, theirs.byzantine) == ("krum", 2, "bulyan", 3)
-    assert theirs.average_buffers == "last"
+def test_pfeddf_has_the_same_options(tmp_path):
+    """Its common models are FedDF's with the same options, to the bit."""
+    options = {"teaching": Memory(rounds=2), "screen": Robust("krum", teachers_by="bulyan", buffers="last")}
+    ends = [
+        world(tmp_path / method.__name__, n=7).run(method(LOCAL, FUSION, **options), 3)[-1].weights
+        for method in (FedDF, PFedDF)
+    ]
+    assert list(ends[0]) == list(ends[1]) == ["c", "c@1"]
+    assert all(same_bits(ends[0][name], ends[1][name]) for name in ends[0])
 
 
 # ---- learning rates within a local training ------------------------------------------------------------
@@ -210,10 +216,10 @@ def test_steps_follow_the_schedule(schedule):
     assert done.lr_sum == pytest.approx(sum(factors))
 
 
-def test_the_first_of_the_teachers_options_is_off(tmp_path):
+def test_by_default_every_option_is_off(tmp_path):
     """A distillation by hand equals FedDF's with all options at their defaults."""
     w = world(tmp_path, validation=None)
-    start, end = w.run(FedDF(LOCAL, FUSION, average="uniform"))
+    start, end = w.run(FedDF(LOCAL, FUSION, screen=Screen("uniform")))
     sent = uploads(w, "c", start.weights["c"])
     from solera.train.aggregate import uniform_mean
 

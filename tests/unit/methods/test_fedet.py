@@ -17,6 +17,7 @@ from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.method import Traits
 from solera.methods.fedet import FedET
 from solera.methods.steps.heads import head_of
+from solera.methods.steps.screen import Robust, Screen
 from solera.models import as_split, build, wrap
 from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.loop import check_server, simulate
@@ -312,8 +313,9 @@ def test_a_round_without_a_usable_upload_changes_nothing(tmp_path):
     assert len(w.fed.failures) == 5
 
 
-def test_a_median_keeps_one_liar_out_of_the_heads(tmp_path):
-    def end(tmp, average):
+@pytest.mark.parametrize("average", ["median", "trimmed_mean", "multi_krum"])
+def test_a_robust_average_keeps_one_byzantine_client_out_of_the_heads(tmp_path, average):
+    def end(tmp, screen):
         w = world(tmp)
         task = w.fed.map
 
@@ -323,10 +325,10 @@ def test_a_median_keeps_one_liar_out_of_the_heads(tmp_path):
             return replies
 
         w.fed.map = lie
-        return w.run(dataclasses.replace(FEDET, average=average))[-1]
+        return w.run(dataclasses.replace(FEDET, screen=screen))[-1]
 
-    assert end(tmp_path / "a", "uniform").large.weights["head.2.bias"].abs().max() > 1000
-    assert end(tmp_path / "b", "median").large.weights["head.2.bias"].abs().max() < 10
+    assert end(tmp_path / "a", Screen("uniform")).large.weights["head.2.bias"].abs().max() > 1000
+    assert end(tmp_path / "b", Robust(average)).large.weights["head.2.bias"].abs().max() < 10
 
 
 def test_a_server_model_that_blows_up_falls_back_to_where_it_started(tmp_path):

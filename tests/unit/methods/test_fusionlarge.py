@@ -16,6 +16,7 @@ from solera.methods.feddf import FedDF
 from solera.methods.fedet import FedET
 from solera.methods.fusionlarge import FusionLarge, hard
 from solera.methods.steps.heads import head_of
+from solera.methods.steps.screen import Screen
 from solera.models import wrap
 from solera.runs.loop import check_server
 from solera.testing import check_method, run_toy, small, split_wide, toy_for, wide
@@ -81,7 +82,13 @@ def test_the_large_model_goes_on_from_where_it_was(tmp_path):
 def test_fed_et_is_a_setting_of_it(tmp_path):
     """Without the diversity term. Cross-entropy is summed in another order: equal but for rounding."""
     back = FusionLarge(
-        LOCAL, SGD, ensemble="confidence", targets="hard", client_models="averaged", head="shared", average="uniform"
+        LOCAL,
+        SGD,
+        ensemble="confidence",
+        targets="hard",
+        client_models="averaged",
+        head="shared",
+        screen=Screen("uniform"),
     )
     a = world(tmp_path / "a").run(FedET(LOCAL, SGD, diversity=0.0), 2)[-1]
     b = world(tmp_path / "b").run(back, 2)[-1]

@@ -13,6 +13,7 @@ from solera.core.wire import Packed, digest
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.hierarchical import Hierarchical
+from solera.methods.steps.screen import Screen
 from solera.testing import run_toy
 from solera.train.distill import Distill
 from solera.train.fitting import Local
@@ -119,7 +120,7 @@ def test_one_group_is_feddf_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("average", ["weighted", "uniform"])
 @pytest.mark.parametrize("groups", [2, 4])
 def test_without_distillation_it_is_fedavg_in_any_groups(tmp_path, average, groups):
-    method = Hierarchical(LOCAL, NONE, NONE, groups=groups, average=average)
+    method = Hierarchical(LOCAL, NONE, NONE, groups=groups, screen=Screen(average))
     a = mixed(tmp_path / "a", fraction=0.8).run(FedAvg(LOCAL, average), 3)[-1]
     b = mixed(tmp_path / "b", fraction=0.8, public=None).run(method, 3)[-1]
     assert all(by_hand.close(a.weights[A], b.fused[A], apart=1e-6) for A in "cm")

@@ -22,7 +22,7 @@ from solera.methods.feddf import FedDF
 from solera.methods.fedet import FedET
 from solera.methods.mnfl import MNFL
 from solera.methods.steps.fusion import finite_models
-from solera.methods.steps.screen import without_worst
+from solera.methods.steps.screen import Robust
 from solera.methods.steps.training import Update
 from solera.runs.config import RunConfig
 from solera.runs.loop import simulate
@@ -141,11 +141,11 @@ def test_batchnorm_statistics_of_one_client_for_all(tmp_path, method):
 def test_official_feddf_teachers_are_left_in_training_mode_by_their_validation(tmp_path):
     """Then an answer depends on the rest of the batch, and the statistics drift with every question."""
     world = convs(tmp_path, validation=Data(*images(50, seed=4)))
-    method = FedDF(LOCAL, Distill(steps=3, batch=8), drop_worst=True, drop_threshold=0.0)
+    screen = Robust(drop_worst=True, drop_threshold=0.0)
     sent = world.server.init("c")
     x, d = Replies((k, Update(sent)) for k in world.fed.clients), torch.arange(40)
     teachers = finite_models(x, world.server.public[d[:8]], world.fed, world.server)
-    teachers = without_worst(teachers, x, method, world.fed, world.server)
+    teachers = screen.members(teachers, x, world.fed, world.server)
     assert list(teachers) == list(world.fed.clients)
     for model in teachers.values():
         assert not any(layer.training for layer in [model, *batchnorms(model)])

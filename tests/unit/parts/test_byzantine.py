@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from solera.train.byzantine import bearable, byzantine_mean, chosen, krum_scores, squared_distances
+from solera.methods.steps.screen import byzantine_mean, chosen, krum_scores, squared_distances, tolerated
 
 
 def on_a_line(*values: float) -> list[dict[str, torch.Tensor]]:
@@ -99,7 +99,7 @@ def test_as_flower_computes_them(seed):
 
 
 @pytest.mark.parametrize("how", ["krum", "multi_krum", "bulyan", "trimmed_mean"])
-def test_liars_within_the_bound_are_borne(how):
+def test_byzantine_clients_within_the_bound_are_tolerated(how):
     models = random_models(11, 7)
     honest = torch.stack([m["b"] for i, m in enumerate(models) if i != 1])
     found = byzantine_mean(how, models, ["a", "b"], 2)["b"]
@@ -107,11 +107,11 @@ def test_liars_within_the_bound_are_borne(how):
     assert bool((found >= honest.amin(0)).all())
 
 
-def test_what_a_number_of_models_bears():
-    assert [bearable("krum", n) for n in (1, 3, 4, 5, 7)] == [0, 0, 0, 1, 2]
-    assert [bearable("bulyan", n) for n in (1, 6, 7, 11)] == [0, 0, 1, 2]
-    assert [bearable("trimmed_mean", n) for n in (1, 2, 3, 5)] == [0, 0, 1, 2]
-    with pytest.raises(ValueError, match="krum: 4 models bear 0 liars, not 1"):
+def test_how_many_byzantine_clients_a_number_of_models_tolerates():
+    assert [tolerated("krum", n) for n in (1, 3, 4, 5, 7)] == [0, 0, 0, 1, 2]
+    assert [tolerated("bulyan", n) for n in (1, 6, 7, 11)] == [0, 0, 1, 2]
+    assert [tolerated("trimmed_mean", n) for n in (1, 2, 3, 5)] == [0, 0, 1, 2]
+    with pytest.raises(ValueError, match="krum: 4 models tolerate 0 Byzantine clients, not 1"):
         byzantine_mean("krum", LINE[:4], ["w"], 1)
     for n in (1, 2):  # too few to compare: still one model
         for how in ("krum", "multi_krum", "bulyan", "trimmed_mean"):

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from solera.core.tensors import weights_of
-from solera.train.fitting import Diverged, Local, fit
-from solera.train.lowbit import (
+from solera.methods.steps.low_bit import (
     ErrorFeedback,
     LowBit,
     Packing,
@@ -25,6 +24,7 @@ from solera.train.lowbit import (
     to_levels,
     unpack,
 )
+from solera.train.fitting import Diverged, Local, fit
 from solera.train.objectives import proximal
 from toys import Conv, images, mlp, same_bits
 

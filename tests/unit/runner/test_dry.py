@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from solera.train.lowbit import LowBit
 from torch import nn
 
 import solera.methods  # noqa: F401  (registers them)
@@ -29,7 +30,6 @@ from solera.testing import run_toy, small, toy_for
 from solera.train.distill import Distill, distill
 from solera.train.effort import without_training
 from solera.train.fitting import Local, fit
-from solera.train.lowbit import LowBit
 
 ROUNDS = 3
 SOME = FederationConfig(fraction=0.75)

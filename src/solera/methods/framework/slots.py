@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from ...core.settings import PositiveInt, Problem, Replaceable, Was
+from ...core.settings import PositiveInt, Problem, Replaceable
 from ...method import Method, Traits
 from ...scenario.server import Server
 from ...train.distill import Distill
@@ -14,9 +14,6 @@ from .ensemble_trainers import EnsembleTrainer
 from .global_trainers import GlobalTrainer
 from .grouping import Schedule
 from .local_trainers import LocalTrainer
-
-# Earlier versions had two kinds of overlap, which gave the same bits.
-Pipeline = Annotated[bool, Was((("off", "false"), ("strict", "true"), ("eager", "true")))]
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Slots(Method):
     K: PositiveInt = 2  # global models (of each architecture), each trained by a group of clients
     group_sizes: tuple[PositiveInt, ...] | None = None  # relative sizes of the groups; default: equal
     schedule: Schedule = "random"  # new random groups each round, Fed-ensemble's strata, or the i-th client's always
-    pipeline: Pipeline = False  # designated only: clients train while the server distils
+    pipeline: bool = False  # designated only: clients train while the server distils
     no_single_groups: bool = False  # refuse groups of one client, and slots that need individual client models
     save_ensemble: bool = False  # keep the round's client models, for inference; aggregates are always kept
     report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)

@@ -167,6 +167,12 @@ def accuracy_on(data: Data | None) -> Validate | None:
 # ---- checks before a run ---------------------------------------------------------------------------
 
 
+def validation_problems(key: str, cfg: Distill, server: Server) -> Iterator[str]:
+    """Whether the setting `key` asks for a validation set that is not there."""
+    if cfg.keep_init_if_better and server.validation is None:
+        yield f"method.{key}.keep_init_if_better needs a validation set on the server: set data.validation"
+
+
 def logits_problems(name: str, server: Server) -> Iterator[str]:
     """Architectures whose output for a public sample is not one logit for each class (or token, at every position)."""
     for A in server.architectures:

@@ -41,7 +41,7 @@ from ...train.fitting import Fitted, Local, fit
 from ...train.norms import parameter_names
 from ...train.objectives import Objective, cross_entropy, log_loss, proximal
 from ...train.teachers import Build
-from .training import Update, Upload
+from .training import Sent, Update, Upload
 
 OFF = 32  # bits of a weight that is not rounded
 
@@ -370,20 +370,19 @@ class LowBitUpload(LowBit, Upload):
     def fits(self, server: Server) -> Iterator[str]:
         own = [self.of(A, server) for A in server.architectures]
         if all((cfg.bits, cfg.activations) == (OFF, OFF) for cfg in own):
-            yield f"upload.bits = {OFF} rounds no weight: set bits from 1 to 8, here or in models.options.NAME"
+            yield f"bits = {OFF}: it rounds no weight; set bits from 1 to 8, here or in models.options.NAME"
 
     def of(self, A: str, server: Server) -> "LowBitUpload":
         """The precision of architecture A: its own (`models.options`), or that of all."""
         own = server.precision.get(A, {})
         return replace(self, bits=own.get("bits", self.bits), activations=own.get("activations", self.activations))
 
-    def ask(
-        self, M: dict[str, Weights], S: list[str], local: Local, mu: float, fed: Federation, server: Server
-    ) -> Replies:
+    def ask(self, x_0: Sent, S: list[str], local: Local, mu: float, fed: Federation, server: Server) -> Replies:
+        M = {fed.architecture(k): x_0(k) for k in S}  # shapes and types of each architecture
         cfg = {A: self.of(A, server) for A in M}
         names = {A: coarse_names(server.template(A), cfg[A]) for A in M}
         packed = {A: packed_sizes(w, names[A], cfg[A].bits) for A, w in M.items()}
-        sent, sizes = per_client(lambda k: M[fed.architecture(k)]), per_client(lambda k: packed[fed.architecture(k)])
+        sent, sizes = per_client(x_0), per_client(lambda k: packed[fed.architecture(k)])
         rounding = per_client(lambda k: cfg[fed.architecture(k)].plain)
         replies = fed.map(lowbit_update, S, weights=sent, local=local, mu=mu, quantise=rounding, sizes=sizes)
         x = {}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.federation import Federation, Replies
+from ...core.tensors import Weights
 from ...scenario.server import Joint, Server
 from ...train.consensus import Weighting, agreement, confidence_weights, probabilities
 from ...train.fitting import logits_of
@@ -44,6 +45,13 @@ def report_fusion(method: Any, plain: Any, teachers: Mapping[str, nn.Module], x:
     if at.reports:
         replaced = None if type(method).teacher is plain.teacher else method.teacher
         report_teachers(teachers, x, at.rule, at.d, at.fed, at.server, replaced, at.build)
+
+
+def report_averages(x_0: dict[str, Weights], at: Lesson) -> dict[str, Weights]:
+    """The averages x_0, which are also measured as they are before distillation, if the method asks for it."""
+    for A in x_0 if at.reports and at.fusion.steps else ():
+        at.server.report_average(A, x_0[A])
+    return x_0
 
 
 def note_teachers(

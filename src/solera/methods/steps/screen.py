@@ -15,15 +15,15 @@ All models count the same, whatever their numbers of examples: a Byzantine clien
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ...core.federation import Federation, Replies
-from ...core.settings import Liars, NonNegative, Positive, Problem, Slot, settings
+from ...core.settings import Hint, Liars, NonNegative, Positive, Problem, Slot, settings
 from ...core.tensors import Weights
 from ...scenario.server import Server
 from ...train.aggregate import uniform_mean
@@ -33,11 +33,12 @@ from ...train.robust import by_number, clip_updates, weighted_median
 from ...train.teachers import Frozen, drop_worst
 from .averaging import average_of
 from .fusion import side_by_side
-from .teaching import Lesson
+from .heads import head_of
 from .training import Update
 
 Selection = Literal["krum", "multi_krum", "bulyan"]
 Combined = Literal["weighted", "uniform", "median", "trimmed_mean", "krum", "multi_krum", "bulyan"]
+Plain = Annotated[Literal["weighted", "uniform"], Hint("others with kind = 'robust'")]
 NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3), "trimmed_mean": (2, 1)}  # n >= a f + b
 
 
@@ -46,14 +47,14 @@ class Screen(Slot):
     """Every valid upload counts; those of one architecture are averaged."""
 
     kind: str = field(default="all", init=False)
-    average: Literal["weighted", "uniform"] = "weighted"  # by the clients' numbers of examples, or equally
+    average: Plain = "weighted"  # by the clients' numbers of examples, or equally
     buffers: Literal["mean", "last"] = "mean"  # BatchNorm's running statistics: averaged too, or the last client's
 
     BESIDE: ClassVar = {
-        "average": "screen.average",
-        "average_buffers": "screen.buffers",
+        "average": "method.screen.average",
+        "average_buffers": "method.screen.buffers",
         **{
-            old: f"screen.{new}, with screen.kind = 'robust'"
+            old: f"method.screen.{new}, with method.screen.kind = 'robust'"
             for old, new in (
                 ("teachers", "teachers_by"),
                 ("byzantine", "max_byzantine"),
@@ -64,10 +65,6 @@ class Screen(Slot):
             )
         },
     }
-
-    def fits(self, server: Server) -> Iterator[str]:
-        """Every reason why this cannot work here, each with a way out."""
-        yield from ()
 
     def uploads(self, x: Replies, M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
         """The uploads, as they count from here on; M are the models that were sent."""
@@ -81,15 +78,16 @@ class Screen(Slot):
         """Those of them whose models teach."""
         return models
 
-    def averages(self, x: Replies, members: dict[str, Frozen], at: Lesson) -> dict[str, Weights]:
+    def averages(self, x: Replies, members: Iterable[str], fed: Federation, server: Server) -> dict[str, Weights]:
         """The average of each architecture's clients; architectures without a client are left out."""
-        found = {}
-        for A in at.server.architectures:
-            if S_A := [k for k in members if at.fed.architecture(k) == A]:
-                found[A] = self.average_of(x, S_A, at.fed, at.server)
-                if at.reports and at.fusion.steps:
-                    at.server.report_average(A, found[A])
-        return found
+        S = {A: [k for k in members if fed.architecture(k) == A] for A in server.architectures}
+        return {A: self.average_of(x, S_A, fed, server) for A, S_A in S.items() if S_A}
+
+    def head(self, x: Replies, members: Iterable[str], fed: Federation, server: Server) -> Weights:
+        """The average of the heads of all architectures; every client counts the same."""
+        heads = Replies((k, Update(head_of(x[k].weights))) for k in members)
+        how = replace(self, average="uniform") if self.average == "weighted" else self
+        return how.combined(heads, list(heads), fed, server)
 
     def average_of(self, x: Replies, S: list[str], fed: Federation, server: Server) -> Weights:
         """One model from the uploads of clients S, which have one architecture."""
@@ -122,13 +120,11 @@ class Robust(Screen):
         if self.drop_outliers and not self.drop_worst:
             yield "drop_outliers = true has no effect without drop_worst = true"
 
-    def fits(self, server: Server) -> Iterator[str]:
+    def fits(self, server: Server) -> Iterator[Problem]:
         if self.drop_threshold > server.num_classes:
-            yield (
-                f"screen.drop_threshold = {self.drop_threshold}: {server.num_classes} times chance is an accuracy of 1"
-            )
+            yield f"drop_threshold = {self.drop_threshold}: {server.num_classes} times chance is an accuracy of 1"
         if self.drop_worst and server.validation is None:
-            yield "screen.drop_worst needs a validation set on the server: set data.validation"
+            yield "drop_worst needs a validation set on the server: set data.validation"
 
     def uploads(self, x: Replies, M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
         return self.clipped(x, lambda k: M[fed.architecture(k)], fed, server)
@@ -183,7 +179,7 @@ class Robust(Screen):
         """One model by `average`."""
         if self.average == "weighted" or self.average == "uniform" or self.average == "median":
             return average_of(self.average, x, S, fed)
-        names = parameter_names(server.template(fed.architecture(S[0])))
+        names = [n for n in parameter_names(server.template(fed.architecture(S[0]))) if n in x[S[0]].weights]
         f = self._tolerated(self.average, S, fed, server)
         return byzantine_mean(self.average, [x[k].weights for k in S], names, f)
 
@@ -191,9 +187,8 @@ class Robust(Screen):
         """How many Byzantine clients among S the rule tolerates, at most `max_byzantine`; fewer are noted."""
         most, asked = tolerated(how, len(S)), self.max_byzantine
         if asked > most:
-            server.event(
-                "fewer_liars", architecture=fed.architecture(S[0]), rule=how, clients=len(S), asked=asked, borne=most
-            )
+            A = ", ".join(sorted({fed.architecture(k) for k in S}))
+            server.event("fewer_liars", architecture=A, rule=how, clients=len(S), asked=asked, borne=most)
         return min(asked, most)
 
 

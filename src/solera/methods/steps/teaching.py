@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from ...core.federation import Federation
-from ...core.settings import NonNegative, PositiveInt, Slot, settings
+from ...core.settings import NonNegative, PositiveInt, Problem, Slot, settings, show
 from ...core.tensors import Weights
-from ...method import name_of
+from ...method import Method, name_of
 from ...scenario.server import Server
 from ...train.distill import Distill
 from ...train.fitting import evaluate
 from ...train.norms import parameter_names
 from ...train.posterior import swag
 from ...train.teachers import Build, Frozen, Rule, frozen, lowest_entropy
-from .fusion import Asked, copies_of, kept, logits_problems, side_by_side, with_statistics
+from .fusion import Asked, copies_of, kept, logits_problems, side_by_side, validation_problems, with_statistics
 
 AGE = "@"  # no architecture has it in its name
 NORM_SAMPLES = 2048  # public samples for the BatchNorm statistics of a sampled model
@@ -55,17 +55,13 @@ class Teaching(Slot):
     products: ClassVar[bool] = True  # whether LoRA's products can be averaged: no models are drawn around the clients'
 
     BESIDE: ClassVar = {
-        "swag": "teaching, with kind = 'swag'",
-        "memory": "teaching, with kind = 'memory'",
-        "teacher_weights": "teaching, with kind = 'accuracy'",
-        "low_entropy_top": "teaching.top, with teaching.kind = 'low-entropy'",
-        "student_init": "another method: name = 'feddf-previous'",
-        "distill_absent": "distill_absent of the method 'feddf-previous'",
+        "swag": "method.teaching.kind = 'swag'",
+        "memory": "method.teaching.kind = 'memory'",
+        "teacher_weights": "method.teaching.kind = 'accuracy'",
+        "low_entropy_top": "method.teaching.top, with method.teaching.kind = 'low-entropy'",
+        "student_init": "another method: method.name = 'feddf-previous'",
+        "distill_absent": "a setting of method.name = 'feddf-previous'",
     }
-
-    def fits(self, server: Server) -> Iterator[str]:
-        """Every reason why this cannot work here, each with a way out."""
-        yield from ()
 
     def join(self, teachers: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Frozen]:
         """The teachers and what joins or replaces them; M is the method's state, with what `keep` has added."""
@@ -95,9 +91,15 @@ class Several(Teaching):
     def products(self) -> bool:  # type: ignore[override]
         return all(part.products for part in self.parts)
 
-    def fits(self, server: Server) -> Iterator[str]:
-        for part in self.parts:
-            yield from part.fits(server)
+    def problems(self) -> Iterator[Problem]:
+        """Two parts of one kind."""
+        for i, part in enumerate(self.parts):
+            if type(part) in map(type, self.parts[:i]):
+                yield f"parts[{i}].kind = {show(part.kind)}: an earlier part is of this kind; leave one of them out"
+
+    def fits(self, server: Server) -> Iterator[Problem]:
+        for i, part in enumerate(self.parts):
+            yield from (f"parts[{i}].{problem}" for problem in part.fits(server))
 
     def join(self, teachers: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Frozen]:
         for part in self.parts:
@@ -131,11 +133,11 @@ class Swag(Teaching):
     scale: NonNegative = 0.5  # of the covariance; 0.5 is SWAG's factor
     include_clients: bool = True  # the clients' models teach as well
 
-    def fits(self, server: Server) -> Iterator[str]:
+    def fits(self, server: Server) -> Iterator[Problem]:
         if len(server.architectures) > 1:
             yield (
-                f"teaching: swag samples around models of one architecture, but the clients have "
-                f"{', '.join(server.architectures)}: leave it out, or name one architecture in models.clients"
+                f'kind = "swag": it samples around models of one architecture, but the clients have '
+                f"{', '.join(server.architectures)}; leave it out, or name one architecture in models.clients"
             )
 
     def join(self, teachers: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Frozen]:
@@ -196,9 +198,9 @@ class ByAccuracy(Teaching):
 
     kind: str = field(default="accuracy", init=False)
 
-    def fits(self, server: Server) -> Iterator[str]:
+    def fits(self, server: Server) -> Iterator[Problem]:
         if server.validation is None:
-            yield "teaching: accuracy needs a validation set on the server: set data.validation"
+            yield 'kind = "accuracy" needs a validation set on the server: set data.validation'
 
     def votes(self, teachers: dict[str, Frozen], votes: list[float], at: Lesson) -> list[float]:
         held_out = at.server.validation
@@ -216,16 +218,16 @@ class LowEntropy(Teaching):
     kind: str = field(default="low-entropy", init=False)
     top: PositiveInt = 1000  # public samples that are kept: those with the lowest entropy
 
-    def fits(self, server: Server) -> Iterator[str]:
+    def fits(self, server: Server) -> Iterator[Problem]:
         most = len(server.public) if server.per_round is None else server.per_round
         if self.top > most:
-            yield f"teaching.top = {self.top}: a round has {most} public samples; keep 1 to {most}"
+            yield f"top = {self.top}: a round has {most} public samples; keep 1 to {most}"
         if server.positions is not None:
-            yield "teaching: low-entropy selects samples by one prediction each; leave it out for causal-lm"
+            yield 'kind = "low-entropy": it selects samples by one prediction each; leave it out for causal-lm'
         if server.public.fresh:
             yield (
-                "teaching: low-entropy selects samples by the teachers' predictions, but samples change with every "
-                "draw: leave out public.fresh"
+                'kind = "low-entropy": it selects samples by the teachers\' predictions, but samples change with every '
+                "draw; leave out public.fresh"
             )
 
     def narrow(self, teacher: Asked, d: Tensor, at: Lesson) -> tuple[Asked, Tensor]:
@@ -234,12 +236,10 @@ class LowEntropy(Teaching):
         return answers, lowest_entropy(answers, d, self.top)
 
 
-def slots_problems(method: Any, server: Server) -> Iterator[str]:
-    """Every reason why a fusion method with these slots cannot run here, each with a way out."""
-    for slot in (method.upload, method.screen, method.teaching):
-        yield from (f"method.{problem}" for problem in slot.fits(server))
-    if method.fusion.keep_init_if_better and server.validation is None:
-        yield "method.fusion.keep_init_if_better needs a validation set on the server: set data.validation"
+def teaching_problems(method: Any, server: Server) -> Iterator[str]:
+    """Every reason why FedDF and its variants cannot run here, each with a way out."""
+    yield from Method.fits(method, server)
+    yield from validation_problems("fusion", method.fusion, server)
     if method.fusion.steps:
         yield from logits_problems(name_of(method), server)
     elif method.teaching != Teaching():

@@ -3,7 +3,7 @@
 Algorithm 2 of FedDF (Lin et al., NeurIPS 2020), which is FedAvg's ClientUpdate (McMahan et al., AISTATS 2017).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -16,6 +16,8 @@ from ...scenario.server import Server
 from ...train.fitting import Local, fit
 from ...train.objectives import proximal
 from ...train.teachers import Build
+
+Sent = Callable[[str], Weights]  # client -> the model it receives
 
 
 @dataclass(frozen=True)
@@ -43,19 +45,12 @@ class Upload(Slot):
 
     kind: str = field(default="whole", init=False)
 
-    BESIDE: ClassVar = {"quantise": "upload, with kind = 'low-bit'"}
+    BESIDE: ClassVar = {"quantise": "method.upload.kind = 'low-bit'"}
     precision: ClassVar[Literal["full", "mixed"]] = "full"  # of the clients' weights
 
-    def fits(self, server: Server) -> Iterator[str]:
-        """Every reason why this cannot work here, each with a way out."""
-        yield from ()
-
-    def ask(
-        self, M: dict[str, Weights], S: list[str], local: Local, mu: float, fed: Federation, server: Server
-    ) -> Replies:
-        """Clients S train the model of their architecture; replies with `weights`."""
-        sent = per_client(lambda k: M[fed.architecture(k)])
-        return fed.map(local_update, S, weights=sent, local=local, mu=mu)
+    def ask(self, x_0: Sent, S: list[str], local: Local, mu: float, fed: Federation, server: Server) -> Replies:
+        """Clients k in S train the model x_0(k); replies with `weights`."""
+        return fed.map(local_update, S, weights=per_client(x_0), local=local, mu=mu)
 
     def build(self, server: Server) -> Build:
         """Makes modules that answer as the clients' models do."""

@@ -1,23 +1,15 @@
 """Defences against single clients: long updates are cut, models that guess are left out."""
 
-import dataclasses
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from solera.core.errors import ConfigError
 from solera.core.task import Data
 from solera.methods.feddf import FedDF
-from solera.methods.steps.screen import clipped, defences_problems, without_worst
+from solera.methods.steps.screen import Robust, Screen
 from solera.methods.steps.training import Update
+from solera.train.distill import Distill
 from toys import Constant, Quadratic, World, quadratic_data, replies_of
-
-OFF = SimpleNamespace(drop_worst=False, drop_threshold=1.2, drop_outliers=False, update_clip=None)
-
-
-def settings(**changed):
-    return SimpleNamespace(**{**vars(OFF), **changed})
 
 
 def number(x: float) -> dict[str, torch.Tensor]:
@@ -30,8 +22,8 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_of_its_architecture(tmp_pa
     world = World(tmp_path, {"q": Quadratic, "r": Quadratic}, parties, classes=2)
     x = replies_of({k: Update(number(u)) for k, u in zip(world.fed.clients, (2.0, -1.0, 31.0, 500.0), strict=True)})
     M = {"q": number(1.0), "r": number(0.0)}
-    got = clipped(x, lambda k: M[world.fed.architecture(k)], 1.5, world.fed, world.server)
-    found = {k: u.weights["x"].item() for k, u in got.items()}
+    screened = Robust(update_clip=1.5).uploads(x, M, world.fed, world.server)
+    found = {k: u.weights["x"].item() for k, u in screened.items()}
     assert found == {"c0": 2.0, "c1": -1.0, "c2": pytest.approx(4.0), "c3": 500.0}
     assert [e["client"] for e in world.events("update_clipped")] == ["c2"]
 
@@ -42,14 +34,16 @@ def test_an_update_is_what_changed_since_the_model_that_was_sent(tmp_path):
     world = World(tmp_path, {"q": Quadratic}, parties, classes=2)
     x = replies_of({k: Update(number(u)) for k, u in zip(world.fed.clients, (1.0, 12.0, 130.0), strict=True)})
     sent = {"c0": number(0.0), "c1": number(10.0), "c2": number(100.0)}
-    got = clipped(x, sent.__getitem__, 1.5, world.fed, world.server)
+    got = Robust(update_clip=1.5).clipped(x, sent.__getitem__, world.fed, world.server)
     assert {k: u.weights["x"].item() for k, u in got.items()} == {"c0": 1.0, "c1": 12.0, "c2": pytest.approx(103.0)}
 
 
 def test_without_a_factor_uploads_stay(tmp_path):
     world = World(tmp_path, {"q": Quadratic}, [("q", Data(*quadratic_data(1, 1)))], classes=2)
     x = replies_of({"c0": Update(number(1e9))})
-    assert clipped(x, lambda k: number(0.0), None, world.fed, world.server) is x
+    for screen in (Screen(), Robust()):
+        assert screen.uploads(x, {"q": number(0.0)}, world.fed, world.server) is x
+        assert x["c0"].weights == number(1e9)
     assert world.server.events == []
 
 
@@ -73,8 +67,8 @@ def models_of(world: World):
 )
 def test_models_that_guess_are_left_out(guessing, threshold, kept):
     models, x = models_of(guessing)
-    cfg = settings(drop_worst=True, drop_threshold=threshold)
-    assert list(without_worst(models, x, cfg, guessing.fed, guessing.server)) == kept
+    screen = Robust(drop_worst=True, drop_threshold=threshold)
+    assert list(screen.members(models, x, guessing.fed, guessing.server)) == kept
     assert list(x) == kept
     why = "drop_worst: an accuracy of 0.2000 on the validation samples"
     assert x.failures == ({} if "c1" in kept else {"c1": why})
@@ -82,24 +76,21 @@ def test_models_that_guess_are_left_out(guessing, threshold, kept):
 
 def test_they_stay_unless_asked_for(guessing):
     models, x = models_of(guessing)
-    assert without_worst(models, x, OFF, guessing.fed, guessing.server) is models
+    for screen in (Screen(), Robust()):
+        assert screen.members(models, x, guessing.fed, guessing.server) is models
     assert list(x) == ["c0", "c1", "c2"]
 
 
 def test_settings_that_make_no_sense_are_refused(guessing):
-    assert list(defences_problems("it", settings(drop_worst=True, update_clip=1.0), guessing.server)) == []
-    (found,) = defences_problems("it", settings(drop_threshold=2.1), guessing.server)
-    assert found == "it: drop_threshold = 2.1: 2 times chance is an accuracy of 1"
+    assert list(Robust(drop_worst=True, update_clip=1.0).fits(guessing.server)) == []
+    (found,) = Robust(drop_threshold=2.1).fits(guessing.server)
+    assert found == "drop_threshold = 2.1: 2 times chance is an accuracy of 1"
     for changed in ({"drop_threshold": -0.1}, {"update_clip": 0.0}, {"drop_outliers": True}):
         with pytest.raises(ConfigError, match=next(iter(changed))):
-            FedDF(**changed)
+            Robust(**changed)
 
 
 def test_guessing_is_measured_on_a_validation_set(guessing):
     guessing.server.validation = None
-    (found,) = defences_problems("it", settings(drop_worst=True), guessing.server)
-    assert "it: drop_worst needs a validation set" in found
-
-
-def test_feddf_has_these_settings():
-    assert {f.name for f in dataclasses.fields(FedDF)} >= set(vars(OFF))
+    (found,) = FedDF(fusion=Distill(steps=0), screen=Robust(drop_worst=True)).fits(guessing.server)
+    assert found == "method.screen.drop_worst needs a validation set on the server: set data.validation"

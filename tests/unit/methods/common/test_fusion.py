@@ -18,11 +18,10 @@ from solera.methods.steps.fusion import (
     outcome_of,
     public_indices,
     side_by_side,
-    surest,
-    top_problems,
     visited,
     with_statistics,
 )
+from solera.methods.steps.teaching import Lesson, LowEntropy, Teaching
 from solera.methods.steps.training import Update
 from solera.train.distill import Distill, Memo
 from solera.train.fitting import Diverged, Fitted
@@ -258,11 +257,12 @@ def test_samples_that_change_with_every_draw_are_asked_about_once_a_minibatch(wo
 
 def test_the_surest_samples_are_chosen_by_the_teachers_entropy(world):
     teacher = Teacher()
-    answers, d = surest(5, teacher, D, CFG, world.fed.seed, world.server)
+    lesson = Lesson(world.fed, world.server, CFG, D, world.server.model, "avg_logits", False)
+    answers, d = LowEntropy(top=5).narrow(teacher, D, lesson)
     entropies = teacher(images(PUBLIC, seed=9)[0])[1]
     assert d.tolist() == sorted(entropies.argsort()[:5].tolist())
     assert isinstance(answers, Cache)
-    same, everything = surest(None, teacher, D, CFG, world.fed.seed, world.server)
+    same, everything = Teaching().narrow(teacher, D, lesson)
     assert same is teacher
     assert everything is D
 
@@ -327,17 +327,17 @@ def test_architectures_with_other_outputs_are_refused(world):
     assert list(logits_problems("it", world.server)) == expected  # every architecture, not only the first
 
 
-@pytest.mark.parametrize(("top", "per_round", "fine"), [(None, 5, True), (5, 5, True), (6, 5, False), (0, None, False)])
+@pytest.mark.parametrize(("top", "per_round", "fine"), [(5, 5, True), (6, 5, False), (41, None, False)])
 def test_more_of_the_surest_samples_than_a_round_has_are_refused(world, top, per_round, fine):
     world.server.per_round = per_round
-    found = list(top_problems("it", top, world.server))
+    found = list(LowEntropy(top=top).fits(world.server))
     assert len(found) == (not fine)
-    assert all(f"it: low_entropy_top = {top}: a round has" in f for f in found)
+    assert all(f.startswith(f"top = {top}: a round has {per_round or 40} public samples") for f in found)
 
 
 def test_the_surest_of_samples_that_change_are_refused(world):
     world.server.public = Fresh(world.server.public.inputs)
-    (found,) = top_problems("it", 5, world.server)
+    (found,) = LowEntropy(top=5).fits(world.server)
     assert "change with every draw" in found
 
 

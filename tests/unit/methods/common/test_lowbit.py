@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from solera.core.task import Data
-from solera.methods.steps.upload import PackedUpdate, lowbit_update, map_lowbit, unpacked
+from solera.methods.steps.low_bit import LowBitUpload, PackedUpdate, coarse_names, lowbit_update, packed_sizes
 from solera.train.fitting import Local
-from solera.train.lowbit import LowBit, coarse_names, packed_sizes
 from toys import Conv, World, images, mlp, replies_of
 
-BIT = LowBit(bits=1)
+BIT = LowBitUpload(bits=1)
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def world(tmp_path) -> World:
 
 def test_what_arrives_has_one_size_a_filter_and_the_signs_of_its_weights(world):
     M = {A: world.server.init(A) for A in "cm"}
-    x = map_lowbit(["c0", "c1"], M, Local(steps=0), 0.0, BIT, world.fed, world.server)
+    x = BIT.ask(lambda k: M[world.fed.architecture(k)], ["c0", "c1"], Local(steps=0), 0.0, world.fed, world.server)
     for k, A in (("c0", "c"), ("c1", "m")):
         for name, sent in M[A].items():
             got = x[k].weights[name]
@@ -38,12 +37,14 @@ def test_what_arrives_has_one_size_a_filter_and_the_signs_of_its_weights(world):
 def test_bits_that_do_not_fit_the_model_are_rejected(world):
     M = {A: world.server.init(A) for A in "cm"}
     sizes = packed_sizes(M["m"], coarse_names(world.server.template("m"), BIT), BIT.bits)
-    how = {"weights": M["m"], "local": Local(steps=0), "mu": 0.0, "quantise": BIT, "sizes": sizes}
+    how = {"weights": M["m"], "local": Local(steps=0), "mu": 0.0, "quantise": BIT.plain, "sizes": sizes}
     fine = lowbit_update(world.client("c1", 0, {}), **how)
     assert {name: list(t.shape) for name, t in fine.codes.items()} == sizes.codes
     assert {name: list(t.shape) for name, t in fine.scales.items()} == sizes.scales
     assert list(fine.rest) == sizes.rest
     wrong = PackedUpdate({}, fine.scales, fine.rest)
-    found = unpacked(replies_of({"c0": wrong, "c1": fine}), M, BIT, world.fed, world.server)
+    world.fed.map = lambda *args, **payload: replies_of({"c0": wrong, "c1": fine})
+    sent = lambda k: M[world.fed.architecture(k)]  # noqa: E731
+    found = BIT.ask(sent, ["c0", "c1"], Local(steps=0), 0.0, world.fed, world.server)
     assert list(found) == ["c1"]
     assert list(found.failures) == ["c0"]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from solera.core.task import Data
-from solera.methods.steps.memory import Memory, current, remembered, with_past
+from solera.methods.steps.teaching import Lesson, Memory, Several, Teaching, current
+from solera.train.distill import Distill
 from toys import Conv, World, images
 
 
@@ -13,18 +14,23 @@ def world(tmp_path) -> World:
     return World(tmp_path, {"c": lambda: Conv(0)}, [("c", Data(*images(6)))] * 2, public=images(8, seed=9)[0])
 
 
-def kept_through(rounds: int, memory: int) -> dict[str, int]:
+def lesson(world: World) -> Lesson:
+    return Lesson(world.fed, world.server, Distill(), torch.arange(8), world.server.model, "avg_logits", False)
+
+
+def kept_through(rounds: int, teaching: Teaching) -> dict[str, int]:
     """Which round's student each name of the state holds, after so many rounds that replace the weights of "c"."""
     state = {"c": {"made": torch.tensor(-1)}}  # what the first round starts with
     for t in range(rounds):
-        state = {"c": {"made": torch.tensor(t)}} | remembered(state, Memory(rounds=memory))
+        state = {"c": {"made": torch.tensor(t)}} | teaching.keep(state)
     return {name: int(w["made"]) for name, w in state.items()}
 
 
 def test_each_round_makes_what_is_kept_a_round_older_and_forgets_the_oldest():
-    assert kept_through(3, 0) == kept_through(3, 1) == {"c": 2}  # the last round's students are the global models
-    assert kept_through(3, 2) == {"c": 2, "c@1": 1}
-    assert kept_through(4, 3) == {"c": 3, "c@1": 2, "c@2": 1}
+    one, two, three = (Memory(rounds=n) for n in (1, 2, 3))
+    assert kept_through(3, Teaching()) == kept_through(3, one) == {"c": 2}  # the last students are the global models
+    assert kept_through(3, two) == kept_through(3, Several(parts=(Teaching(), two))) == {"c": 2, "c@1": 1}
+    assert kept_through(4, three) == {"c": 3, "c@1": 2, "c@2": 1}
 
 
 def test_the_global_models_are_those_without_an_age():
@@ -36,7 +42,7 @@ def test_the_global_models_are_those_without_an_age():
 def test_students_teach_from_the_second_round_on_as_many_as_there_were_rounds(world, round_, taught):
     world.fed.begin(round_)
     M = {"c": world.server.init("c", 1), "c@1": world.server.init("c", 2)}
-    found = with_past({}, M, Memory(rounds=2), world.fed, world.server)
+    found = Memory(rounds=2).join({}, M, lesson(world))
     assert list(found) == taught
     for name in taught:
         made = M[name.removeprefix("student-")]
@@ -46,4 +52,4 @@ def test_students_teach_from_the_second_round_on_as_many_as_there_were_rounds(wo
 def test_without_memory_the_teachers_are_the_clients_alone(world):
     world.fed.begin(3)
     own: dict = {}
-    assert with_past(own, {"c": world.server.init("c", 1)}, Memory(), world.fed, world.server) is own
+    assert Teaching().join(own, {"c": world.server.init("c", 1)}, lesson(world)) is own
