@@ -6,7 +6,6 @@ A default that slips changes every run that does not name it, and no comparison 
 import dataclasses
 
 import pytest
-from solera.train.lowbit import LowBit
 
 from solera.core.federation import FederationConfig
 from solera.data.partition import PartitionConfig
@@ -19,6 +18,10 @@ from solera.methods.fusionlarge import FusionLarge
 from solera.methods.hierarchical import Hierarchical
 from solera.methods.mnfl import MNFL
 from solera.methods.mnflparam import MNFLParameters
+from solera.methods.pfeddf import FedDFPrevious, PFedDF
+from solera.methods.steps.low_bit import LowBit, LowBitUpload
+from solera.methods.steps.screen import Robust
+from solera.methods.steps.teaching import ByAccuracy, LowEntropy, Memory, Several, Swag
 from solera.scenario.scenario import DataConfig, ModelsConfig
 from solera.train.bilevel import Envelope
 from solera.train.data_free import FineTune, LatentGenerator
@@ -62,36 +65,47 @@ FEDEED_SERVER = {
 }
 TRAINER = {"kind": "fedavg", "average": "default", "mu": 0.001, "momentum": 0.3, "shared_c": False, "kinds": None}
 C = {"lr": 0.01, "auto_lr": False, "steps": 1, "lam": 1.0, "rho": 0.7, "constraint": "simplex"}
+SLOTS = {  # the kinds that do nothing
+    "upload": {"kind": "whole"},
+    "screen": {"kind": "all", "average": "weighted", "buffers": "mean"},
+    "teaching": {"kind": "clients"},
+}
+FEDDF = {
+    "local": LOCAL,
+    "fusion": FEDDF_SERVER,
+    "mu": 0.0,
+    "ensemble": "avg_logits",
+    "report_ensemble": True,
+    **SLOTS,
+}
 
 DEFAULTS = [
     (Local(), LOCAL),
     (Distill(), FEDDF_SERVER),
     (LowBit(), FULL),
+    (FedDF(), FEDDF),
+    (FedDFPrevious(), {**FEDDF, "distill_absent": False}),
+    (PFedDF(), {**FEDDF, "tune_epochs": 5}),
+    (LowBitUpload(), {"kind": "low-bit", **FULL, "bits": 1}),
     (
-        FedDF(),
+        Robust(),
         {
-            "local": LOCAL,
-            "fusion": FEDDF_SERVER,
-            "mu": 0.0,
+            "kind": "robust",
             "average": "weighted",
-            "average_buffers": "mean",
-            "student_init": "from_average",
-            "ensemble": "avg_logits",
-            "teachers": "all",
-            "teacher_weights": "equal",
-            "memory": {"rounds": 0},
-            "byzantine": 1,
+            "buffers": "mean",
+            "teachers_by": "all",
+            "max_byzantine": 1,
             "drop_worst": False,
             "drop_threshold": 1.2,
             "drop_outliers": False,
-            "distill_absent": False,
-            "report_ensemble": True,
-            "quantise": FULL,
-            "swag": {"samples": 0, "scale": 0.5, "include_clients": True},
-            "low_entropy_top": None,
             "update_clip": None,
         },
     ),
+    (Several(), {"kind": "several", "parts": ()}),
+    (Swag(), {"kind": "swag", "samples": 10, "scale": 0.5, "include_clients": True}),
+    (Memory(), {"kind": "memory", "rounds": 1}),
+    (ByAccuracy(), {"kind": "accuracy"}),
+    (LowEntropy(), {"kind": "low-entropy", "top": 1000}),
     (
         Hierarchical(),
         {
@@ -103,7 +117,8 @@ DEFAULTS = [
             "every": 1,
             "exchange": "models",
             "mu": 0.0,
-            "average": "weighted",
+            "upload": SLOTS["upload"],
+            "screen": SLOTS["screen"],
         },
     ),
     (
@@ -139,7 +154,7 @@ DEFAULTS = [
             },
             "diversity": 0.05,
             "div_target": "raw",
-            "average": "uniform",
+            "screen": {**SLOTS["screen"], "average": "uniform"},
             "report_ensemble": True,
         },
     ),
@@ -152,7 +167,7 @@ DEFAULTS = [
             "targets": "soft",
             "client_models": "distilled",
             "head": "own",
-            "average": "weighted",
+            "screen": SLOTS["screen"],
             "report_ensemble": True,
         },
     ),

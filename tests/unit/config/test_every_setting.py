@@ -11,7 +11,7 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
 from solera.core.errors import ConfigError
-from solera.core.settings import OrInf, hints, strip, table_of
+from solera.core.settings import OrInf, Slot, hints, strip, table_of
 from solera.method import METHODS
 from solera.runs.config import TABLES, load_config
 
@@ -27,8 +27,10 @@ def places() -> Iterator[Place]:
             seen.add(cls)
             yield method, cls, path
         for name, wanted in hints(cls).items():
-            if table := table_of(wanted):
-                yield from walk(method, table, (*path, name))
+            table = table_of(wanted)
+            kinds = table.kinds().values() if table and issubclass(table, Slot) else [table] if table else []
+            for kind in (k for k in kinds if k.__module__.startswith("solera.")):
+                yield from walk(method, kind, (*path, name))
 
     for name, cls in TABLES.items():
         yield from walk("fedavg", cls, (name,))
@@ -88,6 +90,7 @@ def test_wrong_values_are_refused_with_the_same_words_from_python_and_from_toml(
             inner = tables
             for table in path:
                 inner = inner.setdefault(table, {})
+            inner |= {"kind": cls.kind} if issubclass(cls, Slot) else {}
             inner[name] = value
             there = said(load_config, tables)
             assert here.startswith(f"{cls.__name__}.{name} = ")
@@ -105,15 +108,6 @@ def test_defaults_pass_the_checks_and_the_signature_is_kept(cls):
     assert list(signature.parameters) == list(hints(cls))
 
 
-@pytest.mark.parametrize(
-    ("cls", "old", "new"),
-    [(cls, old, new) for _, cls, _ in ALL for old, new in getattr(cls, "RENAMED", {}).items()],
-)
-def test_old_spellings_are_refused_with_the_new_one(cls, old, new):
-    assert new in hints(cls)
-    assert said(cls, **{old: 1}) == f"{cls.__name__}.{old} = 1: this setting is now called {new!r}"
-
-
-def test_an_old_spelling_in_toml_is_refused_with_the_full_key():
-    tables = {"method": {"name": "fedavg", "local": {"optimiser": "sgd"}}}
-    assert said(load_config, tables) == "method.local.optimiser = \"sgd\": this setting is now called 'optimizer'"
+def test_every_kind_of_a_slot_is_tried():
+    tried = {cls.kind for _, cls, _ in ALL if issubclass(cls, Slot)}
+    assert tried >= {"whole", "low-bit", "all", "robust", "clients", "several", "swag", "memory", "low-entropy"}

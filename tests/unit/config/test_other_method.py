@@ -10,6 +10,7 @@ from solera.core.errors import ConfigError
 from solera.core.federation import FederationConfig
 from solera.lab.sweep import notes, plan
 from solera.method import METHODS, name_of
+from solera.methods.feddf import FedDF
 from solera.runs.config import Config, load_config, merged, to_toml
 from solera.runs.loop import check_start, execute
 from solera.scenario.scenario import Scenario, build_scenario
@@ -57,7 +58,11 @@ def test_it_really_runs(name, tmp_path, caplog):
 
 def test_local_training_and_the_federation_carry_over_and_nothing_else():
     feddf = load_config(RECIPE)
-    for name in set(OURS) - {"feddf", "fedmd", "pfedme"}:  # those two train in a way of their own
+    variants = {name for name in OURS if issubclass(METHODS[name], FedDF)}  # FedDF but for an equation
+    for name in sorted(variants):
+        assert load_config(RECIPE, [f"method.name={name}"]).method.fusion == feddf.method.fusion, name
+    assert variants == {"feddf", "feddf-previous", "pfeddf"}
+    for name in set(OURS) - variants - {"fedmd", "pfedme"}:  # those two train in a way of their own
         other = load_config(RECIPE, [f"method.name={name}"])
         assert other.method.local == feddf.method.local == Local(epochs=3, batch=32, lr=0.05), name
         assert (other.partition, other.federation, other.run) == (feddf.partition, feddf.federation, feddf.run)

@@ -27,8 +27,7 @@ FEDDF = {
     "federation.fraction": 0.4,
     "federation.sampling": "uniform",
     "method.name": "feddf",
-    "method.average": "uniform",  # ablations and code; Algorithm 1 weighs by samples
-    "method.student_init": "from_average",
+    "method.screen.average": "uniform",  # ablations and code; Algorithm 1 weighs by samples
     "method.ensemble": "avg_logits",
     "method.local.epochs": 40,
     "method.local.batch": 64,  # code
@@ -293,15 +292,18 @@ PAPERS = {
         "models.clients": ("vgg9-fedma",),  # appendix C.2: "9-layer VGG (same as the one used in [74])", FedMA's
         "models.norm": "none",
         "method.local.lr": 0.05,
-        "method.drop_worst": True,
-        "method.drop_threshold": 1.2,  # code
+        "method.screen.kind": "robust",
+        "method.screen.drop_worst": True,
+        "method.screen.drop_threshold": 1.2,  # code
     },
     "feddf/table4": FEDDF
-    | {"method.quantise.bits": 1, "method.quantise.training": "ste", "method.quantise.mask": True},
+    | {"method.upload.kind": "low-bit", "method.upload.bits": 1, "method.upload.training": "ste"}
+    | {"method.upload.mask": True},
     "feddf/table5": FEDDF,
     "feddf/table6": FEDDF | {"method.local.optimizer": "adam", "method.local.lr": 1e-3},
     "feddf/table7": FEDDF  # "all client models + 10 samples"
-    | {"method.swag.samples": 10, "method.swag.scale": 0.5, "method.swag.include_clients": True},
+    | {"method.teaching.kind": "swag", "method.teaching.samples": 10, "method.teaching.scale": 0.5}
+    | {"method.teaching.include_clients": True},
     "feddf/table8": FEDDF | {"method.mu": 0.01},  # of 0.001, 0.01, 0.1, 1; the choice is not stated
     "feddf/fig4-cifar10": FEDDF
     | {

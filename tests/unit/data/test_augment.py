@@ -158,15 +158,9 @@ def test_the_setting():
         load_config({"method": {"name": "fedavg", "local": {"augment": ["crop"]}}})
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("off", "[]"), ("once", '["crop", "flip", "jitter", "gray"]'), ("draw", "with fresh = true beside it")],
-)
-def test_the_old_spelling_of_the_public_setting_is_refused_with_the_new_one(old, new):
-    with pytest.raises(ConfigError) as caught:
-        load_config({"method": {"name": "feddf"}, "public": {"augment": old}})
-    assert f'public.augment = "{old}": this is now written ' in str(caught.value)
-    assert new in str(caught.value)
+def test_a_single_step_is_refused_with_the_list_that_is_meant():
+    with pytest.raises(ConfigError, match=r'^public\.augment = "crop": expected a list of .*: write \["crop"\]$'):
+        load_config({"method": {"name": "feddf"}, "public": {"augment": "crop"}})
 
 
 def test_fresh_noise_is_another_at_each_draw():

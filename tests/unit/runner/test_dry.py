@@ -5,7 +5,6 @@ from unittest import mock
 
 import pytest
 import torch
-from solera.train.lowbit import LowBit
 from torch import nn
 
 import solera.methods  # noqa: F401  (registers them)
@@ -22,6 +21,9 @@ from solera.engines.dry import Dry
 from solera.engines.serve import arguments_of
 from solera.method import METHODS, find_method
 from solera.methods.steps import counts
+from solera.methods.steps.low_bit import LowBitUpload
+from solera.methods.steps.screen import Robust
+from solera.methods.steps.teaching import LowEntropy
 from solera.methods.steps.training import local_update
 from solera.runs.config import RunConfig, load_config
 from solera.runs.read import read_run
@@ -69,8 +71,9 @@ def test_bytes_are_those_of_the_run(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("feddf", {"quantise": LowBit(bits=3, skip_ends=True)}),
-        ("feddf", {"low_entropy_top": 20}),
+        ("feddf", {"upload": LowBitUpload(bits=3, skip_ends=True)}),
+        ("hierarchical", {"upload": LowBitUpload(bits=1)}),
+        ("feddf", {"teaching": LowEntropy(top=20)}),
         ("fedgems", {"selective": False}),
         ("fedgkt", {"partial": "cached"}),
         ("heterofl", {"assignment": "dynamic"}),
@@ -83,6 +86,15 @@ def test_other_exchanges_of_a_method_are_exact_as_well(name, settings, tmp_path)
     dry, said, sent = both(dataclasses.replace(small(find_method(name)()), **settings), tmp_path)
     assert said == sent
     assert dry.facts()["exact"]
+
+
+@pytest.mark.parametrize("name", ["feddf", "fusionlarge", "hierarchical"])
+def test_no_client_is_dropped_for_its_accuracy_in_a_dry_run(name):
+    """All models are zeros there, which is at chance."""
+    method = dataclasses.replace(small(find_method(name)()), screen=Robust(drop_worst=True))
+    plain = rehearse(toy_for(method, validation=0.2), small(find_method(name)()), RunConfig(rounds=ROUNDS), SOME)
+    dry = rehearse(toy_for(method, validation=0.2), method, RunConfig(rounds=ROUNDS), SOME)
+    assert [sent.bytes for sent in dry.rounds] == [sent.bytes for sent in plain.rounds]
 
 
 LENT = [n for n in sorted(METHODS) if small(find_method(n)()).traits().public == "everywhere" and n != "decentralised"]

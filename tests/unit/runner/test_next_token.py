@@ -75,8 +75,8 @@ def test_methods_that_cannot_say_so():
     asked = load_config(BASE | {"method": {"name": "fedet"}})
     with pytest.raises(ConfigError, match=r"'fedet' works with one prediction for each sample, not for each token"):
         check_start(asked.method, scenario_of(asked), asked.federation)
-    asked = config("feddf", low_entropy_top=4)
-    with pytest.raises(ConfigError, match=r"low_entropy_top .* leave it out for causal-lm"):
+    asked = config("feddf", teaching={"kind": "low-entropy", "top": 4})
+    with pytest.raises(ConfigError, match=r'^method\.teaching\.kind = "low-entropy": .* leave it out for causal-lm'):
         check_start(asked.method, scenario_of(asked), asked.federation)
 
 
