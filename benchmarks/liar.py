@@ -81,17 +81,17 @@ def dsfl(aggregation: str) -> Tables:
 # name -> (title, settings). The rows with a validation set train on 270 samples less.
 ROWS: dict[str, tuple[str, Tables]] = {
     "feddf": ("FedDF", feddf()),
-    "feddf-clip": ("FedDF, `update_clip = 2`", feddf(update_clip=2.0)),
+    "feddf-clip": ("FedDF, `update_clip = 2`", feddf(screen={"kind": "robust", "update_clip": 2.0})),
     "feddf-medians": (
         'FedDF, `ensemble = "median_probs"`, `average = "median"`',
-        feddf(ensemble="median_probs", average="median"),
+        feddf(ensemble="median_probs", screen={"kind": "robust", "average": "median"}),
     ),
     "feddf-krum": (
         'FedDF, `teachers` and `average = "multi_krum"`',
-        feddf(teachers="multi_krum", average="multi_krum"),
+        feddf(screen={"kind": "robust", "teachers_by": "multi_krum", "average": "multi_krum"}),
     ),
     "feddf-validation": ("FedDF, with a validation set", feddf(VALIDATION)),
-    "feddf-drop": ("FedDF, with a validation set, `drop_worst = true`", feddf(VALIDATION, drop_worst=True)),
+    "feddf-drop": ("FedDF, with a validation set, `drop_worst = true`", feddf(VALIDATION, screen={"kind": "robust", "drop_worst": True})),
     "fedeed": ("FedEED", fedeed()),
     "fedeed-medians": (
         'FedEED, `rule = "median_probs"`, `local_trainer.average = "median"`',
@@ -99,7 +99,7 @@ ROWS: dict[str, tuple[str, Tables]] = {
     ),
     "fedeed-clip": ("FedEED, `local_trainer.update_clip = 2`", fedeed(local_trainer={"update_clip": 2.0})),
     "fedet": ("Fed-ET", fedet()),
-    "fedet-median": ('Fed-ET, `average = "median"`', fedet(average="median")),
+    "fedet-median": ('Fed-ET, `average = "median"`', fedet(screen={"kind": "robust", "average": "median"})),
     "dsfl-era": ("DS-FL", dsfl("era")),
     "dsfl-sa": ('DS-FL, `aggregation = "sa"`', dsfl("sa")),
 }

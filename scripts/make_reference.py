@@ -29,7 +29,7 @@ import torch
 
 import solera.methods  # noqa: F401  (registers them)
 from solera.core.errors import ConfigError
-from solera.core.settings import OFF, hints, optional, strip, words
+from solera.core.settings import OFF, Slot, hints, optional, strip, words
 from solera.data import SOURCES
 from solera.data.site_data import SiteConfig
 from solera.lab.papers import PAPERS, load_paper, paper_names
@@ -137,12 +137,11 @@ MEANINGS = {
     "fedavgm.momentum": "beta of the server's momentum",
     "scaffold.server_lr": "step size of the server, eta_g",
     "scaffold.allow_momentum": "let option II run with an optimizer other than plain SGD, which it assumes",
-    "feddf.average": "the students' initial weights: mean weighted by examples, mean with equal weights, or the median "
-    "of each weight; teachers always have equal weights",
-    "feddf.student_init": "where the student of a round starts: the average of this round, or the last fused model",
-    "feddf.drop_threshold": "of `drop_worst`: minimum of validation accuracy, in multiples of chance",
-    "feddf.drop_outliers": "if `drop_worst` drops no client: drop those far below the others",
-    "feddf.distill_absent": "also distil architectures that had no client this round",
+    "Robust.average": "as above, or the median of each number, or a rule that tolerates `max_byzantine` clients, see "
+    "[robustness](robustness.md)",
+    "Robust.drop_threshold": "of `drop_worst`: minimum of validation accuracy, in multiples of chance",
+    "Robust.drop_outliers": "if `drop_worst` drops no client: drop those far below the others",
+    "Several.parts": "a list of tables `[[method.teaching.parts]]`, each of a kind of its own",
 }
 
 
@@ -223,9 +222,15 @@ def settings(cls: type, where: str) -> list[tuple[str, ...]]:
     kinds, said = hints(cls), inherited_comments(cls)
     rows = []
     for f in dataclasses.fields(cls):
+        if not f.init:
+            continue
         value = default_of(f)
         meaning = MEANINGS.get(f"{where}.{f.name}") or said.get(f.name) or MEANINGS.get(f"*.{f.name}", "")
-        if is_table(value):
+        if isinstance(value, Slot):
+            kinds_of = ", ".join(f"`{kind}`" for kind in slot_kinds(type(value)))
+            said_of = f"{meaning}; {other_defaults('method', f.name, value)}"
+            rows.append((f"`{f.name}`", f"`{value.kind}`", f"{link(type(value))}: {kinds_of}", said_of))
+        elif is_table(value):
             within = where if where in TABLES else "method"
             rows.append((f"`{f.name}`", "a table", link(type(value)), other_defaults(within, f.name, value)))
         else:
@@ -236,8 +241,6 @@ def settings(cls: type, where: str) -> list[tuple[str, ...]]:
 TITLES = {
     "Local": "Local training",
     "Distill": "Distillation",
-    "LowBit": "Low-bit weights",
-    "Swag": "Drawn teachers",
     "StopConfig": "Ending early",
 }
 
@@ -264,6 +267,17 @@ def our_methods() -> dict[str, type[Method]]:
     return {n: cls for n, cls in sorted(METHODS.items()) if cls.__module__.startswith(OF_US)}
 
 
+def slot_kinds(slot: type[Slot]) -> dict[str, type]:
+    """The library's own kinds of a slot, the default first."""
+    return {kind: cls for kind, cls in slot.kinds().items() if cls.__module__.startswith(OF_US)}
+
+
+def slots() -> dict[str, type[Slot]]:
+    """The slots of methods, by the names of their default classes."""
+    every = (default_of(f) for cls in our_methods().values() for f in dataclasses.fields(cls))
+    return {type(value).__name__: type(value) for value in every if isinstance(value, Slot)}
+
+
 def shared_tables() -> dict[str, type]:
     """The kinds of tables within others, by the names of their classes."""
     found: dict[str, type] = {}
@@ -271,7 +285,7 @@ def shared_tables() -> dict[str, type]:
     def look(cls: type) -> None:
         for f in dataclasses.fields(cls):
             value = default_of(f)
-            if is_table(value) and type(value).__name__ not in found:
+            if is_table(value) and not isinstance(value, Slot) and type(value).__name__ not in found:
                 found[type(value).__name__] = type(value)
                 look(type(value))
 
@@ -282,7 +296,8 @@ def shared_tables() -> dict[str, type]:
 
 def places() -> list[tuple[str, type]]:
     """Everything that has settings, with the first part of its keys in MEANINGS."""
-    return [*TABLES.items(), ("sites", SiteConfig), *our_methods().items(), *shared_tables().items()]
+    kinds = [(cls.__name__, cls) for slot in slots().values() for cls in slot_kinds(slot).values()]
+    return [*TABLES.items(), ("sites", SiteConfig), *our_methods().items(), *shared_tables().items(), *kinds]
 
 
 def missing_meanings() -> list[str]:
@@ -369,6 +384,18 @@ def configuration() -> str:
             table(head, settings(cls, name)),
             "\n",
         ]
+    parts.append(
+        "## Slots of [method]\n\n"
+        'Options that come in several kinds: `[method.upload]` with `kind = "low-bit"` and the settings of that kind, '
+        "or `--set method.upload=low-bit` with its defaults. The first kind is the default and does nothing beyond the "
+        "algorithm. Classes of your own, derived from the first, are further kinds ([own methods](own-method.md)).\n\n"
+    )
+    for name, slot in slots().items():
+        parts.append(f"### {name}\n\n")
+        for kind, cls in slot_kinds(slot).items():
+            rows = settings(cls, cls.__name__)
+            parts.append(f'`[method.{name.lower()}]` with `kind = "{kind}"`. {inspect.getdoc(cls)}\n\n')
+            parts.append(table(head, rows) + "\n" if rows else "")
     return "".join(parts).rstrip("\n") + "\n"
 
 

@@ -357,7 +357,8 @@ def words(wanted: Any) -> str:
         text = "one of " + ", ".join(repr(a) for a in typing.get_args(inner))
     elif typing.get_origin(inner) in (list, tuple):
         member = typing.get_args(inner)[0]
-        kinds = many.get(strip(member), ", ".join(map(repr, _choices(member))) or "values")
+        other = "tables" if table_of(member) else "values"
+        kinds = many.get(strip(member), ", ".join(map(repr, _choices(member))) or other)
         text = " ".join(["a list of", kinds, limits(member)]).rstrip()
     elif typing.get_origin(inner) is dict or table_of(inner):
         text = "a table"
