@@ -8,7 +8,7 @@ import re
 import pytest
 
 import solera.methods  # noqa: F401  (registers them)
-from solera.core.settings import hints, table_of
+from solera.core.settings import Slot, hints, table_of
 from solera.lab import bounds
 from solera.lab.papers import PAPERS, load_paper, paper_names
 from solera.method import METHODS
@@ -56,8 +56,8 @@ def keys_of(cls: type, above: str) -> set[str]:
     for name, hint in hints(cls).items():
         found.add(f"{above}.{name}")
         inner = table_of(hint)
-        if inner is not None:
-            found |= keys_of(inner, f"{above}.{name}")
+        for kind in inner.kinds().values() if inner and issubclass(inner, Slot) else filter(None, [inner]):
+            found |= keys_of(kind, f"{above}.{name}")
     return found
 
 

@@ -68,7 +68,7 @@ def test_diagrams_are_tables(site):
     text = (site / "architecture.html").read_text("utf-8")
     assert "flowchart" not in text
     assert "sequenceDiagram" not in text
-    assert "<td><strong>federation</strong></td>" in text
+    assert "<td><strong>core</strong></td>" in text
     assert "<td>sample()</td>" in text
 
 
