@@ -91,7 +91,10 @@ ROWS: dict[str, tuple[str, Tables]] = {
         feddf(screen={"kind": "robust", "teachers_by": "multi_krum", "average": "multi_krum"}),
     ),
     "feddf-validation": ("FedDF, with a validation set", feddf(VALIDATION)),
-    "feddf-drop": ("FedDF, with a validation set, `drop_worst = true`", feddf(VALIDATION, screen={"kind": "robust", "drop_worst": True})),
+    "feddf-drop": (
+        "FedDF, with a validation set, `drop_worst = true`",
+        feddf(VALIDATION, screen={"kind": "robust", "drop_worst": True}),
+    ),
     "fedeed": ("FedEED", fedeed()),
     "fedeed-medians": (
         'FedEED, `rule = "median_probs"`, `local_trainer.average = "median"`',

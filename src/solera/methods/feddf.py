@@ -2,7 +2,7 @@
 
 Every architecture is averaged over its clients and distilled, on unlabelled public samples, from the mean logits of all
 clients. Teachers never update their BatchNorm statistics. These are averaged like parameters (line 11), and the student
-updates its own on public samples, unless fusion.student_norm = "frozen". Options are slots; their defaults do nothing."""
+updates its own on public samples, unless fusion.student_norm = "frozen". Options are slots, off by default."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar

@@ -29,6 +29,7 @@ from solera.methods.framework.global_trainers import GlobalTrainer
 from solera.methods.framework.grouping import split
 from solera.methods.framework.local_trainers import LocalTrainer, Seeds
 from solera.methods.scaffold import Scaffold
+from solera.methods.steps.screen import Robust
 from solera.runs.config import EngineConfig, RunConfig, load_config
 from solera.runs.loop import check_server, simulate
 from solera.testing import check_method, deep, run_toy, toy, wide
