@@ -45,6 +45,7 @@ METHODS = {
     "decentralised": {"name": "decentralised", "local": LOCAL, "distill": {"epochs": 1}},
 }
 FAST = ("fusionlarge", "mnfl", "fedmd")
+WITHOUT_A_MODEL_OF_THE_SERVER = ("mnfl", "fedmd", "feddf", "decentralised")
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,10 @@ def hosts_of(home, tables):
     found = {}
     for k, site in tables["sites"].items():
         own = {**tables, "data": {**tables["data"], "path": "/nowhere"}, "sites": {k: site}}
+        models = {name: value for name, value in tables["models"].items() if name not in ("server", "options")}
+        if (options := tables["models"].get("options", {}).get(site["model"])) is not None:
+            models["options"] = {site["model"]: options}
+        own["models"] = models  # as `deploy init` writes it: nothing of the models of others
         with code_allowed(home):
             found[k] = site_host(config_of(home, own), k)
     return found
@@ -111,6 +116,8 @@ def server_file(tables):
 @pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS])
 def test_sites_that_know_only_their_own_tokenizer_end_as_the_simulation_of_all(home, tables, tmp_path, method):
     tables["method"] = METHODS[method]
+    if method in WITHOUT_A_MODEL_OF_THE_SERVER:
+        del tables["models"]["server"], tables["models"]["options"]["transformer"]
     simulated = executed(home, tmp_path / "simulated", tables)
     hosts = hosts_of(home, tables)
     config = config_of(home, server_file(tables))
@@ -208,6 +215,7 @@ def test_a_server_alone_may_have_another_tokenizer(home, tables):
     for site in tables["sites"].values():
         site["model"] = "lstm"
     tables["models"]["server"] = "hf:./encoder"
+    del tables["models"]["options"]["transformer"]
     with code_allowed(home):
         scenario = scenario_of(config_of(home, tables))
     assert [c.encoding.name.partition("-")[0] for c in scenario.dataset.columns] == ["words", "wordpiece"]

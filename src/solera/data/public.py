@@ -68,6 +68,8 @@ class PublicConfig:
                 named_classes(self.classes)
             except ConfigError as e:
                 yield str(e).removeprefix("public.")
+        elif self.classes == []:
+            yield "classes = []: name at least one class, or leave it out for all"
         elif self.classes is not None and (len(set(self.classes)) < len(self.classes) or min(self.classes) < 0):
             yield f"classes = {self.classes}: name classes from 0, each once"
         if self.users is not None and (self.source != "held-out" or self.size is not None):

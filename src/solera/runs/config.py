@@ -167,12 +167,17 @@ def load_config(
 def _left_out(given: dict[str, Any], chosen: Collection[str]) -> list[str]:
     """Leave out of the tables what overrides have made unread: settings of the source that are meant for another choice
     than the one in `chosen`. Returns notes."""
-    notes = []
-    for found in unread(_tables(given)[0]) if chosen else ():
-        decided = [key for key in found.choices if key in chosen]
-        if decided and not any(key == found.key or key.startswith(f"{found.key}.") for key in chosen):
-            without(given, found.key)
-            notes.append(f"{found.key} did not carry over: {decided[0]} was changed")
+    notes: list[str] = []
+    changed, more = set(chosen), bool(chosen)
+    while more:  # what is left out may have decided whether others are read
+        more = False
+        for found in unread(_tables(given)[0]):
+            decided = [key for key in found.choices if key in changed]
+            if decided and not any(key == found.key or key.startswith(f"{found.key}.") for key in chosen):
+                without(given, found.key)
+                notes.append(f"{found.key} did not carry over: {decided[0]} was changed")
+                changed.add(found.key)
+                more = True
     return notes
 
 

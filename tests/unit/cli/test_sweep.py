@@ -29,7 +29,10 @@ from solera.runs.config import load_config
 from solera.runs.loop import check_start, execute
 from solera.scenario.scenario import build_scenario
 
-TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
+TINY = SELF_TEST | {
+    "engine": {"name": "inprocess"},
+    "partition": {**SELF_TEST["partition"], "kind": "dirichlet", "variant": "block"},
+}
 
 
 def solera(*args: Any) -> Result:

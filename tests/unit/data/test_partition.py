@@ -379,7 +379,7 @@ def test_a_million_clients_are_two_tensors(kind):
         ({"kind": "iid", "clients": 101}, r"partition\.clients = 101 .* only 100 training samples.* at most 100"),
         ({"kind": "iid", "clients": 20, "min_size": 6}, r"partition\.min_size = 6.* at most 16"),
         ({"kind": "iid", "min_size": 0}, r"PartitionConfig\.min_size = 0"),
-        ({"alpha": 0.0}, r"PartitionConfig\.alpha = 0\.0: expected a number above 0 \(small: skewed"),
+        ({"alpha": 0.0}, r"PartitionConfig\.alpha = 0\.0: expected a number of at least 1e-09 \(small: skewed"),
         ({"kind": "quantity", "alpha": -1.0}, r"PartitionConfig\.alpha = -1\.0"),
         ({"alpha": float("inf")}, r"PartitionConfig\.alpha = inf"),
         ({"alpha": float("nan")}, r"PartitionConfig\.alpha = nan"),

@@ -68,7 +68,8 @@ def test_classes_size_and_fraction_choose(colour_task):
     assert set(by_class.labels.tolist()) == {1, 4}
     assert len(by_class) == 16
     assert len(own(colour_task, fraction=0.25)) == 12
-    assert len(own(colour_task, fraction=1e-9)) == 1
+    with pytest.raises(ConfigError, match=r"public\.fraction = 1e-09: of the public samples not one is left"):
+        own(colour_task, fraction=1e-9)
     sized = public_from_dataset(colour_task, colour_task, PublicConfig(source="dataset", size=18, labels=True), seed=1)
     assert sized.labels.bincount().tolist() == [3] * 6  # in proportion to the classes
     assert torch.equal(
@@ -303,7 +304,7 @@ def test_subset_keeps_samples_labels_and_use_together(colour_task):
     [
         ({"fraction": 0.0}, r"PublicConfig\.fraction = 0\.0"),
         ({"fraction": 1.5}, r"PublicConfig\.fraction = 1\.5"),
-        ({"classes": []}, r"public\.classes = \[\]: none of 48 samples is left"),
+        ({"classes": []}, r"PublicConfig\.classes = \[\]: name at least one class"),
         ({"classes": [77]}, r"none of .* samples is left"),
         ({"augment": "always"}, r"PublicConfig\.augment = \"always\": expected a list of 'crop', 'flip', 'jitter'"),
         ({"augment": ["crp"]}, r"PublicConfig\.augment\[0\] = \"crp\": expected one of .*; did you mean 'crop'"),

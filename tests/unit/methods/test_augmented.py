@@ -65,7 +65,7 @@ def test_a_run_is_not_continued_with_other_steps(tmp_path):
     begun = run_toy(method, tmp_path, rounds=1, augment=[blurred])
     with pytest.raises(RunError, match=r"started with data\.augment = .*blurred.*, not .*crooked"):
         run_toy(method, tmp_path, rounds=2, augment=[crooked])
-    with pytest.raises(RunError, match=r"started with data\.augment = .*blurred.*, not None"):
+    with pytest.raises(RunError, match=r"started with data\.augment = .*blurred.*, not unset"):
         run_toy(method, tmp_path, rounds=2)
     assert run_toy(method, tmp_path, rounds=1, augment=[blurred]).digest == begun.digest
     assert [step.rpartition(":")[2] for step in read_run(tmp_path).settings["data.augment"]] == ["blurred"]

@@ -192,7 +192,7 @@ def test_a_sample_on_the_disk_is_no_papers_row(shared_data, tmp_path):
     )  # fmt: skip
     said = result.stdout + result.stderr
     assert "data.train_size = 20000 (the paper's: 120000)" in said
-    assert "public.size = 100 (the paper's: 60000)" in said
+    assert "public.size = 100 (the paper's: 58200)" in said
     assert "models.weights = random (text-bag) (the paper's: pretrained)" in said
     result = solera(
         "run", "feddf/fig3-sst2", "--dry-run", "--rounds", "1", "--set", f"data.path={shared_data / 'sst2'}",
