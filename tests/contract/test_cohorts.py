@@ -14,7 +14,7 @@ import solera.methods  # noqa: F401  (registers them)
 from cohorts import HELD_OUT, PARTIES, SCAFFOLD, UNIFORM, WEIGHTED, Federated, apart, settings
 from solera.core.wire import digest
 from solera.method import METHODS
-from solera.methods.steps.swag import Swag
+from solera.methods.steps.teaching import ByAccuracy, Swag
 from solera.train.data_free import FineTune
 from solera.train.similarity import Coefficients
 
@@ -40,8 +40,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, STILL.get(name, 
     "fedavg, uniform": ("fedavg", {"average": "uniform"}),
     "feddf, uniform": ("feddf", {"average": "uniform"}),
     "feddf, median": ("feddf", {"average": "median", "ensemble": "median_probs"}),
-    "feddf, accuracy": ("feddf", {"teacher_weights": "accuracy"}),
-    "feddf, swag": ("feddf", {"swag": Swag(samples=2)}),
+    "feddf, accuracy": ("feddf", {"teaching": ByAccuracy()}),
+    "feddf, swag": ("feddf", {"teaching": Swag(samples=2)}),
     "hierarchical, logits": ("hierarchical", {"grouping": "blocks", "exchange": "logits"}),
     "hierarchical, every 2": ("hierarchical", {"grouping": "blocks", "average": "uniform", "every": 2}),
     "fedgkt, cached": ("fedgkt", {**STILL["fedgkt"], "partial": "cached"}),

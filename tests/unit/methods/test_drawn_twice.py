@@ -15,7 +15,7 @@ from solera.methods.fd import FD
 from solera.methods.fedbe import FedDistill
 from solera.methods.feddf import FedDF
 from solera.methods.pfedhn import PFedHN
-from solera.methods.steps.swag import Swag
+from solera.methods.steps.teaching import Swag
 from solera.methods.steps.training import local_update
 from solera.train.distill import Distill
 from solera.train.fitting import Local
@@ -55,7 +55,7 @@ def test_swag_s_mean_is_that_of_the_cohort(tmp_path, place):
 
     world.fed.submit = heard
     if place == "feddf":
-        method = FedDF(LOCAL, STEPS, swag=Swag(samples=1, scale=0.0, include_clients=False))
+        method = FedDF(LOCAL, STEPS, teaching=Swag(samples=1, scale=0.0, include_clients=False))
     else:
         method = FedDistill(LOCAL, STEPS, samples=1, scale=1e-16, include_clients=False)
     world.run(method)
@@ -66,7 +66,7 @@ def test_swag_s_mean_is_that_of_the_cohort(tmp_path, place):
 
 def test_clients_count_in_swag_s_reported_ensemble_as_often_as_they_teach(tmp_path):
     world = two(tmp_path)
-    world.run(FedDF(LOCAL, STEPS, swag=Swag(samples=2)))
+    world.run(FedDF(LOCAL, STEPS, teaching=Swag(samples=2)))
     (reported,) = [e for e in world.server.ensembles if e.name == "swag"]
     assert reported.weights == [3, 1, 1, 1]  # c0, c1 and the two samples
     assert reported.build is not None  # they are judged as the clients' models answer, also with few bits

@@ -10,13 +10,13 @@ from torch import nn
 from encoders import write_encoder
 from solera.core.errors import ConfigError
 from solera.core.tensors import copy_of, frozen_of, is_finite, weights_of
+from solera.methods.steps.screen import byzantine_mean
 from solera.models import as_split, build, encoding_of
 from solera.models.lora import Lora, adapted, base_digest, merged, sizes_of
 from solera.models.options import variant_of
 from solera.scenario.host import layout_digest
 from solera.scenario.scenario import ModelsConfig
 from solera.train.aggregate import uniform_mean, weighted_mean
-from solera.train.byzantine import byzantine_mean
 from solera.train.chain import resized
 from solera.train.fitting import Local, fit
 from solera.train.robust import coordinate_median
