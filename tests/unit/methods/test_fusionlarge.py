@@ -16,7 +16,7 @@ from solera.methods.feddf import FedDF
 from solera.methods.fedet import FedET
 from solera.methods.fusionlarge import FusionLarge, hard
 from solera.methods.steps.heads import head_of
-from solera.methods.steps.screen import Screen
+from solera.methods.steps.screen import Robust, Screen
 from solera.models import wrap
 from solera.runs.loop import check_server
 from solera.testing import check_method, run_toy, small, split_wide, toy_for, wide
@@ -45,9 +45,20 @@ def world(tmp, **options) -> World:
     return made
 
 
-def test_the_small_models_are_those_of_feddf_bit_for_bit(tmp_path):
-    a = world(tmp_path / "a", fraction=0.6).run(FedDF(LOCAL, FUSION), 3)[-1]
-    b = world(tmp_path / "b", fraction=0.6).run(FusionLarge(LOCAL, FUSION), 3)[-1]
+@pytest.mark.parametrize(
+    "screen",
+    [
+        Screen(),
+        Screen("uniform", buffers="last"),
+        Robust("median", update_clip=1.0),
+        Robust(drop_worst=True, teachers_by="multi_krum"),
+    ],
+    ids=str,
+)
+def test_the_small_models_are_those_of_feddf_bit_for_bit(tmp_path, screen):
+    data = {"fraction": 0.6, "validation": Data(*images(60, seed=4))}
+    a = world(tmp_path / "a", **data).run(FedDF(LOCAL, FUSION, screen=screen), 3)[-1]
+    b = world(tmp_path / "b", **data).run(FusionLarge(LOCAL, FUSION, screen=screen), 3)[-1]
     assert digest(a.weights) == digest(b.small)
 
 

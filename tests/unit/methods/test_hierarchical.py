@@ -13,7 +13,8 @@ from solera.core.wire import Packed, digest
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.hierarchical import Hierarchical
-from solera.methods.steps.screen import Screen
+from solera.methods.steps.low_bit import LowBitUpload
+from solera.methods.steps.screen import Robust, Screen
 from solera.testing import run_toy
 from solera.train.distill import Distill
 from solera.train.fitting import Local
@@ -111,10 +112,46 @@ def test_a_groups_voice_does_not_grow_with_its_architectures(tmp_path):
 # ---- what it is equal to ---------------------------------------------------------------------------
 
 
-def test_one_group_is_feddf_bit_for_bit(tmp_path):
-    a = mixed(tmp_path / "a", fraction=0.8).run(FedDF(LOCAL, FUSION), 2)[-1]
-    b = mixed(tmp_path / "b", fraction=0.8).run(dataclasses.replace(METHOD, groups=1), 2)[-1]
+@pytest.mark.parametrize(
+    "slots",
+    [
+        {},
+        {"upload": LowBitUpload(bits=1)},
+        {"screen": Robust("median", update_clip=1.0)},
+        {"screen": Robust("trimmed_mean", teachers_by="krum", buffers="last")},
+        {"screen": Robust(drop_worst=True)},
+    ],
+    ids=str,
+)
+def test_one_group_is_feddf_bit_for_bit(tmp_path, slots):
+    data = {"fraction": 0.8, "validation": Data(*images(60, seed=4))}
+    a = mixed(tmp_path / "a", **data).run(FedDF(LOCAL, FUSION, **slots), 2)[-1]
+    b = mixed(tmp_path / "b", **data).run(dataclasses.replace(METHOD, groups=1, **slots), 2)[-1]
     assert all(same_bits(a.weights[A], b.fused[A]) for A in "cm")
+    if slots:
+        plain = mixed(tmp_path / "c", **data).run(FedDF(LOCAL, FUSION), 2)[-1]
+        assert not all(same_bits(a.weights[A], plain.weights[A]) for A in "cm")
+
+
+def test_a_groups_screen_sees_its_own_clients_only(tmp_path):
+    """c0 and c2 have one architecture in the first group; all others are alone in theirs, so nothing compares to them.
+    In one federation there are three of one and two of the other."""
+    clip = Robust(update_clip=1.0)
+    world = mixed(tmp_path / "a")
+    world.run(dataclasses.replace(METHOD, screen=clip))
+    (clipped,) = {e["client"] for e in world.events("update_clipped")}
+    assert clipped in ("c0", "c2")
+    flat = mixed(tmp_path / "b")
+    flat.run(FedDF(LOCAL, FUSION, screen=clip))
+    assert {e["client"] for e in flat.events("update_clipped")} & {"c1", "c3"}
+
+
+def test_when_all_guess_the_best_client_of_each_group_stays(tmp_path):
+    world = mixed(tmp_path, validation=Data(*images(50, seed=4)))
+    start, end = world.run(dataclasses.replace(METHOD, screen=Robust(drop_worst=True, drop_threshold=4.0)))
+    gone = [GROUP[int(f["client"][1])] for f in world.fed.failures]
+    assert sorted(gone) == [0, 0, 1]
+    assert any(not same_bits(start.fused[A], end.fused[A]) for A in "cm")
 
 
 @pytest.mark.parametrize("average", ["weighted", "uniform"])
