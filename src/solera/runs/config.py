@@ -527,6 +527,8 @@ def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:
             into[name] = value
         elif isinstance(old, dict):
             _merge(old, value, f"{key}.")
+        elif isinstance(old, str) and path == "method.":  # the kind of a slot, in short
+            into[name] = {"kind": old, **value}
         else:
             inner = next(iter(value), "...")
             raise ConfigError(f"{key}.{inner} = {show(value.get(inner))}: {key} is a value, not a table")

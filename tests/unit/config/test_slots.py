@@ -78,6 +78,15 @@ def test_settings_of_a_kind_from_overrides():
     )
 
 
+def test_a_kind_in_short_and_settings_of_it():
+    wanted = LowBitUpload(bits=3)
+    assert method_of("method.upload=low-bit", "method.upload.bits=3").upload == wanted
+    assert method_of("method.upload.bits=3", upload="low-bit").upload == wanted
+    assert 'method.ensemble = {"kind": "avg_probs", "x": 1}: expected one of' in refused(
+        "method.ensemble.x=1", ensemble="avg_probs"
+    )
+
+
 def test_without_a_kind_settings_are_those_of_the_default():
     assert method_of("method.screen.average=uniform").screen == Screen("uniform")
 
