@@ -235,7 +235,7 @@ class FedGKT(Method):
             yield str(e)
         else:
             if self.server_model == "vgg19" and len(shape) != 3:
-                yield f"fedgkt: server_model = 'vgg19' takes feature maps; features = {self.features!r} are vectors"
+                yield f"method.server_model = 'vgg19' takes feature maps; features = {self.features!r} are vectors"
 
     def init(self, fed: Federation, server: Server) -> State:
         shape = feature_shape("fedgkt", self.layer, server)

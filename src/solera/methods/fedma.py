@@ -118,7 +118,7 @@ class FedMA(Method):
 
     def fits(self, server: Server) -> Iterator[str]:
         if self.matching != "none" and importlib.util.find_spec("scipy") is None:
-            yield f"fedma: matching = {self.matching!r} needs scipy: pip install 'solera[matching]'"
+            yield f"method.matching = {self.matching!r} needs scipy: pip install 'solera[matching]'"
 
     def init(self, fed: Federation, server: Server) -> State:
         x = {A: server.init(A) for A in server.architectures}

@@ -321,7 +321,7 @@ def public_problems(name: str, size: int | None, server: Server) -> Iterator[str
     if server.public.fresh:
         yield f"{name}: all clients must see the same public samples: leave out public.fresh"
     if size is not None and not 0 <= size <= len(server.public):
-        yield f"{name}: public_size = {size}, but there are {len(server.public)} public samples"
+        yield f"method.public_size = {size}, but there are {len(server.public)} public samples"
     _ = server.public.digest  # computed and cached before workers are forked, not in each worker
 
 

@@ -171,7 +171,7 @@ def test_a_rounds_samples_are_as_many_as_asked_for(world):
 
 def test_public_data_on_which_nothing_can_be_exchanged_is_refused(world):
     assert list(public_problems("it", 6, world.server)) == []
-    assert list(public_problems("it", 7, world.server)) == ["it: public_size = 7, but there are 6 public samples"]
+    assert list(public_problems("it", 7, world.server)) == ["method.public_size = 7, but there are 6 public samples"]
     world.server.public = Known(SET.inputs, torch.tensor([0, 1, 2, 0, 1, 2]))
     (found,) = label_problems("it", world.server, "leave it")
     assert "labels go up to 2, but the models have 2 outputs" in found
