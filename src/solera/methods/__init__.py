@@ -35,7 +35,7 @@ from .mnfl import MNFL
 from .mnflparam import MNFLParameters
 from .moon import MOON
 from .perfedavg import PerFedAvg
-from .pfeddf import PFedDF
+from .pfeddf import FedDFPrevious, PFedDF
 from .pfedhn import PFedHN
 from .pfedme import PFedMe
 from .scaffold import Scaffold
@@ -59,6 +59,7 @@ __all__ = [
     "FedAvgM",
     "FedBE",
     "FedDF",
+    "FedDFPrevious",
     "FedDistill",
     "FedEED",
     "FedET",
