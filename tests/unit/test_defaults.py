@@ -1,4 +1,4 @@
-"""What a setting is when nobody sets it: the papers' values where a paper has one, otherwise ours, written down once.
+"""Values of unset settings: the papers' values where a paper has one, otherwise ours, written down once.
 
 A default that slips changes every run that does not name it, and no comparison of two runs would show it.
 """

@@ -135,7 +135,7 @@ class Hierarchical(Method):
         """Fuse the groups' models, or have every group distil the mean logits of all groups into its own models."""
         seeds = partial(fed.seed, "above")
         members = [(A, g) for g, own in enumerate(state.votes) for A in own]
-        if len({g for _, g in members}) < 2:  # one group has nobody to be fused with: its models are the result
+        if len({g for _, g in members}) < 2:  # nothing to be fused with: the one group's models are the result
             return self._as_one(state, fed)
         uploads = [(A, state.weights[g][A]) for A, g in members]
         per_group = [1 / len(state.votes[g]) if self.exchange == "logits" else 1.0 for _, g in members]

@@ -276,13 +276,13 @@ def test_noise_another_domain_and_a_generator_can_be_distilled_on(tmp_path):
 MEDIAN = Robust("median")
 
 
-def lying(scenario: Scenario, liars: tuple[str, ...], bias: float) -> Scenario:
+def lying(scenario: Scenario, byzantine: tuple[str, ...], bias: float) -> Scenario:
     """These clients answer with finite weights of the right shape: the last layer 0, and `bias` for class 0."""
     honest = scenario.client
 
     def client(k, seed, state, place=None):
         c = honest(k, seed, state)
-        if k in liars:
+        if k in byzantine:
             truth = c.model
             c.train = Data(c.train.inputs[:0], c.train.labels[:0])
             c.model = lambda weights=None: claim(truth(weights), bias)
@@ -301,9 +301,9 @@ def claim(model: nn.Module, bias: float) -> nn.Module:
 
 
 def accuracy(
-    tmp, liars: tuple[str, ...] = (), bias: float = 1e4, method: type = FedDF, validation: float = 0.0, **settings
+    tmp, byzantine: tuple[str, ...] = (), bias: float = 1e4, method: type = FedDF, validation: float = 0.0, **settings
 ) -> float:
-    scenario = lying(toy({"wide": wide}, validation=validation), liars, bias)
+    scenario = lying(toy({"wide": wide}, validation=validation), byzantine, bias)
     fed = Federation(InProcess(scenario, ClientStates(tmp)), 0)
     method = method(Local(batch=16), Distill(steps=60, batch=32, lr=0.02), report_ensemble=False, **settings)
     state = method.init(fed, scenario.server)

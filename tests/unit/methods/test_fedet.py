@@ -134,7 +134,7 @@ def test_without_diversity_it_is_plain_consensus(tmp_path):
     assert digest(world(tmp_path / "b").run(FEDET)[-1]) != digest(end)
 
 
-def test_diversity_changes_nothing_where_nobody_dissents(tmp_path):
+def test_diversity_changes_nothing_where_no_teacher_dissents(tmp_path):
     def ends(tmp, diversity):
         w = world(tmp)
         w.fed.sample = lambda: ["c3"]  # a single teacher agrees with itself

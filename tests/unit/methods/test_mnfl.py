@@ -25,6 +25,8 @@ from solera.methods.pfeddf import PFedDF, score_tuned
 from solera.methods.simpfl import SimPFL, TopKPFL
 from solera.methods.steps import predictions
 from solera.methods.steps.coefficients import uniform_matrix
+from solera.methods.steps.screen import Robust
+from solera.methods.steps.teaching import Memory
 from solera.runs.config import load_config, recipe_names
 from solera.runs.loop import check_server
 from solera.testing import check_method
@@ -726,7 +728,9 @@ def test_pfeddf_has_all_settings_of_feddf():
     ours = {f.name: getattr(PFedDF(), f.name) for f in dataclasses.fields(PFedDF)}
     theirs = {f.name: getattr(FedDF(), f.name) for f in dataclasses.fields(FedDF)}
     assert ours == {"tune_epochs": 5, **theirs}
-    assert PFedDF(mu=0.5, average="uniform").feddf == FedDF(mu=0.5, average="uniform")
+    feddf = {"name": "feddf", "mu": 0.5, "screen": {"kind": "robust", "average": "median"}, "teaching": "memory"}
+    ours = load_config({"method": feddf}, ["method.name=pfeddf"]).method
+    assert ours == PFedDF(mu=0.5, screen=Robust("median"), teaching=Memory())
 
 
 # ---- what is refused at the start -------------------------------------------------------------------

@@ -225,7 +225,7 @@ def test_a_training_that_blows_up_raises():
             fit_coarse(mlp(0), *images(40), Local(epochs=20, batch=8, lr=1e4), 0, cfg)
 
 
-def test_nobody_to_learn_from_still_rounds():
+def test_without_samples_weights_are_still_rounded():
     for training in ("ste", "error_feedback"):
         model = mlp(0)
         x, y = images(4)

@@ -281,7 +281,7 @@ def test_models_that_answer_with_infinite_numbers_are_rejected(world):
     sent = {k: world.server.init(world.fed.architecture(k)) for k in ("c0", "c1")}
     sent["c1"]["3.bias"][0] = float("inf")
     x = replies_of({k: Update(weights) for k, weights in sent.items()})
-    assert list(finite_models(x, D[:0], world.fed, world.server)) == ["c0", "c1"]  # nobody is asked anything
+    assert list(finite_models(x, D[:0], world.fed, world.server)) == ["c0", "c1"]  # no model is asked
     assert list(finite_models(x, world.server.public[D[:1]], world.fed, world.server)) == ["c0"]
     assert list(x) == ["c0"]
     assert x.failures["c1"] == "non-finite logits on public samples"
