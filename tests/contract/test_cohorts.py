@@ -14,6 +14,7 @@ import solera.methods  # noqa: F401  (registers them)
 from cohorts import HELD_OUT, PARTIES, SCAFFOLD, UNIFORM, WEIGHTED, Federated, apart, settings
 from solera.core.wire import digest
 from solera.method import METHODS
+from solera.methods.steps.screen import Robust, Screen
 from solera.methods.steps.teaching import ByAccuracy, Swag
 from solera.train.data_free import FineTune
 from solera.train.similarity import Coefficients
@@ -38,12 +39,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, STILL.get(name, 
     "framework, uniform": ("framework", UNIFORM),
     "framework, scaffold": ("framework", SCAFFOLD),
     "fedavg, uniform": ("fedavg", {"average": "uniform"}),
-    "feddf, uniform": ("feddf", {"average": "uniform"}),
-    "feddf, median": ("feddf", {"average": "median", "ensemble": "median_probs"}),
+    "feddf, uniform": ("feddf", {"screen": Screen("uniform")}),
+    "feddf, median": ("feddf", {"screen": Robust("median"), "ensemble": "median_probs"}),
     "feddf, accuracy": ("feddf", {"teaching": ByAccuracy()}),
     "feddf, swag": ("feddf", {"teaching": Swag(samples=2)}),
     "hierarchical, logits": ("hierarchical", {"grouping": "blocks", "exchange": "logits"}),
-    "hierarchical, every 2": ("hierarchical", {"grouping": "blocks", "average": "uniform", "every": 2}),
+    "hierarchical, every 2": ("hierarchical", {"grouping": "blocks", "screen": Screen("uniform"), "every": 2}),
     "fedgkt, cached": ("fedgkt", {**STILL["fedgkt"], "partial": "cached"}),
     "fusionlarge, shared head": ("fusionlarge", {"head": "shared"}),
     "fedma, weighted": ("fedma", {"average": "weighted", "class_weighted": False}),

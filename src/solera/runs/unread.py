@@ -140,14 +140,19 @@ def too_many(tables: Mapping[str, Any]) -> Iterator[str]:
     if not {"sites", "partition", "federation", "method"} <= tables.keys():
         return
     clients, method = len(tables["sites"]) or tables["partition"].clients, tables["method"]
-    cls: type = type(method)
     if clients is None:
         return
     most = tables["federation"].cohort(clients)
-    for name, wanted in hints(cls).items():
-        value = getattr(method, name)
-        if at_once(wanted) and value != _default(method, name) and value >= most:
-            yield f"method.{name} = {value}: a round has {most} of {clients} clients; choose less"
+
+    def walk(table: Any, path: str) -> Iterator[str]:
+        for name, wanted in hints(type(table)).items():
+            value, key = getattr(table, name), f"{path}.{name}"
+            if dataclasses.is_dataclass(value):
+                yield from walk(value, key)
+            elif at_once(wanted) and value != _default(table, name) and value >= most:
+                yield f"{key} = {value}: a round has {most} of {clients} clients; choose less"
+
+    yield from walk(method, "method")
 
 
 def without(tables: Mapping[str, Any], key: str) -> None:

@@ -45,13 +45,18 @@ def test_everything_that_is_wrong_with_a_file_is_said_at_once():
         "federation": {"max_empty_rounds": int(HUGE)},
         "track": {"mlflow": "ftp://x"},
         "engine": {"workers": -1},
-        "method": {"name": "feddf", "byzantine": 100, "foo": 1, "fusion": {"steps": int(HUGE), "lr": -1}},
+        "method": {
+            "name": "feddf",
+            "screen": {"kind": "robust", "max_byzantine": 100},
+            "foo": 1,
+            "fusion": {"steps": int(HUGE), "lr": -1},
+        },
     }
     wanted = [
         "[nonsense]", "run.rounds", "run.seeds", "data.client_test", "data.colour", "data.length", "data.split",
         "partition.alpha", "partition.min_per_class", "models.server", "[models.options.lenet5]",
         "public.name", "public.classes", "federation.max_empty_rounds", "track.mlflow", "engine.workers",
-        "method.byzantine", "method.foo", "method.fusion.steps", "method.fusion.lr",
+        "method.screen.max_byzantine", "method.foo", "method.fusion.steps", "method.fusion.lr",
     ]  # fmt: skip
     found = refused(tables=tables)
     for key in wanted:
@@ -74,8 +79,8 @@ def test_what_follows_from_a_wrong_choice_is_not_said():
         ("federation.max_empty_rounds", ()),
         ("engine.per_device", ()),
         ("partition.classes_per_client", ("partition.kind=classes",)),
-        ("method.byzantine", ()),
-        ("method.swag.samples", ()),
+        ("method.screen.max_byzantine", ("method.screen.kind=robust",)),
+        ("method.teaching.samples", ("method.teaching.kind=swag",)),
         ("method.K", ("method.name=framework",)),
         ("method.tune_epochs", ("method.name=fedavgft",)),
         ("run.seed", ()),
@@ -115,11 +120,12 @@ def test_absurd_values_are_refused(setting: str, says: str):
     assert says in found
 
 
-def test_more_liars_than_a_round_has_clients_are_refused():
-    four = ["partition.clients=8", "federation.fraction=0.5", "method.average=krum"]
-    assert load_config(TINY, [*four, "method.byzantine=3"]).method.byzantine == 3  # type: ignore[attr-defined]
-    (found,) = refused(*four, "method.byzantine=4")
-    assert found == "method.byzantine = 4: a round has 4 of 8 clients; choose less"
+def test_more_byzantine_clients_than_a_round_has_are_refused():
+    four = ["partition.clients=8", "federation.fraction=0.5", "method.screen.kind=robust"]
+    config = load_config(TINY, [*four, "method.screen.max_byzantine=3"])
+    assert config.method.screen.max_byzantine == 3  # type: ignore[attr-defined]
+    (found,) = refused(*four, "method.screen.max_byzantine=4")
+    assert found == "method.screen.max_byzantine = 4: a round has 4 of 8 clients; choose less"
 
 
 def test_a_fraction_that_leaves_no_public_sample_is_refused_before_the_run_has_a_directory(tmp_path):

@@ -17,6 +17,7 @@ from solera.methods.codistillation import Codistillation
 from solera.methods.hierarchical import Hierarchical
 from solera.methods.mnfl import MNFL
 from solera.methods.scaffold import Scaffold
+from solera.methods.steps.screen import Screen
 from solera.train.distill import Distill
 from solera.train.fitting import Local
 from solera.train.similarity import Coefficients
@@ -60,7 +61,7 @@ def test_what_goes_into_a_group_counts_above_until_it_is_fused(tmp_path, average
     """Six rounds, fused every second; c0 is drawn twice, and an architecture or a whole group is absent."""
     world = quadratics(tmp_path, ("q", 4, 1), ("r", 2, 2), ("q", 8, 3), ("q", 0, 2), ("r", 6, 1))  # 0, 1, 2 and 3, 4
     none = Distill(steps=0)
-    method = Hierarchical(HALFWAY, none, none, groups=2, grouping="blocks", every=2, average=average)
+    method = Hierarchical(HALFWAY, none, none, groups=2, grouping="blocks", every=2, screen=Screen(average))
     cohorts = (["c0", "c0", "c3"], ["c1", "c2", "c4"], ["c3"], ["c4"], ["c0"], ["c3"])
     states = rounds(world, method, *cohorts)
     n = {"c0": 2, "c1": 2, "c2": 3, "c3": 2, "c4": 1} if average == "weighted" else dict.fromkeys(CLIENTS, 1)
