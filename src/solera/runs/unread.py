@@ -145,7 +145,8 @@ def too_many(tables: Mapping[str, Any]) -> Iterator[str]:
     most = tables["federation"].cohort(clients)
 
     def walk(table: Any, path: str) -> Iterator[str]:
-        for name, wanted in hints(type(table)).items():
+        cls: type = type(table)
+        for name, wanted in hints(cls).items():
             value, key = getattr(table, name), f"{path}.{name}"
             if dataclasses.is_dataclass(value):
                 yield from walk(value, key)
