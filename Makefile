@@ -6,7 +6,7 @@ RUN := $(VENV)/.run
 STAMP := $(VENV)/.dev
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
 
-.PHONY: help run test test-all lint docs unit rest faults golden other-cpu deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record reproduce-tiny versions clean
+.PHONY: help run test test-all lint docs unit rest faults golden other-cpu deploy-demo deploy-matrix deploy-faults mutants bench bench-quick bench-device bench-record same-as reproduce-tiny versions clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -78,6 +78,9 @@ bench-device: $(STAMP) ## on a machine with a GPU: several ways of a round in tu
 
 bench-record: $(STAMP) ## measure this machine for the guard
 	PYTHONPATH=benchmarks $(BIN)/python -m bench --quick --record benchmarks/recorded.json
+
+same-as: $(STAMP) ## compare all that runs and commands give with what a commit gave: make same-as REV=main (ten minutes each)
+	$(BIN)/python scripts/same_as.py $(REV) $(SAME_AS)
 
 reproduce-tiny: $(STAMP) ## every table and figure of the four papers on embedded data (less than an hour); stopped, it continues
 	$(BIN)/solera reproduce all --scale tiny --workers 0 --out build/reproduce --summary benchmarks/results/reproduce-tiny.json
