@@ -289,7 +289,7 @@ def command(main: Callable[[], Any], argv: list[str], folder: pathlib.Path, kill
                 os.chdir(folder)
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
-                sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
+                sys.stdout, sys.stderr = streams = [os.fdopen(fd, "w", closefd=False) for fd in (1, 2)]
                 sys.argv = ["solera", *argv]
                 signal.alarm(SECONDS)
                 if kill:
@@ -302,12 +302,14 @@ def command(main: Callable[[], Any], argv: list[str], folder: pathlib.Path, kill
                 traceback.print_exc()
             finally:
                 with contextlib.suppress(BaseException):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
+                    for stream in (sys.stdout, *streams):
+                        stream.flush()
                 os._exit(code)
-        status = os.waitpid(pid, 0)[1]
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # its workers
+        try:
+            status = os.waitpid(pid, 0)[1]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # its workers, or all of it if this process is interrupted
         texts = [(f.seek(0), f.read().decode(errors="replace"))[1] for f in (out, err)]
         return os.waitstatus_to_exitcode(status), *texts
 
