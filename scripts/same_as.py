@@ -215,7 +215,8 @@ class Plan:
 def plainly(value: Json, places: dict[str, str]) -> Json:
     """A value without times, versions and the paths of this machine."""
     if isinstance(value, dict):
-        return {plainly(k, places): plainly(v, places) for k, v in value.items() if k not in DROPPED}
+        dropped = DROPPED | {"start", "end"} if value.get("kind") == "timeline" else DROPPED
+        return {plainly(k, places): plainly(v, places) for k, v in value.items() if k not in dropped}
     if isinstance(value, list):
         return [plainly(v, places) for v in value]
     if isinstance(value, str):

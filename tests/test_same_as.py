@@ -130,10 +130,15 @@ def test_an_entry_of_a_meant_change_has_a_reason():
 
 
 def test_records_hold_no_times_and_no_paths(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "seconds": {"total": 1.5}, "cpu_s": 3}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"round": 0, "seconds": {"total": 1.5}, "events": [{"kind": "timeline", "start": 0.1}]}\n'
+    )
     (tmp_path / "run.json").write_text(json.dumps({"out": f"{tmp_path}/out", "solera": "0.2", "took": "ends (6.4 s)"}))
     found = same_as.run_record(tmp_path, {str(tmp_path): "WORK"})
-    assert found == {"metrics.jsonl": [{"round": 0}], "run.json": {"out": "WORK/out", "took": "ends (TIME)"}}
+    assert found == {
+        "metrics.jsonl": [{"round": 0, "events": [{"kind": "timeline"}]}],
+        "run.json": {"out": "WORK/out", "took": "ends (TIME)"},
+    }
 
 
 def test_the_first_spelling_that_is_accepted_is_recorded(tmp_path):
