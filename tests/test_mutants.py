@@ -122,25 +122,25 @@ def test_survivors_that_stay_have_a_reason(mutants):
 
 
 def test_reasons_are_counted_and_old_ones_named(mutants):
-    drawn = mutants.sample("train/clusters.py", 2, 0)
+    drawn = mutants.sample("methods/ifca.py", 2, 0)
     results = {m.id: {"verdict": "survived"} for m in drawn}
     text, still = mutants.summary(drawn, results, {drawn[0].id: {"reason": "the same"}})
     assert still == 1
     assert drawn[1].in_words() in text
     assert drawn[0].in_words() not in text
-    assert mutants.outdated({drawn[0].id: {"file": "train/clusters.py"}, "x": {"file": "gone.py"}}) == ["x"]
+    assert mutants.outdated({drawn[0].id: {"file": "methods/ifca.py"}, "x": {"file": "gone.py"}}) == ["x"]
 
 
 def test_it_judges_and_goes_on_where_it_ended(tmp_path):
     results = tmp_path / "results.jsonl"
     command = [sys.executable, str(SCRIPT), "parts/clusters", "--results", str(results), "--workers", "1"]
-    before = SCRIPT.parents[1].joinpath("src/solera/train/clusters.py").read_bytes()
+    before = SCRIPT.parents[1].joinpath("src/solera/methods/ifca.py").read_bytes()
     done = subprocess.run([*command, "--per-file", "1"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     (entry,) = map(json.loads, results.read_text().splitlines())
-    assert (entry["verdict"], entry["file"]) == ("killed", "train/clusters.py")
+    assert (entry["verdict"], entry["file"]) == ("killed", "methods/ifca.py")
     assert entry["by"].startswith("test_clusters.py::")
     again = subprocess.run([*command, "--per-file", "1"], capture_output=True, text=True, timeout=200)
     assert "noticed: 100.0 % of 1" in again.stdout
     assert len(results.read_text().splitlines()) == 1
-    assert before == SCRIPT.parents[1].joinpath("src/solera/train/clusters.py").read_bytes()
+    assert before == SCRIPT.parents[1].joinpath("src/solera/methods/ifca.py").read_bytes()

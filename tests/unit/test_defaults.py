@@ -13,12 +13,14 @@ from solera.methods.decentralised import Decentralised
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
 from solera.methods.fedet import FedET
+from solera.methods.fedma import BBP
 from solera.methods.framework.algorithm import Framework
 from solera.methods.fusionlarge import FusionLarge
 from solera.methods.hierarchical import Hierarchical
 from solera.methods.mnfl import MNFL
 from solera.methods.mnflparam import MNFLParameters
 from solera.methods.pfeddf import FedDFPrevious, PFedDF
+from solera.methods.pfedhn import Hypernet
 from solera.methods.steps.low_bit import LowBit, LowBitUpload
 from solera.methods.steps.screen import Robust
 from solera.methods.steps.teaching import ByAccuracy, LowEntropy, Memory, Several, Swag
@@ -27,8 +29,6 @@ from solera.train.bilevel import Envelope
 from solera.train.data_free import FineTune, LatentGenerator
 from solera.train.distill import Distill
 from solera.train.fitting import Local
-from solera.train.hypernet import Hypernet
-from solera.train.matching import BBP
 
 NO_DECAY = {"momentum": 0.0, "weight_decay": 0.0, "optimizer": "sgd", "clip": None}
 LOCAL = {"epochs": 5, "steps": None, "batch": 64, "lr": 0.1, **NO_DECAY}

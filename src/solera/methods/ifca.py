@@ -4,6 +4,8 @@ There are k models. Every client receives all of them, chooses the one with the 
 it. Each model becomes the mean of the uploads of the clients that chose it. Different architectures share nothing.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,7 +19,6 @@ from ..core.tensors import Weights, weights_of
 from ..core.wire import like, sized
 from ..method import About, Exchange, Method, Model, Traits, register
 from ..scenario.server import Server
-from ..train.clusters import lowest
 from ..train.fitting import Local, Score, evaluate, fit
 from .steps.averaging import Average, average_of
 
@@ -109,3 +110,12 @@ class IFCA(Method):
         return {
             A if j == 0 else f"{A}.{j}": Model(A, w) for A, own in state.clusters.items() for j, w in enumerate(own)
         }
+
+
+# ---- How a client chooses its cluster (IFCA) ---------------------------------------------------------
+
+
+def lowest(losses: Sequence[float]) -> int:
+    """The position of the lowest loss; with ties the first. NaN counts as infinite."""
+    comparable = [math.inf if math.isnan(loss) else loss for loss in losses]
+    return comparable.index(min(comparable))

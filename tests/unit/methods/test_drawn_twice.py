@@ -14,12 +14,11 @@ from solera.core.tensors import weights_of
 from solera.methods.fd import FD
 from solera.methods.fedbe import FedDistill
 from solera.methods.feddf import FedDF
-from solera.methods.pfedhn import PFedHN
+from solera.methods.pfedhn import Hypernet, PFedHN
 from solera.methods.steps.teaching import Swag
 from solera.methods.steps.training import local_update
 from solera.train.distill import Distill
 from solera.train.fitting import Local
-from solera.train.hypernet import Hypernet
 from toys import Constant, Quadratic, World, images, kept_by, mlp, quadratic_data
 
 STEPS = Distill(steps=1, batch=8)

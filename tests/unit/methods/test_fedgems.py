@@ -13,12 +13,11 @@ from solera.core.task import Data
 from solera.core.tensors import weights_of
 from solera.core.wire import digest
 from solera.data import PublicConfig
-from solera.methods.fedgems import FedGEMS, learn_from_server, towards
+from solera.methods.fedgems import FedGEMS, fused_logits, learn_from_server, reliable_weights, towards
 from solera.methods.steps.predictions import Drawn
 from solera.runs.loop import check_server
 from solera.testing import check_method, run_toy
 from solera.train.fitting import Diverged, Local, fit, logits_of
-from solera.train.selective import fused_logits, reliable_weights
 from toys import Conv, Samples, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -12,12 +12,11 @@ from solera.core.task import TASKS, Data
 from solera.core.tensors import weights_of
 from solera.core.wire import digest
 from solera.engines.faulty import Faulty
-from solera.methods.fedgkt import FedGKT, feature_shape, score_with_tower, train_and_extract
+from solera.methods.fedgkt import FedGKT, extract, feature_shape, score_with_tower, taught, tower, train_and_extract
 from solera.methods.local import LocalOnly
 from solera.models import wrap
 from solera.runs.loop import check_server
 from solera.testing import check_method, run_toy, wide
-from solera.train.feature_server import extract, taught, tower
 from solera.train.fitting import Diverged, Local, evaluate, fit, logits_of
 from toys import Conv, World, images, kept_by, mlp, same_bits
 

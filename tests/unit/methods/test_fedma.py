@@ -16,13 +16,12 @@ from solera.core.wire import WireError, decode, digest, encode
 from solera.engines.faulty import Faulty
 from solera.methods import fedma
 from solera.methods.fedavg import FedAvg
-from solera.methods.fedma import FedMA
+from solera.methods.fedma import BBP, FedMA, move_columns
 from solera.runs.config import RunConfig
 from solera.runs.loop import check_fit, simulate
 from solera.testing import check_method, deep, run_toy, small, stacked, toy, wide
 from solera.train.chain import chain, resized
 from solera.train.fitting import Local, evaluate
-from solera.train.matching import BBP, move_columns
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 ONE = Local(epochs=1, batch=8, lr=0.05)

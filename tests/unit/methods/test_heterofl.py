@@ -12,14 +12,13 @@ from solera.core.tensors import weights_of
 from solera.core.wire import WireError, decode, digest, encode
 from solera.method import METHODS
 from solera.methods.fedavg import FedAvg
-from solera.methods.heterofl import HeteroFL, PartUpdate, part_statistics, train_part
+from solera.methods.heterofl import HeteroFL, PartUpdate, cut, part_statistics, sub_shapes, train_part
 from solera.models import build
 from solera.runs.config import RunConfig
 from solera.runs.loop import check_fit, check_server, simulate
 from solera.testing import check_method, deep_group, run_toy, toy, wide
 from solera.train.chain import resized
 from solera.train.fitting import Local, evaluate
-from solera.train.subnetwork import cut, sub_shapes
 from toys import Conv, World, images, mlp, same_bits
 
 ONE = Local(epochs=1, batch=8, lr=0.05)

@@ -15,12 +15,11 @@ from solera.core.tensors import weights_of
 from solera.core.wire import digest
 from solera.engines.faulty import Faulty
 from solera.methods.fedavg import FedAvg
-from solera.methods.pfedhn import PFedHN
+from solera.methods.pfedhn import Hypernet, PFedHN, generate, pull_back
 from solera.methods.steps.training import Update, local_update
 from solera.runs.loop import check_fit
 from solera.testing import toy
 from solera.train.fitting import Local, fit
-from solera.train.hypernet import Hypernet, generate, pull_back
 from toys import Conv, World, images, mlp
 
 LOCAL = Local(steps=4, batch=8, lr=0.05, momentum=0.9)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from solera.train.attention import attention, cosine_attention, cosines_of, median_distance, squared_distances
+from solera.methods.fedamp import attention, cosine_attention, cosines_of, median_distance, squared_distances
 from solera.train.similarity import gram_matrix, mixtures
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from solera.train.clusters import lowest
+from solera.methods.ifca import lowest
 
 
 def test_ifca1():

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from solera.core.tensors import weights_of
+from solera.methods.fedgkt import epochs_at, extract, taught, tower, tower_with, transfer_loss
 from solera.models import build, wrap
-from solera.train.feature_server import epochs_at, extract, taught, tower, tower_with, transfer_loss
 from solera.train.fitting import Local, fit, logits_of
 from toys import Conv, images, mlp, same_bits
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from solera.train.first_order import distance, epsilon_greedy, gains_of, step_towards
+from solera.methods.fedfomo import distance, epsilon_greedy, gains_of, step_towards
 
 THETA = {"w": torch.zeros(2)}
 CANDIDATES = [{"w": torch.tensor(w)} for w in ((3.0, 4.0), (1.0, 0.0), (0.0, 0.5))]

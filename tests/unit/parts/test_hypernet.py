@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from solera.train.hypernet import Hypernet, generate, new_hypernet, pull_back, sgd_step
+from solera.methods.pfedhn import Hypernet, generate, new_hypernet, pull_back, sgd_step
 
 LINEAR = {
     "head/p/w/weight": torch.tensor([[1.0, 2.0], [0.0, 1.0]]),

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from solera.core.tensors import weights_of
-from solera.train.chain import chain, resized
-from solera.train.matching import (
+from solera.methods.fedma import (
     BBP,
     assign,
     match_bbp,
@@ -21,6 +20,7 @@ from solera.train.matching import (
     neurons_of,
     squared_distances,
 )
+from solera.train.chain import chain, resized
 from toys import same_bits
 
 FIRST = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)

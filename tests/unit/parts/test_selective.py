@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solera.train.selective import fused_logits, reliable_weights, selective_loss
+from solera.methods.fedgems import fused_logits, reliable_weights, selective_loss
 from solera.train.teachers import entropy, soft_targets
 
 P = torch.tensor([[0.8, 0.1, 0.1], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1]], dtype=torch.float64)[:, None]  # three clients

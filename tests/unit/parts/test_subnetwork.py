@@ -6,10 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from solera.core.tensors import weights_of
-from solera.models import build
-from solera.train.chain import resized
-from solera.train.norms import BATCHNORM
-from solera.train.subnetwork import (
+from solera.methods.heterofl import (
     cut,
     kept,
     masked_cross_entropy,
@@ -18,6 +15,9 @@ from solera.train.subnetwork import (
     scale_in_training,
     sub_shapes,
 )
+from solera.models import build
+from solera.train.chain import resized
+from solera.train.norms import BATCHNORM
 
 GRAY = (1, 28, 28)
 
