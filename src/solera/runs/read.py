@@ -20,8 +20,6 @@ from .dotted import dig, flat
 from .record import RoundRecord, read_records
 from .stand_ins import StandIns, read_stand_ins
 
-OLD_SPELLINGS = {"optimiser": "optimizer", "distil": "distill"}  # settings of version 0.1
-AUGMENTED = ["crop", "flip", "jitter", "gray"]  # what public.augment = "once" and "draw" meant
 SEED = "run.seed"
 FINGERPRINTS = "fingerprints"  # in run.json: the numeric fingerprints of the machines that the run was on, in order
 
@@ -120,7 +118,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     missing: list[str] = []
     facts = read_json(home / "run.json", missing) or {}
     summary = read_json(home / "summary.json", [])  # absent until the run is finished: reported below
-    config = respelled(_read_config(home, facts, summary, missing))
+    config = _read_config(home, facts, summary, missing)
     rounds = read_records(home, missing)
     wanted = dig(config, "run", "rounds")
     early = summary is not None and "stopped" in summary and summary.get("rounds") == len(rounds)
@@ -202,14 +200,3 @@ def _from_experiment(experiment: Any, summary: dict[str, Any] | None) -> dict[st
         "method": experiment.get("method"),
     }
     return {k: {n: v for n, v in t.items() if v is not None} for k, t in wanted.items() if isinstance(t, dict)}
-
-
-def respelled(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a configuration, with settings of version 0.1 under their present names."""
-    tables = {
-        OLD_SPELLINGS.get(name, name): respelled(value) if isinstance(value, dict) else value
-        for name, value in tree.items()
-    }
-    if isinstance(augment := dig(tables, "public", "augment"), str):  # now a list, and a separate public.fresh
-        tables["public"] |= {"augment": AUGMENTED if augment != "off" else [], "fresh": augment == "draw"}
-    return tables

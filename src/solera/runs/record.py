@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from ..core.files import open_file, read_file
 
 FORMAT = 2  # of a run directory; 1: checkpoints did not say which client state belongs to them
-FORMATS = (1, FORMAT)  # those of version 0.1 can still be read
 FILE = "metrics.jsonl"
 MAX_BYTES = 1 << 28  # of a metrics.jsonl that is shown: larger ones come from no run that anybody looks at
 MAX_LINE = 1 << 26  # a round with ten thousand clients takes a few megabytes
@@ -120,7 +119,7 @@ class RoundRecord:
     def to_line(self) -> str:
         """The round as a line of metrics.jsonl, without the line break."""
         line: dict[str, Any] = {"round": self.round, **dataclasses.asdict(self.traffic), "cohort": self.cohort}
-        if not any(self.traffic.content.values()):  # of a line of version 0.1
+        if not any(self.traffic.content.values()):
             del line["content"]
         if self.scores:
             line |= {KEYS[kind]: self.of(kind) for kind in ("model", "ensemble")}  # present in every evaluated round
@@ -137,7 +136,7 @@ class RoundRecord:
 
     @classmethod
     def from_line(cls, text: str | bytes) -> "RoundRecord":
-        """The round in a line of metrics.jsonl, of this version or of 0.1. Raises ValueError for anything else.
+        """The round in a line of metrics.jsonl. Raises ValueError for anything else.
 
         Fields that an older version did not write are empty, and unknown keys are ignored.
         """

@@ -234,7 +234,7 @@ def _stay_with_clients(run: Run) -> str:
 
 
 def sha256_in(run: Run) -> dict[str, Any]:
-    """The sha256 of each model that a finished run has written, by its name; runs of version 0.1 have none."""
+    """The sha256 of each model that a finished run has written, by its name; an unfinished one has none."""
     found = dig(run.summary, "sha256")
     return found if isinstance(found, dict) else {}
 

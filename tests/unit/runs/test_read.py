@@ -9,7 +9,6 @@ import pytest
 from made_runs import line, make_run
 from solera.core.errors import RunError
 from solera.runs.compare import rows_of
-from solera.runs.config import load_config
 from solera.runs.groups import group_runs
 from solera.runs.read import find_runs, read_run, read_runs
 
@@ -148,25 +147,3 @@ def test_cases_of_a_sweep_have_names(tmp_path):
     (tmp_path / "sweep.json").write_text('{"runs": 7}')
     assert len(read_runs([tmp_path])) == 2
 
-
-def test_the_spellings_of_version_0_1_are_read_as_the_settings_they_are_now(tmp_path):
-    old = make_run(tmp_path / "old", method__local__optimiser="adam", method__distil__lr=0.1)
-    new = make_run(tmp_path / "new", method__local__optimizer="adam", method__distill__lr=0.1, run__seed=1)
-    runs = [read_run(path) for path in (old, new)]
-    assert runs[0].settings | {"run.seed": 1} == runs[1].settings
-    assert runs[0].settings["method.local.optimizer"] == "adam"
-
-
-@pytest.mark.parametrize(
-    ("old", "steps", "fresh"),
-    [
-        ("off", [], False),
-        ("once", ["crop", "flip", "jitter", "gray"], False),
-        ("draw", ["crop", "flip", "jitter", "gray"], True),
-    ],
-)
-def test_public_augmentation_of_version_0_1_is_read_as_it_is_written_now(tmp_path, old, steps, fresh):
-    settings = read_run(make_run(tmp_path / "old", public__augment=old)).settings
-    assert (settings["public.augment"], settings["public.fresh"]) == (steps, fresh)
-    now = {"method": {"name": "feddf"}, "public": {"augment": steps, "fresh": fresh}}
-    assert load_config(now).public.fresh == fresh

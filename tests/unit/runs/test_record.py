@@ -1,11 +1,10 @@
-"""The record of a round: what is written is what is read, and version 0.1's lines are read as well."""
+"""The record of a round: what is written is what is read."""
 
 import json
 import math
 
 import pytest
 
-from run_directories import lines_of, write_run
 from solera.runs.record import OWN, RoundRecord, Score, Traffic, each_line, read_records, write_records
 
 WHOLE = RoundRecord(
@@ -70,12 +69,6 @@ def test_what_readers_ask_for():
     assert WHOLE.own == {"mean": 0.75, "clients": 2}
     assert WHOLE.accuracies() == {"mlp": 0.5, "ensemble teachers": 0.625, OWN: 0.75}
     assert (WHOLE.traffic.sent("down"), WHOLE.traffic.sent("up"), WHOLE.traffic.sent()) == (12, 1, 13)
-
-
-def test_a_line_of_version_0_1_says_the_same_when_it_is_written_again(tmp_path):
-    home = write_run(tmp_path / "run", rounds=4)
-    before = lines_of(home)
-    assert [json.loads(r.to_line()) for r in read_records(home, [])] == before
 
 
 def test_what_an_older_version_did_not_write_is_empty_and_what_is_not_known_is_left_alone():
