@@ -81,7 +81,7 @@ class Clock:
         return values[i % len(values)]
 
     def online(self) -> Tensor:
-        """Which clients are online in this round; if nobody is, the one that would come next. bool [clients]"""
+        """Which clients are online in this round; if none is, the next one to arrive. bool [clients]"""
         g = torch.Generator().manual_seed(seed_from(self.seed, self.round, "online"))
         share = torch.tensor([self._of(self.config.online, i) for i in range(self.clients)], dtype=torch.float64)
         drawn = torch.rand(self.clients, dtype=torch.float64, generator=g) / share

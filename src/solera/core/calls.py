@@ -111,7 +111,7 @@ class Reply:
 
 
 class Host(Protocol):
-    """Where clients live: who they are, and a `Client` for one call, on the device of whoever serves it."""
+    """Where clients live: who they are, and a `Client` for one call, on the device of its worker."""
 
     @property
     def roster(self) -> Roster: ...

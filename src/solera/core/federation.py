@@ -274,7 +274,7 @@ class Federation:
         sizes, g = self.clients.sizes, torch.Generator().manual_seed(self.seed("sample"))
         m = self.config.cohort(len(sizes))
         if self.clock is not None:
-            sizes = sizes * self.clock.online()  # draw_clients takes nobody without examples
+            sizes = sizes * self.clock.online()  # draw_clients takes no client without examples
         drawn = draw_clients(sizes, m, g, self.config.sampling, self.config.replacement)
         self.copies = Counter(self.clients.id(int(i)) for i in drawn)
         return sorted(self.copies)

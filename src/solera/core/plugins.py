@@ -302,7 +302,7 @@ class Registry(dict[str, T], Generic[T]):
         return "known names: " + ", ".join(sorted(self.names()))
 
     def own(self, name: str) -> str:
-        """The way out for one's own: a decorator is of no use before its file is imported."""
+        """The way out for one's own: a decorator takes effect only when its file is imported."""
         return f"your own is named by its path, such as 'file.py:{name}', or by an entry point of your package"
 
     def load_entry_points(self) -> None:

@@ -31,7 +31,7 @@ FROZEN = "frozen_names"  # attribute of a module: those of its buffers that neve
 
 
 def frozen_of(model: nn.Module) -> Weights:
-    """The tensors of `model` that are no part of its weights, because nobody ever changes them; usually none."""
+    """The tensors of `model` that are no part of its weights, because they never change; usually none."""
     return {
         f"{path}.{name}" if path else name: getattr(module, name)
         for path, module in model.named_modules()

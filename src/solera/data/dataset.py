@@ -253,7 +253,7 @@ def from_texts(
 
 
 def classes_in(name: str, labels: np.ndarray, way_out: str) -> int:
-    """How many classes there are, if nobody says so: labels count them from 0 without a gap, or one is a mistake."""
+    """The number of classes, if it is unset: labels count them from 0 without a gap, or one is a mistake."""
     seen = np.unique(labels).tolist()
     if seen and seen[0] >= 0 and seen[-1] >= len(seen):  # negative ones are refused with the samples
         first = ", ".join(map(str, seen[:SPELLED])) + (", ..." if len(seen) > SPELLED + 1 else "")

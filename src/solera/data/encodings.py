@@ -2,7 +2,7 @@
 
 A text data set keeps its texts. Each tokenizer that a model of the run needs (an `Encoding`) turns them into token ids
 once, before the first round. The ids of all encodings stand beside each other in the columns of one tensor, so a sample
-is one row whoever asks, and rows are drawn, sent to a device and looked up like those of images. A model takes its own
+is one row, and rows are drawn, sent to a device and looked up like those of images. A model takes its own
 columns as its first step (`reading`). So models with different tokenizers answer the same minibatch, and their logits
 are compared sample by sample.
 """

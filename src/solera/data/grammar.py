@@ -1,5 +1,4 @@
-"""Made-up texts on four topics by several authors: small enough for language models on a laptop, and free of anybody's
-data.
+"""Made-up texts on four topics by several authors: small enough for language models on a laptop, and of no real person.
 
 Each sentence follows a pattern whose words belong to the topic. Every choice is a hash of the row's number and of what
 is chosen, so the texts are the same on every machine and with every version of Python.

@@ -198,7 +198,7 @@ def _with_every_class(cfg: PartitionConfig, labels: Tensor, classes: int, seed: 
     owners[by_class[first]] = rank[first] // each
     given, rows = each * int((counts > 0).sum()), np.flatnonzero(owners < 0)
     least = max(1, cfg.min_size - given)
-    if len(rows) >= clients * least:  # else the few that are left are nobody's
+    if len(rows) >= clients * least:  # else the few that are left are unused
         rest = partition(replace(cfg, min_per_class=0, min_size=least), labels[torch.from_numpy(rows)], classes, seed)
         owners[rows[rest.order.numpy()]] = np.repeat(np.arange(clients), rest.sizes.numpy())
     return _from_owners(owners, clients)

@@ -223,7 +223,7 @@ def make_public(cfg: PublicConfig, task: Dataset | Form, held_out: Tensor, seed:
         case "none":
             return None
         case "held-out":
-            assert isinstance(task, Dataset)  # sites are refused before: nobody takes samples out of what they hold
+            assert isinstance(task, Dataset)  # sites are refused before: their samples stay with them
             inputs, labels, texts = task.train.inputs[held_out], task.train.labels[held_out], _texts(task)
             said = None if texts is None else [texts[i] for i in held_out.tolist()]
             return _assemble(task, inputs, labels, cfg, None, seed, texts=said)

@@ -45,7 +45,7 @@ EMBEDDED = {  # sha256 of the uncompressed files written by scripts/make_fashion
     "t10k-images-idx3-ubyte": "15a92dd1e9b16ea361928086e77df4dfa890c255c00b5a8c8162c1040ce8eef1",
     "t10k-labels-idx1-ubyte": "234596aeb6eb48133ec99a62541f90bc0728c9559a681f1e0638037462458f2c",
 }
-STL10, STL10_FILE = "stl10-unlabelled", "unlabeled_X.bin"  # public data only: nobody has labelled it
+STL10, STL10_FILE = "stl10-unlabelled", "unlabeled_X.bin"  # public data only: it has no labels
 PART = 2000  # images that are read at a time
 FILES = {  # the files of each format, for error messages
     "idx": "IDX files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-...; also .gz)",
@@ -470,7 +470,7 @@ def _load_own(
     given = {"path": path, "train_size": train_size, "test_size": test_size, "image_size": image_size}
     parameters = inspect.signature(loader).parameters
     takes = {k: v for k, v in {**given, "seed": seed, "length": length}.items() if k in parameters}
-    for key in given.keys() & takes.keys():  # what nobody has set is left to the loader's own default
+    for key in given.keys() & takes.keys():  # unset keys are left to the loader's own default
         if given[key] is None and parameters[key].default is not inspect.Parameter.empty:
             del takes[key]
     for key in ("path", "image_size"):

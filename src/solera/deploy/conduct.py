@@ -32,7 +32,7 @@ from .keys import fingerprint
 
 log = logging.getLogger("solera")
 SITES = "sites.json"  # in a run directory: what sites said when the run began; it stays
-WHO_S = 300.0  # until a node that does not say who it is counts as nobody
+WHO_S = 300.0  # until a node that has not said its name is given up
 
 
 def conduct(grid: Any, folder: Path, name: str, file: str, insecure: bool = False) -> Result:
@@ -44,7 +44,7 @@ def conduct(grid: Any, folder: Path, name: str, file: str, insecure: bool = Fals
     if Path(file).name != file:
         raise ConfigError(f"config = {file[:100]!r}: the name of a file in the server's folder")
     try:
-        with code_allowed(folder):  # whoever starts the server has named it
+        with code_allowed(folder):  # the user who starts the server has named it
             config = load_config(folder / file, trusted=True)
             return _conduct(grid, folder, home, config, insecure)
     except SoleraError as e:

@@ -45,7 +45,7 @@ def init(
     `proxy`, HOST:PORT, sites are told its address.
     """
     tables = _read(config)
-    with code_allowed(config.parent):  # whoever deploys it has named it
+    with code_allowed(config.parent):  # the user who deploys it has named it
         loaded = load_config(config, trusted=True)  # what is wrong with it is said now, not on four machines
     models = loaded.models
     # A site, which knows its own model only, could not tell what heads all of them need.

@@ -216,7 +216,7 @@ def reachable(address: str) -> str:
 
 
 def free_port() -> int:
-    """A port on the loopback interface that nobody uses now."""
+    """A port on the loopback interface that is free now."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]

@@ -270,7 +270,7 @@ def _read_public(site: Site, sha256: str) -> Public:
 @contextlib.contextmanager
 def _time_limit(call: Call) -> Iterator[None]:
     """End a task at its deadline. It is interrupted, and if it does not react (it may be anywhere inside a library),
-    the process ends: a node does one thing at a time, and what nobody waits for must not keep it from the next."""
+    the process ends: a node does one thing at a time, and an abandoned call must not keep it from the next."""
     if call.deadline_s is None or threading.current_thread() is not threading.main_thread():
         yield
         return

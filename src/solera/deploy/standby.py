@@ -79,7 +79,7 @@ class Standby:
         self.waiting.register(connection, selectors.EVENT_READ, pid)
 
     def abandon(self, pid: int) -> None:
-        """Who asked has gone: nobody waits for this copy."""
+        """The caller has disconnected: end its worker."""
         self.waiting.unregister(self.copies[pid])
         os.kill(pid, signal.SIGKILL)
 

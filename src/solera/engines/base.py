@@ -58,7 +58,7 @@ class Exchange:
         return position, self.calls[position]
 
     def answer(self, position: int, reply: Reply) -> None:
-        """The call at this position is over: whoever collects gets the reply."""
+        """The call at this position is over: hand its reply to the collector."""
         self.window.answered(position)
         self.replies.put(reply)
 

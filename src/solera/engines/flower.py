@@ -95,7 +95,7 @@ def one_array(blob: bytes) -> Any:
 
 
 def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
-    """What `pack` has made, from a sender who may be lying: WireError unless it has this form and size."""
+    """What `pack` has made, from a sender that is not trusted: WireError unless it has this form and size."""
     try:
         if set(record) - {FACTS, BODY}:
             raise WireError(f"records {sorted(map(str, record))[:4]}, expected {FACTS} and {BODY}")
@@ -195,7 +195,7 @@ def version_of(told: Any) -> Version | None:
 
 
 class Nodes:
-    """Which node is which site. `site_of` knows a site by its public key; None if it knows nobody by that key."""
+    """Which node is which site. `site_of` knows a site by its public key; None if no site has that key."""
 
     def __init__(self, grid: Any, site_of: Callable[[bytes], str | None]):
         self.grid, self.site_of = grid, site_of

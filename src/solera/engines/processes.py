@@ -78,7 +78,7 @@ class Processes:
         return self.host.roster
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
-        """Workers begin at once, whether or not anybody is waiting."""
+        """Workers begin at once, whether or not replies are being collected."""
         exchange = Exchange(calls)
         self._backlog.append(exchange)
         self._wake_w.send(b"!")
@@ -101,14 +101,14 @@ class Processes:
             self._wake_r.close()
             self._wake_w.close()
 
-    # -- the dispatcher thread: hands calls to idle workers, replies to whoever waits --
+    # -- the dispatcher thread: hands calls to idle workers, replies to the collectors --
 
     def _dispatch(self) -> None:
         idle: list[_Worker] = []
         busy: dict[socket.socket, _Worker] = {}
         try:
             self._serve(idle, busy)
-        except Exception as e:  # no fork server, no memory: `_next` tells whoever waits
+        except Exception as e:  # no fork server, no memory: `_next` tells the collector
             self._broken = str(e) if isinstance(e, SoleraError) else f"{type(e).__name__}: {e}"
         finally:
             for worker in busy.values():

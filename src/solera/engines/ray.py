@@ -54,7 +54,7 @@ log = logging.getLogger("solera")
 ANSWER_S = 5.0  # until an address must have answered
 START_S = 120.0  # until the first worker must be there: importing torch on many workers of one machine takes its time
 GRACE_S = 1.0  # beside a deadline, for the way there and back
-LOOK_S = 0.5  # how often whoever waits for a reply looks whether the run was asked to stop
+LOOK_S = 0.5  # how often a wait for a reply looks whether the run was asked to stop
 SAY_AGAIN_S = 60.0  # how often it is said that no worker is there
 ATTEMPTS = 3  # in a row at starting a worker
 LARGE = 1 << 16  # bytes from which on a tensor of the host is shared by the workers of a machine, not copied
@@ -104,7 +104,7 @@ class RayConfig:
             yield f"device = {show(self.device)}: Ray chooses the devices of a machine; write {kind!r}"
 
     def require(self) -> None:
-        """Refuse, before any work, what cannot be: no Ray here, nobody at the address."""
+        """Refuse, before any work, what cannot be: no Ray here, no server at the address."""
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("engine.name = 'ray' needs the package ray: pip install 'solera[ray]'")
         if where := _endpoint(self.address):
@@ -169,7 +169,7 @@ def _unreachable(address: str, why: str) -> str:
 
 
 def _greet(address: str, where: tuple[str, int]) -> None:
-    """Refuse an address at which nobody answers as a server of Ray would: Ray itself would try for minutes."""
+    """Refuse an address that does not answer as a server of Ray would: Ray itself would try for minutes."""
     try:
         with socket.create_connection(where, ANSWER_S) as line:
             line.settimeout(ANSWER_S)
@@ -292,7 +292,7 @@ def to_bytes(t: Tensor) -> Any:
 
 
 def from_bytes(told: Any) -> Tensor:
-    """The tensor again. A large one looks at memory that the workers of a machine share: nobody writes to it."""
+    """The tensor again. A large one looks at memory that the workers of a machine share: it is never written to."""
     if len(told) == 2:
         make, arguments = told
         return make(*arguments)
@@ -513,7 +513,7 @@ class Ray:
         return self.host.roster
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
-        """Workers begin at once, whether or not anybody is waiting."""
+        """Workers begin at once, whether or not replies are being collected."""
         exchange = Exchange(calls)
 
         def add() -> None:
@@ -607,7 +607,7 @@ class Ray:
         self._end(seat)
         self._seats[seat.number] = self._start(seat.number)
 
-    # -- the dispatcher thread: hands calls to idle workers, replies to whoever waits --
+    # -- the dispatcher thread: hands calls to idle workers, replies to the collectors --
 
     def _dispatch(self) -> None:
         try:
@@ -623,7 +623,7 @@ class Ray:
                     self._lost(seat, f"no reply within the deadline of {seat.call.deadline_s:g} s")
                 if self._backlog and not any(seat.ready for seat in self._seats.values()):
                     self._say_nobody_is_there(now)
-        except Exception as e:  # `_next` tells whoever waits
+        except Exception as e:  # `_next` tells the collector
             self._broken = _one_line(e)
 
     def _patience(self) -> float:

@@ -81,7 +81,7 @@ class Received(Packed):
 
     def __init__(self, blob: bytes, task: str):
         super().__init__(None)
-        with contextlib.suppress(WireError):  # `serve` says what is wrong, to whoever asked
+        with contextlib.suppress(WireError):  # `serve` says what is wrong, in its reply
             if task in TASKS:
                 inbox = decode(blob, TASKS[task].inbox)
                 self.__dict__.update(Packed(inbox).__dict__)

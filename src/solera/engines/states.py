@@ -22,7 +22,7 @@ class StateError(RunError):
 class ClientStates:
     """Client state in files named by step and content, `root/<client>/<step>.<sha256>.safetensors`.
 
-    Which of them a client has is not known here: whoever loads one names it, and gets that one or an error.
+    Which of them a client has is not known here: the caller names a version and gets that one or an error.
     """
 
     def __init__(self, root: str | os.PathLike[str]):

@@ -52,7 +52,7 @@ class Threads:
                 yield serve(todo.pop(), self.host, self.states, self.place)
                 continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
-            if not watch.clean():  # whoever drew, every call not handed out yet may be affected
+            if not watch.clean():  # wherever the draw came from, every call not handed out yet may be affected
                 wait(running)
                 todo += running.values()
                 running = {}

@@ -22,7 +22,7 @@ from ..train.fitting import Local
 from .scales import CLASSES, rows_of
 
 MEASURE_S = 0.15  # time for one measurement, after a first step that does not count
-HELD_OUT = 0.2  # of the training samples, where the public samples are held out and nobody says how many
+HELD_OUT = 0.2  # of the training samples, where the public samples are held out and their number is unset
 
 
 class Shape(NamedTuple):

@@ -351,7 +351,7 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
     todo = [name for name in runs if not is_done(out / name)]
     for name in todo:
         if getattr(runs[name].engine, "portable", False):
-            compute_of(runs[name].engine)  # what it needs of the environment is of no use to a process forked later
+            compute_of(runs[name].engine)  # a process forked later cannot set what it needs of the environment
     state = Progress(len(runs), len(runs) - len(todo))
     context, waiting = _context(), list(todo)
     running: dict[str, Any] = {}  # name -> its process

@@ -1,6 +1,6 @@
 """Decentralised FedDF (Lin, Kong, Stich, Jaggi, NeurIPS 2020, section 3, discussion): peers synchronise logits.
 
-The paper names it in one sentence, to protect clients from whoever collects models, and leaves it to future work:
+The paper names it in one sentence, to protect clients from a party that collects models, and leaves it to future work:
 "decentralized model fusion through synchronizing locally inferred logits e.g. on random public data", which "can be
 generated locally from identical generators with a controlled random state". There is no model but the peers' own, and
 none of them is sent. Each round the peers agree on a seed. Every peer trains on its own samples, makes the round's

@@ -196,8 +196,8 @@ class FedMA(Method):
             return plain
         counts = usable_counts(replies, {}, fed, server)
         held = {k: c.double() * fed.copies.get(k, 1) for k, c in counts.items()}
-        nobody = sum(held.values(), torch.zeros(server.num_classes)) == 0
-        return {k: torch.where(nobody, plain[k], held[k]) for k in held}
+        missing = sum(held.values(), torch.zeros(server.num_classes)) == 0
+        return {k: torch.where(missing, plain[k], held[k]) for k in held}
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)

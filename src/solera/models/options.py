@@ -46,7 +46,7 @@ def variant_of(name: str, options: Mapping[str, Mapping[str, Any]], lora: Lora |
 def options_problems(
     options: Mapping[str, Mapping[str, Any]], names: list[str], lora: Lora | None = None
 ) -> Iterator[Problem]:
-    """Options of an architecture that nobody has, and values that they cannot have."""
+    """Options of architectures that are not in the run, and invalid values."""
     for name, given in options.items():
         key = f"options.{name}"
         if name not in names and name not in MODELS:  # of a model that this run does not use: see runs/unread.py

@@ -176,7 +176,7 @@ def build(
     if isinstance(made, tuple):
         body, feature_dim = made
         model = as_split(body, feature_dim, classes, head, representation, head_hidden)
-        # A user's own body might not bear another layout (a `view` needs the usual one): it stays as it was made.
+        # A user's own body might not work in another layout (a `view` needs the usual one): it stays as it was made.
         return model if info.own else model.to(memory_format=TRICKS["cpu"].layout)  # type: ignore[call-overload]
     if not isinstance(made, nn.Module):
         raise ConfigError(

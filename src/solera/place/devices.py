@@ -77,7 +77,7 @@ class Compute:
         return self.devices[worker % len(self.devices)]
 
     def place(self, worker: int = 0) -> Placement:
-        """The place of a worker. Ask in its own process, after the fork: it is of no use to another."""
+        """The place of a worker. Ask in its own process, after the fork: another process cannot use it."""
         device = self.device_of(worker)
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
         return Placement(device, self.resident / sharing, self.precision, self.deterministic, self.portable)

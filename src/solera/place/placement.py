@@ -157,7 +157,7 @@ class Numerics:
     _knobs: tuple[_Knob, ...] = ()
 
     def check(self) -> None:
-        """Refuse to go on where somebody has changed a setting meanwhile: nobody could repeat the result."""
+        """Refuse to go on if a setting was changed meanwhile: the result could not be repeated."""
         for knob in self._knobs:
             if (now := knob.get()) != knob.needed:
                 raise SoleraError(
@@ -229,7 +229,7 @@ def _set(knobs: tuple[_Knob, ...], values: list[Any]) -> None:
 
 
 def _refuse_what_stays() -> None:
-    """Some things see or change every operation, and whoever set them up expects them to: they must go first."""
+    """Refuse to run under torch modes and global hooks that alter operations."""
     modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
     foreign = [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
     foreign += ["a torch dispatch mode"] if torch._C._len_torch_dispatch_stack() else []
@@ -254,7 +254,7 @@ def _plain(value: Any) -> Any:
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # names of glibc's settings (malloc.h)
 LARGEST = 32 << 20  # bytes of one block; glibc allows no more
-KEPT = 256 << 20  # bytes that stay although nobody uses them
+KEPT = 256 << 20  # bytes that stay although they are free
 
 
 def keep_freed_memory() -> bool:
@@ -392,7 +392,7 @@ class Placement:
     """The device of one process, or of one worker of it, and what is there already.
 
     Never shared between processes: a worker makes its own after the fork, because what another process put on a
-    device is of no use to it. Making one does not open the device; the first use does.
+    device does not help it. Making one does not open the device; the first use does.
 
     `resident` is the share of the device's memory that data may occupy for good.
     """
@@ -413,7 +413,7 @@ class Placement:
         self._kept = 0  # bytes of it
 
     def open(self) -> None:
-        """From now on this process computes there: whoever seeds generators seeds the device's."""
+        """From now on this process computes there: seeding also seeds the device's generators."""
         if self.device.type != "cpu":
             _OPENED.add(self.device.type)
 
@@ -457,7 +457,7 @@ class Placement:
         return self._budget
 
     def module(self, template: nn.Module) -> nn.Module:
-        """The same of a model that nobody trains; copies of the result are on this device."""
+        """The same of a model that is never trained; copies of the result are on this device."""
         here = device_of(template) == self.device
         return template if here else self._once(template, lambda: copy.deepcopy(template).to(self.device))
 

@@ -58,14 +58,14 @@ SUPPLIED = "public_sent"  # event of a round: which clients were sent the public
 
 
 class NothingLearned(SoleraError):
-    """The run came to its end, and its directory is whole, but there is nothing in it that anybody could use."""
+    """The run completed and its directory is whole, but no model is usable."""
 
     exit_code = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run leaves in the hand of whoever called it from Python."""
+    """Return value of `simulate`."""
 
     summary: dict[str, Any]
     state: Any

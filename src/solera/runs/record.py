@@ -18,7 +18,7 @@ from ..core.files import open_file, read_file
 
 FORMAT = 2  # of a run directory; 1: checkpoints did not say which client state belongs to them
 FILE = "metrics.jsonl"
-MAX_BYTES = 1 << 28  # of a metrics.jsonl that is shown: larger ones come from no run that anybody looks at
+MAX_BYTES = 1 << 28  # of a metrics.jsonl that is shown
 MAX_LINE = 1 << 26  # a round with ten thousand clients takes a few megabytes
 MAX_MODELS = 4096  # in one round: each is a row of a table
 WAYS = ("down", "up")

@@ -121,7 +121,7 @@ def form_of_site(config: Config, name: str) -> Form:
 
 
 def stated_form(data: DataConfig) -> Form:
-    """What samples look like, from the configuration alone: nobody's data is read."""
+    """The form of samples, from the configuration alone: no site's data is read."""
     if data.task != "classification":
         raise ConfigError(f"data.task = {data.task!r} with [sites]: sites learn to classify; leave data.task out")
     info = None if is_path(data.name) else SOURCES.get(data.name)

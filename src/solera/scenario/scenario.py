@@ -135,7 +135,7 @@ class Scenario:
     """Clients and a server. `seed` fixes the partition and the initial weights, whatever the method.
 
     No training sample is in two places: each is one client's, for training or for testing, or the server's, for
-    validation or as public data, or nobody's. `validation` and `client_test` are shares of the training samples (of
+    validation or as public data, or are unused. `validation` and `client_test` are shares of the training samples (of
     each client's, the latter), or samples that come from elsewhere: (inputs, labels), for `client_test` by client. With
     `client_test="common"` clients' models are scored on the whole test set, and no training sample is kept back.
     With `client_validation`, own models are scored on that share of what `client_test` leaves: for choosing settings.
@@ -241,7 +241,7 @@ class Scenario:
             self.partition = partition if isinstance(partition, Partition) else self._partition(partition, free)
             share = client_test if isinstance(client_test, int | float) else 0.0
             self._train, self._test = split_test(self.partition, share, seed_from(seed, "client_test"))
-            if client_validation:  # the test samples are set aside: nobody looks at them
+            if client_validation:  # the test samples are set aside and never looked at
                 seed_ = seed_from(seed, "client_validation")
                 self._train, self._test = split_test(self._train, client_validation, seed_)
             self.roster = self._roster(assign, order, names, builders)
@@ -295,7 +295,7 @@ class Scenario:
     def public_for(self, A: str) -> Public:
         """The public samples as a site with this model has them."""
         assert self.public is not None
-        if len(self.dataset.columns) < 2:  # nobody else's tokens are in it
+        if len(self.dataset.columns) < 2:  # no other model's tokens are in it
             return self.public
         own = self._columns_of(A)
         if own not in self._publics:
@@ -337,7 +337,7 @@ class Scenario:
                 )  # fmt: skip
 
     def _unclaimed(self, given: Partition) -> Tensor:
-        """The rows that a partition of the user's own gives to nobody; refuses one that gives a row twice."""
+        """The rows that a partition of the user's own leaves out; refuses one that gives a row twice."""
         total = len(self.dataset.train)
         outside = given.order[(given.order < 0) | (given.order >= total)]
         if len(outside):
@@ -360,7 +360,7 @@ class Scenario:
                 f"{len(self.dataset.train)} to clients and leaves {len(free)}, but a sample that a client holds "
                 f"cannot be the server's too; leave rows out of the partition, or {elsewhere[purpose]}"
             )
-        if given is not None and count == len(free):  # nobody else needs one
+        if given is not None and count == len(free):  # no other server needs one
             return free[:0], free
         if count >= len(free) > 0:
             raise ConfigError(f"{purpose} data of {count} samples: only {len(free)} training samples are there")

@@ -52,7 +52,7 @@ class Local:
 
 
 class Diverged(ValueError):
-    """A training diverged: its loss, weights or answers are of no use. Its client is dropped from the exchange."""
+    """A training diverged: its loss, weights or answers are unusable. Its client is dropped from the exchange."""
 
     def __init__(self, what: str, steps: int = 0):
         super().__init__(f"training diverged: {what}")

@@ -116,7 +116,7 @@ class Cohort:
         return self.trainer.of(self.S[k]).client_model(w[self.S[k]], reply)
 
     def _average(self, replies: dict[str, Any], w: Models) -> tuple[Means, list[Upload]]:
-        """The mean reply of each group, as `Federation.mean` computes it or by a rule that bears lying clients, and the
+        """The mean reply of each group, as `Federation.mean` computes it or by a robust rule, and the
         uploads."""
         fed, S = self.fed, self.S
         fine = sorted(replies, key=fed.clients.index)

@@ -1,7 +1,7 @@
 """Local trainers, the first slot of the framework: how a group of clients trains one global model.
 
 A trainer defines the task that clients run and its payload, and makes the group's new global model from the mean of
-their replies. It sees means only, unless their average is to bear lying clients. Every group may have a kind of its
+their replies. It sees means only, unless their average is a robust one. Every group may have a kind of its
 own (`kinds`): the paper has K local trainers.
 FedAvg, FedProx and FedAvgM are those of fedavg.py, SCAFFOLD is that of scaffold.py with option II; a test checks that a
 single group gives the same bits.
@@ -75,7 +75,7 @@ class LocalTrainer:
     momentum: BelowOne = 0.3  # fedavgm: beta
     shared_c: bool = False  # scaffold: one control variate for all groups of an architecture, not one for each
     kinds: tuple[Kind, ...] | None = None  # one for each of the K groups, instead of the same kind for all
-    byzantine: NonNegativeInt = 1  # f: how many lying clients of a group trimmed_mean, krum and the like bear
+    byzantine: NonNegativeInt = 1  # f: Byzantine clients of a group that trimmed_mean, krum and bulyan tolerate
     update_clip: Positive | None = None  # largest norm of a client's update, in multiples of its architecture's median
 
     def problems(self) -> Iterator[Problem]:
@@ -96,7 +96,7 @@ class LocalTrainer:
 
     @property
     def robust(self) -> bool:
-        """Whether the group's average is one that bears lying clients, not a mean."""
+        """Whether the group's average is a robust rule, not a mean."""
         return self.average not in ("default", "weighted", "uniform")
 
     @property
