@@ -22,186 +22,10 @@ from ..core.tensors import Shapes, Weights, weights_of
 from ..core.wire import sized
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
-from ..train import matching as m
 from ..train.chain import Layer, chain, redraw, resized
 from ..train.fitting import Local, fit
 from .steps.averaging import models_of
 from .steps.counts import all_of_one, label_counts, usable_counts
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A layer of a client's model. With the last layer, the client's samples of each label if requested."""
-
-    layer: Weights = sized("shapes")
-    counts: Tensor | None = sized("classes", dtype=torch.int64, fill=all_of_one)
-
-
-@task("first_layer")
-def first_layer(
-    client: Client,
-    weights: Weights,
-    layers: list[Layer],
-    shapes: Shapes,
-    local: Local,
-    own_start: bool,
-    classes: int | None,
-) -> Sent:
-    """Begin a cycle: train all layers of the received model (with `own_start`, re-initialised), send the first."""
-    model = resized(client.template, weights)
-    if own_start:
-        redraw(model, client.rng("own start"))
-    return _train_and_send(client, model, layers, 0, local, classes)
-
-
-@task("next_layer")
-def next_layer(
-    client: Client,
-    matched: Weights,
-    places: Tensor,
-    layers: list[Layer],
-    at: int,
-    shapes: Shapes,
-    local: Local,
-    classes: int | None,
-) -> Sent:
-    """Load the matched layer before layer `at` and freeze it; train the layers after it, send the first of them."""
-    own, following = client.state["cycle"], layers[at]
-    width = len(matched[layers[at - 1].weight])
-    columns = move_columns(own[following.weight], places.long(), width, following.block)  # W_j,n+1 <- Pi_j W_j,n+1
-    model = resized(client.template, own | matched | {following.weight: columns})
-    return _train_and_send(client, model, layers, at, local, classes)
-
-
-def _train_and_send(
-    client: Client, model: nn.Module, layers: list[Layer], at: int, local: Local, classes: int | None
-) -> Sent:
-    for layer in layers[:at]:
-        model.get_submodule(layer.name).requires_grad_(False)
-    fit(model, client.train.inputs, client.train.labels, local, client.seed)  # train W_j,n+1 ... with W_n frozen
-    weights = weights_of(model)
-    if at == len(layers) - 1:
-        client.state.pop("cycle", None)
-    else:
-        client.state["cycle"] = weights
-    return Sent(
-        {name: weights[name] for name in layers[at].own(weights)}, None if classes is None else label_counts(client)
-    )
-
-
-@register("fedma")
-@dataclass(frozen=True)
-class FedMA(Method):
-    """Matched averaging, one layer after the other."""
-
-    local: Local = field(default_factory=Local)  # once before each layer is sent
-    matching: Literal["fixed_width", "bbp", "none"] = "fixed_width"  # bbp: the paper's; layers may become wider
-    average: Literal["uniform", "weighted"] = "uniform"  # of matched neurons: equal weights, or by number of examples
-    class_weighted: bool = True  # weigh the last layer by label counts, which the clients report
-    own_start: bool = False  # in the first round every client starts from its own random weights
-    bbp: m.BBP = field(default_factory=m.BBP)
-
-    about: ClassVar[About] = About(
-        title="FedMA",
-        paper="Wang et al., ICLR 2020",
-        wire="model down; then for each layer: the layer up, the matched layer and a permutation down",
-        state="nothing",
-    )
-
-    @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]
-        chains: dict[str, list[Layer]]  # the layers of each architecture, as read at the start
-
-    def traits(self) -> Traits:
-        wider = "neurons that match no other make layers wider (matching = 'bbp')"
-        return Traits(split="chain", bytes_vary=wider if self.matching == "bbp" else "")
-
-    def fits(self, server: Server) -> Iterator[str]:
-        if self.matching != "none" and importlib.util.find_spec("scipy") is None:
-            yield f"method.matching = {self.matching!r} needs scipy: pip install 'solera[matching]'"
-
-    def init(self, fed: Federation, server: Server) -> State:
-        x = {A: server.init(A) for A in server.architectures}
-        return self.State(x, {A: chain(server.template(A)) for A in x})
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
-        x, S, finished = dict(state.weights), fed.sample(), 0
-        for A in sorted({fed.architecture(k) for k in S}):
-            members = [k for k in S if fed.architecture(k) == A]
-            x[A], there = self.cycle(x[A], state.chains[A], members, fed, server)
-            finished += len(there)
-        if finished < fed.config.min_replies:
-            raise QuorumNotMet(f"round {fed.round}: {finished} of {len(S)} clients finished the cycle")
-        return self.State(x, state.chains)
-
-    def cycle(
-        self, x: Weights, layers: list[Layer], S: list[str], fed: Federation, server: Server
-    ) -> tuple[Weights, list[str]]:
-        """Algorithm 1 with clients S: the new model, and the clients that finished. If none, the model is unchanged."""
-        how: dict[str, Any] = {"layers": layers, "local": self.local}
-        how["min_replies"] = 0  # the quorum is checked at the end of the cycle
-        start: dict[str, Any] = {"weights": x, "own_start": self.own_start and fed.round == 0}
-        replies = fed.map(first_layer, S, **start, **self.asked(0, layers, x, server), **how)
-        new = dict(x)
-        for n, layer in enumerate(layers):
-            before = {name: new[name] for name in layer.own(new)}
-            W = {k: reply.layer for k, reply in replies.items()}
-            if layer is layers[-1]:
-                shares = self.shares(W, replies, fed, server)
-                if not shares:
-                    break
-                mean = m.merge_classes([W[k] for k in shares], torch.stack(list(shares.values())))
-                return new | mean, list(shares)  # W_N = sum_k sum_j p_jk W_jk,N
-            if not W:
-                break
-            a = [self.share(k, fed) for k in W]
-            Pi = self.match(list(W.values()), a, before, fed.seed("match", layer.name))  # {Pi_j} = BBP-MAP({W_j,n})
-            matched = m.merge_neurons(list(W.values()), Pi, a)  # W_n = 1/J sum_j W_j,n Pi_j^T
-            new |= matched | self.widened(x, layers[n + 1], len(matched[layer.weight]))
-            places = dict(zip(W, (here.int() for here in Pi), strict=True))
-            sent: dict[str, Any] = {"matched": matched, "places": per_client(places.__getitem__), "at": n + 1}
-            replies = fed.map(next_layer, list(W), **sent, **self.asked(n + 1, layers, new, server), **how)
-        return x, []
-
-    def asked(self, n: int, layers: list[Layer], x: Weights, server: Server) -> dict[str, Any]:
-        """The shapes of the tensors of layer n, and the number of classes if clients report label counts."""
-        last = self.class_weighted and n == len(layers) - 1
-        shapes = {name: list(x[name].shape) for name in layers[n].own(x)}
-        return {"shapes": shapes, "classes": server.num_classes if last else None}
-
-    def share(self, k: str, fed: Federation) -> float:
-        """The weight of client k in a mean of neurons."""
-        return fed.copies.get(k, 1) * (fed.num_examples(k) if self.average == "weighted" else 1.0)
-
-    def match(self, W: list[Weights], a: list[float], before: Weights, seed: int) -> list[Tensor]:
-        """The global position of each client's neurons. `before`, the layer that was sent, fixes the order."""
-        neurons, reference = [m.neurons_of(layer) for layer in W], m.neurons_of(before)
-        if self.matching == "none":
-            return [torch.arange(len(w)) for w in neurons]
-        if self.matching == "bbp":
-            return m.match_bbp(neurons, reference, self.bbp, torch.Generator().manual_seed(seed))
-        return m.match_fixed_width(neurons, a, reference)
-
-    @staticmethod
-    def widened(x: Weights, layer: Layer, inputs: int) -> Weights:
-        """The initial weight of a layer after the layer before it has grown to this many neurons."""
-        old = x[layer.weight]
-        return {layer.weight: m.move_columns(old, torch.arange(old.shape[1] // layer.block), inputs, layer.block)}
-
-    def shares(self, W: dict[str, Weights], replies: Replies, fed: Federation, server: Server) -> dict[str, Tensor]:
-        """The weight of each client for each class. A class that no client has is averaged like neurons."""
-        plain = {k: torch.full((server.num_classes,), self.share(k, fed), dtype=torch.float64) for k in W}
-        if not self.class_weighted:
-            return plain
-        counts = usable_counts(replies, {}, fed, server)
-        held = {k: c.double() * fed.copies.get(k, 1) for k, c in counts.items()}
-        missing = sum(held.values(), torch.zeros(server.num_classes)) == 0
-        return {k: torch.where(missing, plain[k], held[k]) for k in held}
-
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
-
 
 # ---- Matching neurons: which neuron of one network corresponds to which neuron of another ------------
 
@@ -354,3 +178,180 @@ def move_columns(weight: Tensor, places: Tensor, width: int, block: int) -> Tens
 
 def _by_row(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+# ---- the method ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A layer of a client's model. With the last layer, the client's samples of each label if requested."""
+
+    layer: Weights = sized("shapes")
+    counts: Tensor | None = sized("classes", dtype=torch.int64, fill=all_of_one)
+
+
+@task("first_layer")
+def first_layer(
+    client: Client,
+    weights: Weights,
+    layers: list[Layer],
+    shapes: Shapes,
+    local: Local,
+    own_start: bool,
+    classes: int | None,
+) -> Sent:
+    """Begin a cycle: train all layers of the received model (with `own_start`, re-initialised), send the first."""
+    model = resized(client.template, weights)
+    if own_start:
+        redraw(model, client.rng("own start"))
+    return _train_and_send(client, model, layers, 0, local, classes)
+
+
+@task("next_layer")
+def next_layer(
+    client: Client,
+    matched: Weights,
+    places: Tensor,
+    layers: list[Layer],
+    at: int,
+    shapes: Shapes,
+    local: Local,
+    classes: int | None,
+) -> Sent:
+    """Load the matched layer before layer `at` and freeze it; train the layers after it, send the first of them."""
+    own, following = client.state["cycle"], layers[at]
+    width = len(matched[layers[at - 1].weight])
+    columns = move_columns(own[following.weight], places.long(), width, following.block)  # W_j,n+1 <- Pi_j W_j,n+1
+    model = resized(client.template, own | matched | {following.weight: columns})
+    return _train_and_send(client, model, layers, at, local, classes)
+
+
+def _train_and_send(
+    client: Client, model: nn.Module, layers: list[Layer], at: int, local: Local, classes: int | None
+) -> Sent:
+    for layer in layers[:at]:
+        model.get_submodule(layer.name).requires_grad_(False)
+    fit(model, client.train.inputs, client.train.labels, local, client.seed)  # train W_j,n+1 ... with W_n frozen
+    weights = weights_of(model)
+    if at == len(layers) - 1:
+        client.state.pop("cycle", None)
+    else:
+        client.state["cycle"] = weights
+    return Sent(
+        {name: weights[name] for name in layers[at].own(weights)}, None if classes is None else label_counts(client)
+    )
+
+
+@register("fedma")
+@dataclass(frozen=True)
+class FedMA(Method):
+    """Matched averaging, one layer after the other."""
+
+    local: Local = field(default_factory=Local)  # once before each layer is sent
+    matching: Literal["fixed_width", "bbp", "none"] = "fixed_width"  # bbp: the paper's; layers may become wider
+    average: Literal["uniform", "weighted"] = "uniform"  # of matched neurons: equal weights, or by number of examples
+    class_weighted: bool = True  # weigh the last layer by label counts, which the clients report
+    own_start: bool = False  # in the first round every client starts from its own random weights
+    bbp: BBP = field(default_factory=BBP)
+
+    about: ClassVar[About] = About(
+        title="FedMA",
+        paper="Wang et al., ICLR 2020",
+        wire="model down; then for each layer: the layer up, the matched layer and a permutation down",
+        state="nothing",
+    )
+
+    @dataclass(frozen=True)
+    class State:
+        weights: dict[str, Weights]
+        chains: dict[str, list[Layer]]  # the layers of each architecture, as read at the start
+
+    def traits(self) -> Traits:
+        wider = "neurons that match no other make layers wider (matching = 'bbp')"
+        return Traits(split="chain", bytes_vary=wider if self.matching == "bbp" else "")
+
+    def fits(self, server: Server) -> Iterator[str]:
+        if self.matching != "none" and importlib.util.find_spec("scipy") is None:
+            yield f"method.matching = {self.matching!r} needs scipy: pip install 'solera[matching]'"
+
+    def init(self, fed: Federation, server: Server) -> State:
+        x = {A: server.init(A) for A in server.architectures}
+        return self.State(x, {A: chain(server.template(A)) for A in x})
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x, S, finished = dict(state.weights), fed.sample(), 0
+        for A in sorted({fed.architecture(k) for k in S}):
+            members = [k for k in S if fed.architecture(k) == A]
+            x[A], there = self.cycle(x[A], state.chains[A], members, fed, server)
+            finished += len(there)
+        if finished < fed.config.min_replies:
+            raise QuorumNotMet(f"round {fed.round}: {finished} of {len(S)} clients finished the cycle")
+        return self.State(x, state.chains)
+
+    def cycle(
+        self, x: Weights, layers: list[Layer], S: list[str], fed: Federation, server: Server
+    ) -> tuple[Weights, list[str]]:
+        """Algorithm 1 with clients S: the new model, and the clients that finished. If none, the model is unchanged."""
+        how: dict[str, Any] = {"layers": layers, "local": self.local}
+        how["min_replies"] = 0  # the quorum is checked at the end of the cycle
+        start: dict[str, Any] = {"weights": x, "own_start": self.own_start and fed.round == 0}
+        replies = fed.map(first_layer, S, **start, **self.asked(0, layers, x, server), **how)
+        new = dict(x)
+        for n, layer in enumerate(layers):
+            before = {name: new[name] for name in layer.own(new)}
+            W = {k: reply.layer for k, reply in replies.items()}
+            if layer is layers[-1]:
+                shares = self.shares(W, replies, fed, server)
+                if not shares:
+                    break
+                mean = merge_classes([W[k] for k in shares], torch.stack(list(shares.values())))
+                return new | mean, list(shares)  # W_N = sum_k sum_j p_jk W_jk,N
+            if not W:
+                break
+            a = [self.share(k, fed) for k in W]
+            Pi = self.match(list(W.values()), a, before, fed.seed("match", layer.name))  # {Pi_j} = BBP-MAP({W_j,n})
+            matched = merge_neurons(list(W.values()), Pi, a)  # W_n = 1/J sum_j W_j,n Pi_j^T
+            new |= matched | self.widened(x, layers[n + 1], len(matched[layer.weight]))
+            places = dict(zip(W, (here.int() for here in Pi), strict=True))
+            sent: dict[str, Any] = {"matched": matched, "places": per_client(places.__getitem__), "at": n + 1}
+            replies = fed.map(next_layer, list(W), **sent, **self.asked(n + 1, layers, new, server), **how)
+        return x, []
+
+    def asked(self, n: int, layers: list[Layer], x: Weights, server: Server) -> dict[str, Any]:
+        """The shapes of the tensors of layer n, and the number of classes if clients report label counts."""
+        last = self.class_weighted and n == len(layers) - 1
+        shapes = {name: list(x[name].shape) for name in layers[n].own(x)}
+        return {"shapes": shapes, "classes": server.num_classes if last else None}
+
+    def share(self, k: str, fed: Federation) -> float:
+        """The weight of client k in a mean of neurons."""
+        return fed.copies.get(k, 1) * (fed.num_examples(k) if self.average == "weighted" else 1.0)
+
+    def match(self, W: list[Weights], a: list[float], before: Weights, seed: int) -> list[Tensor]:
+        """The global position of each client's neurons. `before`, the layer that was sent, fixes the order."""
+        neurons, reference = [neurons_of(layer) for layer in W], neurons_of(before)
+        if self.matching == "none":
+            return [torch.arange(len(w)) for w in neurons]
+        if self.matching == "bbp":
+            return match_bbp(neurons, reference, self.bbp, torch.Generator().manual_seed(seed))
+        return match_fixed_width(neurons, a, reference)
+
+    @staticmethod
+    def widened(x: Weights, layer: Layer, inputs: int) -> Weights:
+        """The initial weight of a layer after the layer before it has grown to this many neurons."""
+        old = x[layer.weight]
+        return {layer.weight: move_columns(old, torch.arange(old.shape[1] // layer.block), inputs, layer.block)}
+
+    def shares(self, W: dict[str, Weights], replies: Replies, fed: Federation, server: Server) -> dict[str, Tensor]:
+        """The weight of each client for each class. A class that no client has is averaged like neurons."""
+        plain = {k: torch.full((server.num_classes,), self.share(k, fed), dtype=torch.float64) for k in W}
+        if not self.class_weighted:
+            return plain
+        counts = usable_counts(replies, {}, fed, server)
+        held = {k: c.double() * fed.copies.get(k, 1) for k, c in counts.items()}
+        missing = sum(held.values(), torch.zeros(server.num_classes)) == 0
+        return {k: torch.where(missing, plain[k], held[k]) for k in held}
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)

@@ -146,4 +146,3 @@ def test_cases_of_a_sweep_have_names(tmp_path):
     assert [r.settings.get("case") for r in read_runs([tmp_path])] == ["first", None]
     (tmp_path / "sweep.json").write_text('{"runs": 7}')
     assert len(read_runs([tmp_path])) == 2
-
