@@ -3,6 +3,8 @@
 import itertools
 import pathlib
 import re
+import tomllib
+from collections import Counter
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "solera"
@@ -25,6 +27,23 @@ def test_every_package_has_one_sentence():
     assert sorted(told) == sorted(there)
     for cells in rows:
         assert re.fullmatch(r"[^.]+\.", re.sub(r"`[^`]*`", "", cells[1])), f"not one sentence: {cells[1]}"
+
+
+def test_rooms_keep_their_budgets():
+    """`[tool.solera.budgets]` in pyproject.toml: lines of each room; "doors" are the modules beside the rooms."""
+    budgets = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["solera"]["budgets"]
+    lines: Counter[str] = Counter()
+    for file in PACKAGE.rglob("*.py"):
+        room = file.relative_to(PACKAGE).parts[0] if file.parent != PACKAGE else "doors"
+        lines[room] += len(file.read_text("utf-8").splitlines())
+    assert set(budgets) == set(lines)
+    above = {room: f"{n} lines, budget {budgets[room]}" for room, n in lines.items() if n > budgets[room]}
+    assert not above, f"subtract as you add: {above}"
+
+
+def test_no_more_than_sixteen_names_stand_at_the_root():
+    names = {p.stem for p in PACKAGE.glob("*.py")} | {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
+    assert len(names - {"__init__"}) <= 16
 
 
 def test_a_round_has_at_most_ten_hops():
