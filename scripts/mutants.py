@@ -43,34 +43,46 @@ SOURCE, TESTS = ROOT / "src", ROOT / "tests" / "unit"
 REASONS = ROOT / "benchmarks" / "results" / "mutants.json"
 MEMORY = 6 * 2**30  # bytes a mutant may use
 TARGETS = (
-    "parts/*.py",
+    "train/*.py",
     "methods/{feddf,fedet,fusionlarge}.py",
     "methods/{hierarchical,decentralised}.py",
     "methods/{fedeed,mnfl,mnflparam}.py",
     "methods/framework/*.py",
-    "methods/common/*.py",
-    "federation.py",
-    "scenario.py",
+    "methods/steps/*.py",
+    "core/federation.py",
+    "scenario/scenario.py",
     "data/{partition,dirichlet}.py",
 )
 FRAMEWORK = ("methods/test_framework.py",)
-ALGORITHM_1 = ("cohort", "groups", "loop", "overlap", "setting", "slots")  # of the framework, beside its trainers
+ALGORITHM_1 = (
+    "cohort",
+    "grouping",
+    "algorithm",
+    "overlapping",
+    "setting",
+    "slots",
+)  # of the framework, beside its trainers
 ABSENT = ("methods/test_some_absent.py",)  # clients, groups and architectures that are
 EVERYWHERE = ("test_defaults.py",)
 OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*.py are found
-    "train/data_free.py": ("parts/test_generators.py", "methods/test_fedftg.py", "methods/test_fedgen.py"),
-    "train/diversity.py": ("parts/test_diversity.py",),
+    "train/data_free.py": ("train/test_generators.py", "methods/test_fedftg.py", "methods/test_fedgen.py"),
+    "train/diversity.py": ("train/test_diversity.py",),
     "train/effort.py": ("runner/test_dry.py",),
-    "train/robust.py": ("parts/test_filtered_mean.py",),
-    "train/consensus.py": ("parts/test_agreement.py",),
+    "train/robust.py": ("train/test_filtered_mean.py",),
+    "train/consensus.py": ("train/test_agreement.py",),
     "train/similarity.py": ABSENT,
     "methods/steps/coefficients.py": ("methods/test_mnfl.py", "methods/test_mnfl_by_hand.py", *ABSENT),
     "methods/steps/predictions.py": ("methods/test_mnfl.py", "methods/test_fedmd.py", "methods/test_dsfl.py"),
-    "methods/steps/swag.py": ("methods/test_drawn_twice.py",),
+    "methods/steps/teaching.py": ("methods/test_drawn_twice.py", "methods/test_feddf_extensions.py"),
     "methods/mnfl.py": ABSENT,
     "methods/mnflparam.py": ("methods/test_mnfl.py",),
     "methods/hierarchical.py": ABSENT,
-    "scenario.py": ("data/test_public.py", "data/test_sources.py", "data/test_generator.py", "methods/test_fedet.py"),
+    "scenario/scenario.py": (
+        "data/test_public.py",
+        "data/test_sources.py",
+        "data/test_generator.py",
+        "methods/test_fedet.py",
+    ),
     "data/dirichlet.py": ("data/test_partition.py",),
     "methods/fedeed.py": FRAMEWORK,
     **{f"methods/framework/{name}.py": FRAMEWORK for name in ALGORITHM_1},

@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
 CORE = [  # the numbers of all methods, and what they are made of
-    "tests/golden", "tests/unit/parts", "tests/unit/models", "tests/unit/data", "tests/unit/runner",
+    "tests/golden", "tests/unit/train", "tests/unit/models", "tests/unit/data", "tests/unit/runner",
     "tests/unit/test_engines.py", "tests/unit/test_federation.py", "tests/unit/test_wire.py",
     "tests/unit/test_randomness.py", "tests/unit/test_settings.py", "tests/contract/test_contracts.py",
 ]  # fmt: skip

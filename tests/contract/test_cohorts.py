@@ -244,7 +244,7 @@ def test_rates_and_strata_are_dealt_to_clients_with_examples(variant, played):
 # ---- a validation set ------------------------------------------------------------------------------
 
 # FedDF stops early by it; the others fuse as FedDF does, and the framework's global trainer can.
-STOP_EARLY = ("feddf", "pfeddf", "hierarchical", "fusionlarge", "framework")
+STOP_EARLY = ("feddf", "feddf-previous", "pfeddf", "hierarchical", "fusionlarge", "framework")
 
 
 @pytest.mark.parametrize("variant", variants(BY_VALIDATION))

@@ -343,7 +343,7 @@ def test_what_a_message_or_a_checkpoint_says_is_never_a_path(folder):
     ]
     # Those beside plugins import names that stand in their own source: exports, Flower's programs, an extra's packages.
     # Ray is the exception: a cluster is trusted and carries the run's code (SECURITY.md), by its modules' names.
-    own = ["__init__.py", "deploy/gate.py", "deploy/standby.py", "models/hub.py", "models/lora.py", "plugins.py"]
+    own = ["__init__.py", "deploy/gate.py", "deploy/standby.py", "models/hub.py", "models/lora.py", "core/plugins.py"]
     assert sorted(callers) == sorted([*own, "engines/ray.py"])
     assert "for name in LOAD:" in (ROOT / "src/solera/deploy/standby.py").read_text()
     assert "GATED[program]" in (ROOT / "src/solera/deploy/gate.py").read_text()
@@ -352,7 +352,7 @@ def test_what_a_message_or_a_checkpoint_says_is_never_a_path(folder):
     text = "".join((ROOT / "src/solera/models" / file).read_text() for file in ("hf.py", "hub.py"))
     packages = {'"transformers"', '"huggingface_hub"', 'f"huggingface_hub.{part}"'}
     assert set(re.findall(r"(?<!def )imported\(([^,]+),", text)) == packages
-    for package in ("wire.py", "task.py", "federation.py", "engines/serve.py", "engines/processes.py"):
+    for package in ("core/wire.py", "core/task.py", "core/federation.py", "engines/serve.py", "engines/processes.py"):
         assert "plugins" not in (ROOT / "src/solera" / package).read_text()
     with code_allowed(folder):  # even where code is allowed
         read_run(folder / "run")

@@ -99,8 +99,8 @@ def hosts_of(home, tables):
     found = {}
     for k, site in tables["sites"].items():
         own = {**tables, "data": {**tables["data"], "path": "/nowhere"}, "sites": {k: site}}
-        models = {name: value for name, value in tables["models"].items() if name not in ("server", "options")}
-        if (options := tables["models"].get("options", {}).get(site["model"])) is not None:
+        models = {name: value for name, value in tables.get("models", {}).items() if name not in ("server", "options")}
+        if (options := tables.get("models", {}).get("options", {}).get(site["model"])) is not None:
             models["options"] = {site["model"]: options}
         own["models"] = models  # as `deploy init` writes it: nothing of the models of others
         with code_allowed(home):

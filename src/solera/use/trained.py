@@ -158,7 +158,7 @@ class Trained:
         norm, head = options.get("norm", "batch"), options.get("head", "plain")
         model = self._initialised(kind, variant.lora, lambda: build(given, self.classes, shape, norm, head, **text))
         model = model if read is None else reading(model, read)
-        self._check(name)
+        check_sha256(self.run, self.file(name))
         try:
             weights = safetensors.torch.load_file(self.file(name))
             if variant.lora is None:
@@ -170,23 +170,6 @@ class Trained:
             model = merged(model)
         model.eval()
         return model
-
-    def _check(self, name: str) -> None:
-        """Refuse a model's file that is not the one that the run wrote: a flipped bit would give other predictions."""
-        wanted = sha256_in(self.run).get(name)
-        if wanted is None:
-            log.warning("%s: summary.json has no sha256 of it, so damage would not be noticed", self.file(name))
-            return
-        try:
-            with open_file(self.file(name), None) as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
-        except OSError as e:
-            raise RunError(f"{self.file(name)} cannot be read: {e.strerror}") from None
-        if found != wanted:
-            raise RunError(
-                f"{self.file(name)} is damaged or was changed: its sha256 is {found[:16]}..., and summary.json says "
-                f"{str(wanted)[:16]}...; restore the file, or run again"
-            )
 
     def _initialised(self, kind: str, lora: Lora | None, make: Callable[[], nn.Module]) -> nn.Module:
         """The model as it was initialised. With LoRA its frozen base counts: it is made again as in the run, from the
@@ -239,6 +222,24 @@ def sha256_in(run: Run) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def check_sha256(run: Run, model: Path) -> None:
+    """Refuse a model's file that is not the one that the run wrote: a flipped bit would give other predictions."""
+    wanted = sha256_in(run).get(model.stem)
+    if wanted is None:
+        log.warning("%s: summary.json has no sha256 of it, so damage would not be noticed", model)
+        return
+    try:
+        with open_file(model, None) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
+    except OSError as e:
+        raise RunError(f"{model} cannot be read: {e.strerror}") from None
+    if found != wanted:
+        raise RunError(
+            f"{model} is damaged or was changed: its sha256 is {found[:16]}..., and summary.json says "
+            f"{str(wanted)[:16]}...; restore the file, or run again"
+        )
+
+
 def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
     """The models of the run in a directory. Code that its configuration names (the user's own models or data) is
     imported when needed, if the run is this user's own, or else with `trust_code=True`."""
@@ -267,6 +268,8 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
         bases = {f["architecture"]: f["base"] for f in facts.values() if "base" in f}
         return Trained(run, classes, given, kinds, members, rule, called, trust_code, bases)
     except (KeyError, ValueError, TypeError) as e:
+        for file in files:  # a flipped bit in a description is no other version
+            check_sha256(run, file)
         raise RunError(f"{files[0]} lacks its description ({e}): it was written by another version of solera") from None
 
 

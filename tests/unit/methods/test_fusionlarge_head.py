@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from cohorts import SIZES, Federated, settings
+from solera.methods.steps.screen import Screen
 from solera.train.distill import Distill
 
 
 @pytest.mark.parametrize("average", ["weighted", "uniform"])
 def test_the_server_s_head_is_the_plain_mean_of_the_cohort_s(tmp_path, average):
-    method = settings("fusionlarge", head="shared", average=average, fusion=Distill(steps=0))
+    method = settings("fusionlarge", head="shared", screen=Screen(average), fusion=Distill(steps=0))
     world, sent = Federated(tmp_path, method), {}
     ask = world.fed.map
 

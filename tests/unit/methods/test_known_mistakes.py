@@ -5,7 +5,7 @@ Some are tested beside the method they belong to, and not again here:
     FL-bench FedMD   public samples of all rounds pile up       test_fedmd: regression_public_data_does_not_grow
     FedML FedGKT     logits paired by the number of the batch   test_fedgkt: fedml_pairs_logits_by_batch_number_...
     HtFLlib FD       logits as soft labels, one's own included  test_fd: regression_...
-    AIJack FedGEMS   KL swapped; unreliable clients counted     parts/test_selective: ..._aijack
+    AIJack FedGEMS   KL swapped; unreliable clients counted     methods/test_fedgems_selection: ..._aijack
 """
 
 import dataclasses

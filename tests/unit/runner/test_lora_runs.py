@@ -107,7 +107,7 @@ def test_engines_and_a_stop_change_no_bit(tmp_path):
     [
         ("fedavg", {}),
         ("feddf", {"fusion": {"steps": 0}}),
-        ("feddf", {"fusion": {"steps": 0}, "average": "median"}),
+        ("feddf", {"fusion": {"steps": 0}, "screen": {"kind": "robust", "average": "median"}}),
         ("fedeed", {"K": 1, "fusion": {"steps": 0}}),
         ("hierarchical", {"fusion": {"steps": 0}, "groups": 1}),
     ],
@@ -131,7 +131,7 @@ def test_averages_of_one_architecture_are_of_the_product(tmp_path, monkeypatch, 
         for a in pairs:
             b, n = a.replace(".lora_A.", ".lora_B."), [float(n) for _, n in own]
             products = np.stack([w[b].double().numpy() @ w[a].double().numpy() for w, _ in own])
-            P = np.median(products, axis=0) if "average" in settings else np.average(products, axis=0, weights=n)
+            P = np.median(products, axis=0) if "screen" in settings else np.average(products, axis=0, weights=n)
             vectors = np.linalg.eigh(P.T @ P)[1][:, -2:]
             assert np.allclose(found[b].double() @ found[a].double(), P @ vectors @ vectors.T, atol=1e-6)
             factors = [np.average([w[name].numpy() for w, _ in own], axis=0, weights=n) for name in (b, a)]
