@@ -233,9 +233,9 @@ def logits_of(model: nn.Module, inputs: Inputs, batch: int | None = None) -> Ten
 
     It is asked about `batch` samples at a time, as many as suit its device unless given.
 
-    The answer to a sample has the same bits whatever samples it is asked together with. (Known exception on x86: a
-    layer with fewer than 16 outputs and a number of inputs that 4 does not divide; its last bit can depend on the
-    position in the batch.)
+    The answer to a sample has the same bits whatever samples it is asked together with. (Known exceptions on x86: a
+    layer with fewer than 16 outputs and a number of inputs that 4 does not divide, and MKL's COMPATIBLE kernels; the
+    last bit can then depend on the position in the batch or on its size.)
     """
     device = device_of(model, inputs.device if isinstance(inputs, Tensor) else CPU)
     tricks = tricks_of(device)

@@ -38,7 +38,9 @@ def test_flowers_programs_see_no_telemetry_no_installation_and_a_home_of_their_o
 
 
 @pytest.mark.parametrize("file", ["server.toml", "site.toml"])
-def test_programs_of_a_portable_deployment_have_its_environment(tmp_path, file):
+def test_programs_of_a_portable_deployment_have_its_environment(tmp_path, file, monkeypatch):
+    for name in PORTABLE:
+        monkeypatch.delenv(name, raising=False)
     assert not PORTABLE.items() <= environment(tmp_path).items()
     (tmp_path / file).write_text("[engine]\nportable = true\n")
     assert PORTABLE.items() <= environment(tmp_path).items()

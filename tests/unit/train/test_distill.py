@@ -219,7 +219,7 @@ def test_the_student_comes_close_to_the_mean_of_different_teachers():
     done = distill(student, PUBLIC, teacher, Distill(steps=300, batch=30, lr=5e-3), 0)
     end = (logits_of(student, PUBLIC).softmax(-1) - target).abs().max()
     assert end < start / 5
-    assert 0 <= done.loss < 1e-3
+    assert -1e-6 < done.loss < 1e-3  # 0 is the least, but for rounding
     assert (done.steps, done.best_step, done.diverged, done.accuracy) == (300, 300, False, None)
 
 
