@@ -42,6 +42,7 @@ def run_cases(file: str, which: str) -> None:
 
 WORKERS = """
 import pathlib, sys
+sys.path.insert(0, sys.argv.pop())
 import torch
 torch.set_num_threads(1)
 from solera.engines import EngineConfig
@@ -62,7 +63,7 @@ print(found.digest)
 
 def two_workers(name: str, out: pathlib.Path) -> str:
     """The digest of a toy run with two workers on the device, in a process that has not opened it."""
-    done = fresh.run("-c", WORKERS, name, out)
+    done = fresh.run("-c", WORKERS, name, out, CASES.parent)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.split()[-1]
 
