@@ -237,8 +237,19 @@ def test_work_that_seeds_the_generators_itself_is_no_strangers_doing():
 
 
 def test_work_that_cannot_be_repeated_is_refused_in_one_line():
-    with in_company_of(lambda: torch.rand(1)), pytest.raises(SharedGenerator, match="its own generator"):
-        repeatable(1, lambda: [torch.rand(1) for _ in range(3000)])
+    drawn = [0]
+
+    def stranger():
+        torch.rand(1)
+        drawn[0] += 1
+
+    def work():
+        first, before = torch.rand(1), drawn[0]
+        eventually(lambda: drawn[0] > before + 500)  # in every attempt, and never as many as in another one
+        return [first, torch.rand(1)]
+
+    with in_company_of(stranger), pytest.raises(SharedGenerator, match="its own generator"):
+        repeatable(1, work)
 
 
 def test_an_error_is_a_result_too():
