@@ -1,7 +1,7 @@
 """A data set: training and test samples in compact form, and how they are prepared for a model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
@@ -15,11 +15,11 @@ from ..place.placement import numerics
 from .encodings import Columns, Encoding, Text, encoded
 from .images import channel_statistics, channels_first, stack
 from .sampling import hold_out
+from .spec import Spec
 from .tokens import LENGTH, VOCABULARY, WORDS, refuse_empty, tokenize
-from .transforms import DEPTH, normalise
+from .transforms import DEPTH
 
 Arrays = tuple[Any, Any]  # inputs and labels, as tensors, numpy arrays or lists
-Task = Literal["classification", "causal-lm"]
 SPELLED = 5  # labels that an error names
 COUNTED = "renumber them, or say how many there are with classes= or class_names="
 READ_TWICE = 64  # samples of a torch data set that are read twice, to detect random transforms
@@ -32,35 +32,30 @@ class Texts(NamedTuple):
     test: tuple[Text, ...]
 
 
-@dataclass(frozen=True)
-class Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Spec):
     """Samples as stored: images [N, C, H, W] (uint8, uint16 or float32), float32 vectors [N, F], int64 tokens [N, L].
 
     It keeps its own copy: later changes to the caller's tensors have no effect. A text data set keeps its texts beside
     the tokens of the hashing tokenizer, so that `encoded` can have other tokenizers read them.
     """
 
-    name: str
+    shape: tuple[int, ...] = field(init=False)  # that of the samples
     train: Data[Tensor]
     test: Data[Tensor]
-    classes: int
-    mean: tuple[float, ...] = ()  # per channel, on the scale [0, 1]; empty: no normalisation
-    std: tuple[float, ...] = ()
     users: Tensor | None = None  # int64 [N_train]: the user of each training sample
-    vocabulary: int = 0  # text only: the number of token ids
-    class_names: tuple[str, ...] = ()  # if known
     user_names: tuple[str, ...] = ()  # by number, if known
     texts: Texts | None = None  # text only, if known
-    columns: tuple[Columns, ...] = ()  # whose tokens are where in a sample; empty: one tokenizer's, in all of it
-    task: Task = "classification"  # causal-lm: a sample is a block of tokens, and all but its first are predicted
     found: tuple[int, int] | None = None  # training and test rows of its files, before any of them were chosen
 
     def __post_init__(self) -> None:
-        for field in ("train", "test"):
-            data = getattr(self, field)
-            object.__setattr__(self, field, Data(data.inputs.detach().clone(), data.labels.detach().clone()))
+        for split in ("train", "test"):
+            data = getattr(self, split)
+            object.__setattr__(self, split, Data(data.inputs.detach().clone(), data.labels.detach().clone()))
         if self.users is not None:
             object.__setattr__(self, "users", self.users.detach().clone())
+        shape = tuple(self.train.inputs.shape[1:])
+        object.__setattr__(self, "shape", shape if self.task == "classification" else (shape[0] - 1,))
         for split, data in (("train", self.train), ("test", self.test)):
             check_samples(f"{self.name}, {split}", data, self.classes, self.vocabulary)
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
@@ -82,26 +77,6 @@ class Dataset:
             raise DataError(f"{self.name}: {len(self.users)} users for {len(self.train)} training samples")
         if self.users is not None and self.user_names and int(self.users.max()) >= len(self.user_names):
             raise DataError(f"{self.name}: {len(self.user_names)} user names, but user {int(self.users.max())}")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one prepared sample."""
-        shape = tuple(self.train.inputs.shape[1:])
-        return shape if self.task == "classification" else (shape[0] - 1,)
-
-    @property
-    def outputs(self) -> int:
-        """The number of a model's outputs for one prediction: classes, or tokens."""
-        return self.classes if self.task == "classification" else self.vocabulary
-
-    @property
-    def length(self) -> int:
-        """Text only: the tokens that one model reads of a text."""
-        return self.columns[0].length if self.columns else self.shape[0]
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """Stored samples as input of a model: normalised float32, or tokens unchanged."""
-        return normalise(inputs, self.mean, self.std)
 
     def encoded(self, encodings: Sequence[Encoding], length: int | None = None) -> "Dataset":
         """The same texts, read by these tokenizers: their tokens stand side by side in every sample.
@@ -129,10 +104,6 @@ class Dataset:
             vocabulary=max(e.vocabulary for e in encodings),
             columns=() if words else tuple(columns),
         )
-
-    def tokens(self, texts: Sequence[Text]) -> Tensor:
-        """More texts as samples of this data set."""
-        return encoded(texts, [c.encoding for c in self.columns] or [WORDS], self.length)[0]
 
     def sampled(self, split: Literal["train", "test"], rows: Tensor) -> "Dataset":
         """Only these rows of a split, in this order."""
@@ -214,15 +185,15 @@ def from_tensors(
     numbers, names = (None, ()) if users is None else number_users(users)
     return Dataset(
         name,
-        parts["train"],
-        parts["test"],
         classes if classes is not None else len(class_names) or classes_in(name, labels.numpy(), COUNTED),
         tuple(float(m) for m in mean),
         tuple(float(s) for s in std),
-        numbers,
         vocabulary,
         tuple(class_names),
-        names,
+        train=parts["train"],
+        test=parts["test"],
+        users=numbers,
+        user_names=names,
     )
 
 

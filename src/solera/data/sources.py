@@ -25,12 +25,13 @@ from ..core.plugins import is_path, label
 from ..core.task import Data
 from ..place.placement import numerics
 from .catalogue import SOURCES, Loader, SourceInfo, unnamed
-from .dataset import Dataset, Task, Texts, classes_in, number_users, refuse_random
+from .dataset import Dataset, Texts, classes_in, number_users, refuse_random
 from .folders import LAYOUT, folder_splits
 from .grammar import toy_texts
 from .images import channel_statistics
 from .readers import Split, cifar_splits, files_in, idx_splits, image_split, read_idx, stl10_splits, stl10_unlabelled
 from .sampling import balanced, hold_out, numpy_rng
+from .spec import Task
 from .tables import Given, csv_splits, file_split, find_columns, hub_split, jsonl_splits, parquet_splits, split_word
 from .tokens import LENGTH, VOCABULARY, refuse_empty, tokenize
 from .toy import toy_2d
@@ -239,16 +240,16 @@ def _assemble(
     called = (class_names, info.class_names, splits["train"].class_names)
     return Dataset(
         name,
-        data["train"],
-        data["test"],
         classes,
         mean,
         std,
-        numbers,
         VOCABULARY if inputs.dtype == torch.int64 else 0,
         next((c for c in called if len(c) == classes), ()),  # a sample may lack a class: then the names do not fit
-        names,
-        Texts(tuple(texts["train"]), tuple(texts["test"])) if texts else None,
+        train=data["train"],
+        test=data["test"],
+        users=numbers,
+        user_names=names,
+        texts=Texts(tuple(texts["train"]), tuple(texts["test"])) if texts else None,
         found=(whole["train"], whole.get("test", 0)),
     )
 
