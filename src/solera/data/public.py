@@ -25,10 +25,10 @@ from ..core.tensors import sent
 from ..place.placement import Placement
 from .augment import Name, augmented, check_steps
 from .blocks import blocks_of
+from .catalogue import named_classes
 from .dataset import Dataset
 from .encodings import Columns, Text, as_bytes, digest_of
 from .generator import load_generator
-from .overlap import named_classes
 from .sampling import hold_out, torch_rng
 from .sources import STL10, load, read_stl10_unlabelled
 from .spec import Spec

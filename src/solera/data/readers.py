@@ -1,4 +1,4 @@
-"""Readers of the binary formats of published image sets: IDX, CIFAR binary, STL-10 binary.
+"""Splits of published image sets from their binary files (IDX, CIFAR, STL-10), and of the two sets made here.
 
 These formats cannot contain code. Python pickles can, so the pickled versions of these sets are not read.
 """
@@ -6,12 +6,12 @@ These formats cannot contain code. Python pickles can, so the pickled versions o
 import gzip
 import hashlib
 import lzma
+import math
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import DataError
-from .catalogue import SourceInfo
+from .catalogue import GRAMMAR, SourceInfo
 from .encodings import Text
 
 IDX_FILE = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz|\.xz)?")
@@ -52,7 +52,7 @@ def read_idx(path: Path, sha256: str | None = None, rows: int | None = None) -> 
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
     begin = 4 + 4 * dimensions
-    if len(content) - begin != prod(shape):
+    if len(content) - begin != math.prod(shape):
         raise DataError(
             f"{path}: the header announces {'x'.join(map(str, shape))} bytes but {len(content) - begin} follow; "
             "the file is damaged or incomplete, download it again"
@@ -183,3 +183,61 @@ def _check_sum(path: Path, content: bytes, expected: str) -> None:
             f"{path}: its {kind} is {found}, that of the published file is {expected}; the file is damaged or belongs "
             "to another data set. Download it again, or load your own data with solera.data.from_tensors"
         )
+
+
+# ---- the sets made here -----------------------------------------------------------------------------
+
+AUTHORS = 24
+BEGIN, END = 0.1, 1.0  # of a spiral arm, as distance from the centre
+TURN = 4.0  # how far an arm turns, in radians
+SPREAD = 0.07  # the width of an arm
+SIZE = 2.4  # scale: almost all points are between -3 and 3
+
+
+def toy_2d(rows: tuple[int, int], classes: int) -> dict[str, Split]:
+    """Training and test points: spiral arms from the centre, one for each class. Always the same points."""
+    return {split: _arms(n, classes, seed) for seed, (split, n) in enumerate(zip(("train", "test"), rows, strict=True))}
+
+
+def _arms(n: int, classes: int, seed: int) -> Split:
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    along = torch.rand(n, generator=g)
+    angle = 2 * math.pi * labels / classes + TURN * along
+    centre = torch.stack([angle.cos(), angle.sin()], 1) * (BEGIN + (END - BEGIN) * along)[:, None]
+    points = SIZE * (centre + SPREAD * torch.randn(n, 2, generator=g))
+    return Split(labels.numpy(), lambda rows: points[torch.from_numpy(rows)])
+
+
+def toy_texts(rows: tuple[int, int], classes: int) -> dict[str, Split]:
+    """Made-up texts of one to three sentences on four topics, with their authors.
+
+    Every choice is a hash of the row's number and of what is chosen, so the texts are the same on every machine and with
+    every version of Python.
+    """
+    return {split: _toy_texts(split, n, classes) for split, n in zip(("train", "test"), rows, strict=True)}
+
+
+def _toy_texts(split: str, n: int, classes: int) -> Split:
+    labels = np.arange(n) % classes
+    topics = tuple(GRAMMAR["topics"])
+    texts = [_text(f"{split} {i}", topics[k]) for i, k in enumerate(labels)]
+    authors = np.asarray([f"author-{_number(f'{split} {i} author', AUTHORS):02d}" for i in range(n)])
+    return Split(labels, lambda wanted: [texts[i] for i in wanted], authors, topics[:classes])
+
+
+def _text(key: str, topic: str) -> str:
+    said = []
+    for s in range(1 + _number(f"{key} sentences", 3)):
+        words = {slot: _one_of(choices, f"{key} {s} {slot}") for slot, choices in GRAMMAR["topics"][topic].items()}
+        link = _one_of(GRAMMAR["links"], f"{key} link {s - 1}") + " " if s else ""
+        said.append(link + _one_of(GRAMMAR["patterns"], f"{key} {s} pattern").format(**words))
+    return " ".join(said)
+
+
+def _one_of(choices: Sequence[str], key: str) -> str:
+    return choices[_number(key, len(choices))]
+
+
+def _number(key: str, below: int) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") % below

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import DataError
-from .catalogue import OURS
+from .catalogue import SOURCES
 from .encodings import Text
 from .images import channels_first, is_deep, open_picture, stack_pictures
 from .readers import files_in
@@ -147,7 +147,7 @@ def texts_in(path: Path, given: Given = USUAL) -> list[Text]:
         except (OSError, ValueError):
             raise DataError(f"{path}: cannot be read as UTF-8 text") from None
     else:
-        split = file_split(path, OURS["texts"], replace(given, label=None, user=None, labelled=False))
+        split = file_split(path, SOURCES["texts"], replace(given, label=None, user=None, labelled=False))
         assert split is not None  # the caller has looked at its name
         texts = split.take(np.arange(len(split.labels)))  # type: ignore[assignment]
     if empty := [i for i, t in enumerate(texts) if not (t if isinstance(t, str) else "".join(t)).strip()]:
