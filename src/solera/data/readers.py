@@ -212,8 +212,8 @@ def _arms(n: int, classes: int, seed: int) -> Split:
 def toy_texts(rows: tuple[int, int], classes: int) -> dict[str, Split]:
     """Made-up texts of one to three sentences on four topics, with their authors.
 
-    Every choice is a hash of the row's number and of what is chosen, so the texts are the same on every machine and with
-    every version of Python.
+    Every choice is a hash of the row's number and of what is chosen, so the texts are the same on every machine and
+    with every version of Python.
     """
     return {split: _toy_texts(split, n, classes) for split, n in zip(("train", "test"), rows, strict=True)}
 

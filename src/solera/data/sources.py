@@ -42,7 +42,7 @@ from .readers import (
 )
 from .sampling import balanced, hold_out, numpy_rng
 from .spec import Task
-from .tables import Given, csv_splits, file_split, find_columns, hub_split, jsonl_splits, parquet_splits, split_word
+from .tables import SUFFIXES, Given, file_split, folder_tables, hub_table, split_word, table_split
 from .tokens import LENGTH, VOCABULARY, refuse_empty, tokenize
 from .transforms import DEPTH, to_shape
 
@@ -103,7 +103,7 @@ def load(
         return _load_own(name, info.loader, path, train_size, test_size, seed, length, image_size)
     if image_size is not None and info.formats != ("images",):
         raise ConfigError(f"data.image_size = {image_size}: only for data.name = 'folder', not {name!r}")
-    if columns.named and not set(info.formats) & {"parquet", "csv", "jsonl"}:
+    if columns.named and not set(info.formats) & set(SUFFIXES):
         raise ConfigError(f"data.{next(iter(columns.named))}: {name!r} is not read from a table; leave it out")
     splits = _read(name, info, path, image_size, columns)
     return _assemble(name, info, splits, train_size, test_size, seed, length, people, columns.labelled)
@@ -193,7 +193,7 @@ def from_hf(
     for split, rows in (("train", train), ("test", test)):
         where = f"{name}, {split}"
         refuse_random(rows.__getitem__, len(rows), where)
-        splits[split] = hub_split(rows, find_columns(rows.column_names, info, where, given), None, where)
+        splits[split] = table_split(hub_table(rows, where), info, given)
     return _assemble(name, info, splits, length=length)
 
 
@@ -330,14 +330,10 @@ def _read_folder(name: str, info: SourceInfo, folder: Path, image_size: int | No
                 found = cifar_splits(folder, info)
             case "stl10":
                 found = stl10_splits(folder, info)
-            case "parquet":
-                found = parquet_splits(folder, info, columns)
-            case "csv":
-                found = csv_splits(folder, info, columns)
-            case "jsonl":
-                found = jsonl_splits(folder, info, columns)
             case "images":
                 found = folder_splits(folder, image_size)
+            case _:
+                found = folder_tables(form, folder, info, columns)
         if found:
             return _train_and_test(name, info, found, str(folder))
     pickles = [path.name for path in files_in(folder) if PICKLES.fullmatch(path.name)]
@@ -367,13 +363,10 @@ def _read_hub(name: str, info: SourceInfo, places: list[Path], given: Given) -> 
             f"{name}: not found; {looked}, and fetching {info.hub} from the Hugging Face hub failed: "
             f"{without_addresses(str(error))}. {_wanted(name, info)}"
         ) from error
-    channels = info.shape[0] if len(info.shape) == 3 else None
     found = {}
     for name_on_hub, rows in loaded.items():
         if (split := split_word(name_on_hub)) in ("train", *info.test_splits):
-            where = f"{info.hub}, {name_on_hub}"
-            columns = find_columns(rows.column_names, info, where, given)
-            found[split] = hub_split(rows, columns, channels, where)
+            found[split] = table_split(hub_table(rows, f"{info.hub}, {name_on_hub}"), info, given)
     return _train_and_test(name, info, found, f"the hub's {info.hub}")
 
 

@@ -163,6 +163,9 @@ class Rows:
     def __init__(self, **columns):
         self.columns, self.column_names = columns, list(columns)
 
+    def __len__(self):
+        return len(self.columns[self.column_names[0]])
+
     def __getitem__(self, key):
         return self.columns[key] if isinstance(key, str) else {name: c[key] for name, c in self.columns.items()}
 
