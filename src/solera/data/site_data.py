@@ -43,9 +43,7 @@ SOURCES_OF_A_SITE = (
 class SiteConfig:
     """One site, [sites.NAME]: a client that brings its own data and its own model."""
 
-    data: str | None = (
-        None  # a folder of images, a .parquet, .csv or .jsonl file, or own Python; only the site needs it
-    )
+    data: str | None = None  # a folder of images, a .parquet, .csv or .jsonl file, own Python; only the site needs it
     model: str | None = None  # its architecture
     test: BelowOne | None = None  # share of its samples kept as its private test split; default: data.client_test
     key: str | None = None  # deployment: the file of its public key
