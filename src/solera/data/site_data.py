@@ -23,13 +23,12 @@ from ..core.plugins import load as load_code
 from ..core.settings import BelowOne, settings
 from ..core.task import Data
 from .dataset import Arrays, Dataset, are_texts, check_samples, data_of
-from .encodings import Text
-from .folders import LAYOUT, class_folders, decoded, homes, pictures_in
+from .encodings import Text, refuse_empty
 from .images import is_deep, open_picture
+from .readers import LAYOUT, class_folders, decoded, homes, pictures_in
 from .sampling import torch_rng
 from .spec import Spec
 from .tables import IMAGE_COLUMNS, TABLES, TEXT_COLUMNS, images_of, read_table, texts_of
-from .tokens import refuse_empty
 from .transforms import to_shape
 
 Own = Data | Arrays | Dataset  # what a site's own Python gives, or returns when it is called

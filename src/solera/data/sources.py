@@ -26,12 +26,14 @@ from ..core.task import Data
 from ..place.placement import numerics
 from .catalogue import SOURCES, Loader, SourceInfo, unnamed
 from .dataset import Dataset, Texts, classes_in, number_users, refuse_random
-from .folders import LAYOUT, folder_splits
+from .encodings import LENGTH, VOCABULARY, refuse_empty, tokenize
 from .images import channel_statistics
 from .readers import (
+    LAYOUT,
     Split,
     cifar_splits,
     files_in,
+    folder_splits,
     idx_splits,
     image_split,
     read_idx,
@@ -43,7 +45,6 @@ from .readers import (
 from .sampling import balanced, hold_out, numpy_rng
 from .spec import Task
 from .tables import SUFFIXES, Given, file_split, folder_tables, hub_table, split_word, table_split
-from .tokens import LENGTH, VOCABULARY, refuse_empty, tokenize
 from .transforms import DEPTH, to_shape
 
 log = logging.getLogger("solera")

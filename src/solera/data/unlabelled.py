@@ -13,12 +13,11 @@ from torch import Tensor
 from ..core.errors import DataError
 from .catalogue import SOURCES
 from .encodings import Text
-from .images import channels_first, is_deep, open_picture, stack_pictures
+from .images import PICTURES, channels_first, is_deep, open_picture, stack_pictures
 from .readers import files_in
 from .tables import IMAGE_COLUMNS, USUAL, Given, file_split, joined, read_table
 from .transforms import to_shape
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 Tokens = Callable[[Sequence[Text]], Tensor]  # how texts become samples
 INPUT_NAMES = ("x", "inputs", "images", "samples", "data")
 TEXTS = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")  # the last may hold images, too

@@ -23,9 +23,8 @@ from ..core.errors import ConfigError, RunError
 from ..core.files import check_file, open_file
 from ..core.plugins import architectures
 from ..core.randomness import repeatable
-from ..data.encodings import Columns, Encoding, Text, reading, unique
+from ..data.encodings import WORDS, Columns, Encoding, Text, reading, unique
 from ..data.spec import Spec
-from ..data.tokens import WORDS
 from ..models import build, encoding_of, model_info
 from ..models.hf import drop_poolers
 from ..models.lora import Lora, adapted, base_digest, lora_from, merged

@@ -1,7 +1,7 @@
 """Small language models: token ids (int64 [n, L]) in, features of every position out (float32 [n, L, width]).
 
 Position i sees the tokens up to i and nothing later, so a linear layer on its features predicts token i + 1. All of
-them read bytes (`solera.data.tokens.BYTES`), so they may teach each other.
+them read bytes (`solera.data.encodings.BYTES`), so they may teach each other.
 """
 
 from __future__ import annotations
