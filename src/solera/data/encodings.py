@@ -149,10 +149,10 @@ def reading(model: nn.Module, columns: Columns) -> nn.Module:
 # ---- the hashing tokenizer --------------------------------------------------------------------------
 
 
-# Text to numbers without a vocabulary file. A text is lower-cased and split into words (letters and digits, with inner
-# apostrophes). The token of a word is its blake2b hash in 1..19,999, so server and clients get the same tokens; different
-# words may have the same one. Token 0 pads short texts on the right; long texts are cut. A text without words becomes the
-# token of the empty word, so no sample is only padding.
+# Text to numbers without a vocabulary file. A text is lower-cased and split into words (letters and digits, with
+# inner apostrophes). The token of a word is its blake2b hash in 1..19,999, so server and clients get the same tokens;
+# two words may have the same one. Token 0 pads short texts on the right; long texts are cut. A text without words
+# becomes the token of the empty word, so no sample is only padding.
 VOCABULARY = 20_000  # number of token ids, including the padding
 LENGTH = 64  # default number of tokens of a sample
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")

@@ -4,7 +4,9 @@ A partition is the rows of the training set in client order, and the positions w
 also for a million clients.
 
 - `iid`: a shuffle cut into equal parts.
-- `dirichlet`: skewed class distributions, in one of four variants, see `block_owners` and its neighbours.
+- `dirichlet`: skewed class distributions, in what the literature calls "Dirichlet with parameter alpha": `client`
+  (Hsu, Qi, Brown 2019; FedDF's appendix C.2, and FedEED's), `equal` (the code of FedDF's authors), `block` (the same
+  without its last step, which joins the lists and cuts them into equal parts), `class` (Yurochkin et al. 2019).
 - `classes`: every client holds samples of exactly `classes_per_client` classes.
 - `quantity`: class distribution as in the whole set, sizes drawn from a Dirichlet distribution.
 - `user`: each client is a user and has the user's name.
