@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from solera.core.errors import ConfigError, DataError
 from solera.core.wire import SAFE_NAME
 from solera.data import Partition, PartitionConfig, class_counts, partition, split_test
-from solera.data import dirichlet as drawing
-from solera.data.partition import client_names
+from solera.data.partition import client_names, dirichlet
 
 KINDS = [
     {"kind": "iid"},
@@ -182,7 +181,7 @@ def test_client_variant_has_equal_sizes_and_survives_exhausted_classes():
 
 def test_draws_are_dirichlet():
     # Dir(alpha * 1_K) has mean 1/K and variance (K-1) / (K^2 (K alpha + 1)).
-    shares = drawing.dirichlet(np.full((40_000, 4), 0.5), np.random.default_rng(0))
+    shares = dirichlet(np.full((40_000, 4), 0.5), np.random.default_rng(0))
     assert np.allclose(shares.sum(1), 1)
     assert np.allclose(shares.mean(0), 0.25, atol=0.01)
     assert np.allclose(shares.var(0), 3 / (16 * 3), atol=0.003)
@@ -192,7 +191,7 @@ def test_draws_stay_finite_for_any_alpha_and_respect_what_is_allowed():
     rng = np.random.default_rng(0)
     allowed = np.array([True, False, True])
     for alpha in (1e-300, 1e-12, 1e-3, 1.0, 1e9):
-        shares = drawing.dirichlet(np.full((50, 3), alpha), rng, allowed)
+        shares = dirichlet(np.full((50, 3), alpha), rng, allowed)
         assert np.isfinite(shares).all()
         assert (shares[:, 1] == 0).all()
         assert np.allclose(shares.sum(1), 1)
