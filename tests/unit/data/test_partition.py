@@ -1,6 +1,7 @@
 """Partitions: properties that hold for every kind, the special ones of each, and what is refused."""
 
 import hashlib
+import sys
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def test_block_variant_counts_the_share_class_by_class(seed):
 
 def test_block_variant_needs_no_redraw_where_the_share_alone_decides(monkeypatch):
     # As above: each class goes whole to one client, and then that client has its share, not one sample less.
-    monkeypatch.setattr(drawing, "MAX_REDRAWS", 1)
+    monkeypatch.setattr(sys.modules["solera.data.partition"], "MAX_REDRAWS", 1)  # the package has a function partition
     labels = torch.arange(10).repeat_interleave(100)
     for seed in range(5):
         split = make(labels, kind="dirichlet", clients=10, alpha=1e-9, seed=seed)
