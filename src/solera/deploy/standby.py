@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ..core.flower_inside import GATED
+from .flower_inside import GATED
 from .gate import main as behind_the_gate
 from .handover import SOCKET
 from .programs import die_with_parent

@@ -1,9 +1,7 @@
 """Engines move messages between the server and its clients; they differ in where clients run, never in results."""
 
 from ..core.calls import Call, ClientInfo, Engine, Host, Reply, Roster, Version
-from .inprocess import InProcess
-from .processes import Processes
-from .registry import (
+from .engine_settings import (
     ENGINES,
     EngineConfig,
     EngineInfo,
@@ -16,6 +14,8 @@ from .registry import (
     register_engine,
     require,
 )
+from .inprocess import InProcess
+from .processes import Processes
 from .serve import serve
 from .states import ClientStates, StateError
 from .threads import Threads

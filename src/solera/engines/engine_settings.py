@@ -9,16 +9,17 @@ import difflib
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+from annotated_types import Ge, Le
 
 from ..core.calls import Engine, Host
 from ..core.errors import ConfigError
 from ..core.plugins import Registry
-from ..core.settings import PositiveInt, Problem, checks_itself, hints, settings, show
+from ..core.settings import Hint, Positive, PositiveInt, Problem, checks_itself, hints, settings, show
 from ..place.devices import AUTO, Compute, Share, can_fork, check_fork, compute_of
 from ..place.placement import Precision
 from .base import ThreadCount, WorkerCount, default_workers
-from .flower import FlowerConfig
 from .inprocess import InProcess
 from .processes import Processes
 from .ray import RayConfig
@@ -130,6 +131,36 @@ class EngineConfig:
         if name == AUTO:
             name = default_engine(workers) if can_fork(compute) else "inprocess"
         return name, workers, compute
+
+
+@settings
+class FlowerConfig:
+    """Sites on other machines, through a Flower SuperLink. A deployment opens it: `solera deploy`."""
+
+    name: Literal["flower"] = "flower"
+    workers: Annotated[int, Ge(0), Le(4096), Hint("0: one for each core")] = 0  # models that the server trains at once
+    threads: PositiveInt = 1  # torch's threads within the server's work; a site's are its own affair
+    address: str = "127.0.0.1:8000"  # where the SuperLink listens, and where the sites find it
+    absent: Literal["wait", "skip"] = "wait"  # a site that is not connected: wait for it, or go on without it
+    wait_s: Positive = 600.0  # how long a site is waited for before it counts as failed
+    grace_s: Positive = 60.0  # time beside federation.deadline_s for the way there and back
+    device: str = AUTO  # of the server; each site has its own [engine]
+    precision: Precision = "float32"
+    deterministic: bool = True
+    resident: Share = 0.5
+    portable: bool = False
+
+    def require(self) -> None:
+        """Refused: the clients of a simulation are not on a network."""
+        raise ConfigError(
+            "engine.name = 'flower' reaches sites over a network: prepare them with `solera deploy init`, then start "
+            "the run with `solera deploy submit`; to simulate it here, choose another engine (--engine auto)"
+        )
+
+    def open(self, host: Host, states: ClientStates) -> Engine:
+        """Refused too."""
+        self.require()
+        raise AssertionError
 
 
 def check_class(cls: Any, name: str) -> type:
