@@ -19,8 +19,8 @@ from ..core.plugins import Registry
 from ..core.settings import Hint, Positive, PositiveInt, Problem, checks_itself, hints, settings, show
 from ..place.devices import AUTO, Compute, Share, can_fork, check_fork, compute_of
 from ..place.placement import Precision
-from .base import ThreadCount, WorkerCount, default_workers
 from .inprocess import InProcess
+from .pool import ThreadCount, WorkerCount, default_workers
 from .processes import Processes
 from .ray import RayConfig
 from .states import ClientStates
