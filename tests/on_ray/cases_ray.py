@@ -24,7 +24,7 @@ from solera.core.errors import ConfigError, RunError
 from solera.core.federation import Federation, FederationConfig
 from solera.engines import ClientStates
 from solera.engines import ray as engine_ray
-from solera.engines.ray import RayConfig
+from solera.engines.engine_settings import RayConfig
 from solera.methods import MNFL, FedAvg, FedDF, FedEED, FedET, Scaffold
 from solera.place.devices import Compute
 from solera.runs.config import RunConfig
@@ -39,7 +39,7 @@ SIZES = (1,) * 6
 def cluster():
     """The address of a Ray that the engine itself has started."""
     before = signal.getsignal(signal.SIGTERM), mine()
-    disconnect = engine_ray._connect("", 4)
+    disconnect = engine_ray.connect("", 4)
     assert signal.getsignal(signal.SIGTERM) is before[0], "a run's own handler is replaced"
     folder = pathlib.Path(ray._private.worker._global_node.get_temp_dir_path())
     yield ray.get_runtime_context().gcs_address
@@ -92,11 +92,9 @@ class Reused:
     def open(self, host, states):
         engine = self.engine
         engine.host, engine.states = host, states
-        box = [engine_ray._put(engine_ray.Baggage(host, [], Compute(), 1))]
-        given = engine_ray.versions(), engine_ray.modules_of_tasks(), engine_ray.files_of_code(), box
-        told = ray.get([s.actor.__ray_call__.remote(begin_again, *given) for s in engine._seats])
+        engine.again = engine_ray.luggage(host, Compute(), 1)
+        told = ray.get([s.actor.__ray_call__.remote(begin_again, *engine.again) for s in engine._seats])
         assert all(isinstance(about, dict) for about in told)
-        engine.kept = box
         return Borrowed(engine)
 
 
@@ -253,12 +251,12 @@ def test_data_that_cannot_be_sent_is_refused(cluster, tmp_path):
 
 def test_another_cluster_than_the_one_this_program_is_connected_to_is_refused(cluster, tmp_path):
     with pytest.raises(ConfigError, match=f"connected to the Ray cluster at {cluster}"):
-        engine_ray._connect("127.0.0.1:1", 1)
+        engine_ray.connect("127.0.0.1:1", 1)
 
 
 RUN = """
 import pathlib, sys
-from solera.engines.ray import RayConfig
+from solera.engines.engine_settings import RayConfig
 from solera.methods import Scaffold
 from solera.testing import run_toy, small
 out, address, rounds = sys.argv[1:]

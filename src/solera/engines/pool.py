@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Ge, Le
 
 from ..core.calls import Call, Host, Reply, Roster
-from ..core.errors import ConfigError, SoleraError
+from ..core.errors import ConfigError, SoleraError, one_line
 from ..core.randomness import OURS
 from ..core.settings import Hint
 from ..core.stopping import check_stop
@@ -188,13 +188,7 @@ class Pool(ABC):
             while not self._closing:
                 self._hand_out()
                 ends = [seat.ends for seat in self.busy if seat.ends is not None]
-                for seat in self.wait(max(0.0, min(ends) - time.monotonic()) if ends else None):
-                    self.busy.remove(seat)
-                    self._answer(seat, self.take(seat))
-                    if seat.gone:
-                        self.replace(seat)
-                    else:
-                        self.idle.append(seat)
+                self.listen(max(0.0, min(ends) - time.monotonic()) if ends else None)
                 now = time.monotonic()
                 for seat in [s for s in self.busy if s.ends is not None and now > s.ends]:
                     self.busy.remove(seat)
@@ -203,8 +197,17 @@ class Pool(ABC):
                     self._answer(seat, Reply(seat.call.client, error=f"no reply within the deadline of {limit_s:g} s"))
                     self.replace(seat)
         except Exception as e:  # no fork server, no cluster, no memory: `_next` tells the collector
-            said = " ".join(str(e).split())
-            self._broken = said if isinstance(e, SoleraError) else f"{type(e).__name__}: {said}"
+            self._broken = one_line(e) if isinstance(e, SoleraError) else f"{type(e).__name__}: {one_line(e)}"
+
+    def listen(self, seconds: float | None) -> None:
+        """Take what workers have to say, at the latest after this time."""
+        for seat in self.wait(seconds):
+            self.busy.remove(seat)
+            self._answer(seat, self.take(seat))
+            if seat.gone:
+                self.replace(seat)
+            else:
+                self.idle.append(seat)
 
     def _hand_out(self) -> None:
         """Give calls to idle workers, those of the oldest exchange first."""

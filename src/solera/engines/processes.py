@@ -31,7 +31,7 @@ from ..core.wire import Limits, Packed
 from ..place.devices import Compute
 from ..place.placement import Placement
 from .pool import Pool, Seat, patiently
-from .serve import KEEP_MESSAGES, Received, serve
+from .serve import KEEP_MESSAGES, Held, serve
 from .states import ClientStates
 
 HEADER_LIMIT = 1 << 20
@@ -302,18 +302,13 @@ def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, pl
 
 
 def _serve_calls(sock: socket.socket, buffer: int, host: Host, states: ClientStates, place: Placement) -> None:
-    held: dict[int, Packed] = {}
-    step = -1
+    held = Held()
     while True:
         facts, blob = _receive(sock, buffer, Limits().bytes)
-        if facts["step"] != step:
-            held, step = {}, facts["step"]
         if not facts["known"]:
-            held.pop(facts["message"], None)
-            held[facts["message"]] = Received(blob, facts["task"])
-            for old in list(held)[:-KEEP_MESSAGES]:
-                del held[old]
-        reply = serve(Call.of(facts, held[facts["message"]]), host, states, place)
+            held.messages.pop(facts["message"], None)
+        message = held.message(facts["message"], facts, lambda: blob)  # noqa: B023
+        reply = serve(Call.of(facts, message), host, states, place)
         body = reply.message.blob if isinstance(reply.message, Packed) else b""
         told = reply.facts()
         try:
