@@ -28,7 +28,7 @@ from ..scenario.scenario import Scenario, build_scenario
 from .estimate import estimated
 from .papers import NOT_PRINTED, PAPERS, Cell, Paper, load_paper, paper_names
 from .scales import EMBEDDED, scaled, scaled_round, told
-from .sweep import Planned, Progress, Tell, apart, check_unchanged, is_done, overrides_of, run_all, unfit, write_index
+from .sweep import Planned, apart, is_done, overrides_of, unfit
 
 ALL = "all"
 WITHOUT_RUNS = ("size", "partition")  # values that need no training
@@ -180,7 +180,7 @@ def missing(table: PlannedTable, out: Path) -> dict[str, str]:
     """The runs that cannot be run, with the reason: data or weights that are not there, settings that do not fit. Runs
     that are done are not looked at."""
     todo = [run for run in table.runs if not is_done(out / run.name)]
-    folders = {name.rpartition("/")[0]: why for name, (why, _) in (unfit(todo) if todo else {}).items()}
+    folders = {name.rpartition("/")[0]: why for name, (why, _) in unfit(todo).items()}
     return {run.name: folders[f] for run in todo if (f := run.name.rpartition("/")[0]) in folders}
 
 
@@ -208,22 +208,6 @@ def effort(tables: Sequence[tuple[PlannedTable, Path]]) -> Plan:
     for ((i, _), runs), seconds in zip(alike.items(), found["seconds"], strict=True):
         hours[i] += seconds * len(runs) / 3600
     return Plan(counts, hours, found["unknown"], [tuple(s) for s in found["steps"]])
-
-
-def run_table(table: PlannedTable, out: Path, workers: int = 1, tell: Tell | None = None) -> Progress:
-    """Run what is not done. Finished runs are skipped, stopped ones continued; other settings are refused."""
-    check_unchanged(table.runs, out)
-    write_index(table.runs, out, {})
-
-    def told_(progress: Progress) -> None:
-        if tell is not None:
-            tell(progress)
-        if progress.news is not None:
-            write_index(table.runs, out, progress.failed)
-
-    ended = run_all({run.name: run.config for run in table.runs}, out, workers, told_)
-    write_index(table.runs, out, ended.failed)
-    return ended
 
 
 # ---- the numbers ------------------------------------------------------------------------------------
@@ -520,24 +504,3 @@ def _needs(setting: Mapping[str, Any], scale: str) -> Iterator[str]:
     for model in [*setting.get("models.clients", []), setting.get("models.server")]:
         if isinstance(model, str) and model.startswith("hf:"):
             yield f"weights {model}"
-
-
-__all__ = [
-    "ALL",
-    "Filled",
-    "Plan",
-    "PlannedCell",
-    "PlannedTable",
-    "as_json",
-    "as_markdown",
-    "collect",
-    "effort",
-    "items",
-    "missing",
-    "needs",
-    "plan_table",
-    "run_table",
-    "without_runs",
-    "write_summary",
-    "write_table",
-]

@@ -278,6 +278,8 @@ def unfit(planned: Sequence[Planned]) -> dict[str, tuple[str, int]]:
     seen: dict[str, Planned] = {}
     for run in planned:
         seen.setdefault(_case_of(run), run)
+    if not seen:
+        return {}
     found = apart(_check_all, [(r.name, to_toml(r.config)) for r in seen.values()])
     return {name: (message, code) for name, message, code in found}
 
@@ -337,6 +339,27 @@ def _check_all(runs: list[tuple[str, str]]) -> list[tuple[str, str, int]]:
 
 
 # ---- running ----------------------------------------------------------------------------------------
+
+
+def run_planned(
+    planned: Sequence[Planned],
+    out: Path,
+    workers: int = 1,
+    tell: Tell | None = None,
+    new: Sequence[Planned] | None = None,
+) -> Progress:
+    """Run what is not done, and keep `sweep.json` up to date. `new`: only these of the planned runs."""
+    _write_index(planned, out, {})
+
+    def told(progress: Progress) -> None:
+        if tell is not None:
+            tell(progress)
+        if progress.news is not None:
+            _write_index(planned, out, progress.failed)
+
+    ended = run_all({run.name: run.config for run in (planned if new is None else new)}, out, workers, told)
+    _write_index(planned, out, ended.failed)
+    return ended
 
 
 def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell | None = None) -> Progress:
@@ -498,50 +521,33 @@ def _estimate(
 # ---- the index --------------------------------------------------------------------------------------
 
 
-def write_index(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
-    """Write `sweep.json`: every run of the sweep, its settings and its status."""
+def index_of(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
+    """The content of `sweep.json`: every run of the sweep, its settings and its status."""
 
     def status(name: str) -> str:
         home = out / name
         return "done" if is_done(home) else "failed" if name in failed else "begun" if count_lines(home) else "waiting"
 
-    index = {
-        "format": 1,
-        "solera": __version__,
-        "runs": [
-            {
-                "out": run.name,
-                "case": run.case,
-                "method": name_of(run.config.method),
-                "seed": run.config.run.seed,
-                "settings": run.settings,
-                "status": status(run.name),
-                **({"error": failed[run.name]} if run.name in failed else {}),
-            }
-            for run in planned
-        ],
-    }
+    runs = [
+        {
+            "out": run.name,
+            "case": run.case,
+            "method": name_of(run.config.method),
+            "seed": run.config.run.seed,
+            "settings": run.settings,
+            "status": status(run.name),
+            **({"error": failed[run.name]} if run.name in failed else {}),
+        }
+        for run in planned
+    ]
+    return {"format": 1, "solera": __version__, "runs": runs}
+
+
+def _write_index(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         draft = out / f"{INDEX}.draft"
-        draft.write_text(json.dumps(index, indent=1))
+        draft.write_text(json.dumps(index_of(planned, out, failed), indent=1))
         draft.replace(out / INDEX)
     except OSError as e:
         raise RunError(f"{out / INDEX} cannot be written: {e.strerror}") from None
-    return index
-
-
-__all__ = [
-    "Planned",
-    "Progress",
-    "apart",
-    "check_fits",
-    "check_unchanged",
-    "is_done",
-    "load_sweep",
-    "notes",
-    "plan",
-    "run_all",
-    "unfit",
-    "write_index",
-]

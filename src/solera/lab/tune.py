@@ -25,7 +25,7 @@ from ..method import name_of
 from ..runs.config import Config, load_config, to_toml
 from ..runs.dotted import show
 from ..runs.read import read_run
-from .sweep import Planned, Progress, Tell, check_fits, check_unchanged, is_done, overrides_of, run_all, write_index
+from .sweep import Planned, Tell, check_fits, check_unchanged, is_done, overrides_of, run_planned
 
 CLIENT_VALIDATION = 0.2  # share of each client's training samples, for methods with own models
 MOST_EXTENSIONS = 6  # steps beyond an edge
@@ -77,7 +77,9 @@ def tune(tuning: Tuning, out: Path, workers: int = 1, tell: Tell | None = None) 
     while any(waiting.values()):
         new = [run for f in found for p in waiting[f.search.name] for run in _runs(tuning, f.search, p)]
         planned |= {run.name: run for run in new}
-        _perform(list(planned.values()), new, out, workers, tell)
+        check_unchanged(new, out)
+        check_fits([run for run in new if not is_done(out / run.name)])
+        run_planned(list(planned.values()), out, workers, tell, new)  # a trial that fails is a result: it has no score
         for f in found:
             for point in waiting[f.search.name]:
                 f.trials[point] = _score([out / run.name for run in _runs(tuning, f.search, point)])
@@ -89,24 +91,6 @@ def tune(tuning: Tuning, out: Path, workers: int = 1, tell: Tell | None = None) 
         if len(f.trials) < max(len(other.trials) for other in found):
             f.notes.append("fewer trials than other methods: there is nothing between its values to try")
     return found
-
-
-def _perform(planned: list[Planned], new: list[Planned], out: Path, workers: int, tell: Tell | None) -> None:
-    """Run the new trials. One that fails is a result, too: it has no score."""
-    check_unchanged(new, out)
-    todo = [run for run in new if not is_done(out / run.name)]
-    if todo:
-        check_fits(todo)
-    write_index(planned, out, {})
-
-    def told(progress: Progress) -> None:
-        if tell is not None:
-            tell(progress)
-        if progress.news is not None:
-            write_index(planned, out, progress.failed)
-
-    ended = run_all({run.name: run.config for run in new}, out, workers, told)
-    write_index(planned, out, ended.failed)
 
 
 # ---- trials -----------------------------------------------------------------------------------------
@@ -386,19 +370,3 @@ def check_tuning(tuning: Tuning) -> None:
     for search in tuning.searches:
         for point in _first(search, tuning.draws):
             trial_config(tuning, search, point)
-
-
-__all__ = [
-    "Found",
-    "Search",
-    "Tuning",
-    "as_json",
-    "check_tuning",
-    "extended",
-    "read_tuned",
-    "searches_of",
-    "searches_of_paper",
-    "trial_config",
-    "tune",
-    "write_winners",
-]

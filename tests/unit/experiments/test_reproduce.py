@@ -12,8 +12,9 @@ from solera.cli.main import app
 from solera.core.errors import ConfigError
 from solera.lab.estimate import Clock, cpu_seconds, work_of
 from solera.lab.papers import load_paper, read_paper
-from solera.lab.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table, run_table
+from solera.lab.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table
 from solera.lab.scales import RULES, Rule, scaled, scaled_round, told
+from solera.lab.sweep import run_planned
 from solera.runs.config import load_config, to_toml, without_stand_ins
 from solera.runs.read import read_run
 from timetable_by_hand import schedule as by_hand
@@ -217,7 +218,7 @@ def test_a_table_runs_resumes_and_shows_both_numbers(tmp_path):
     assert missing(table, tmp_path) == {}
     assert effort([(table, tmp_path)]).runs == [4]
     told = []
-    assert run_table(table, tmp_path, tell=lambda p: told.append(p.news)).done == 4
+    assert run_planned(table.runs, tmp_path, tell=lambda p: told.append(p.news)).done == 4
     filled = {(f.row, f.column): f for f in collect(table, tmp_path)}
     record = tmp_path / filled["FedDF", "a"].runs[0] / "metrics.jsonl"
     lines = [json.loads(line) for line in record.read_text().splitlines()]
@@ -230,7 +231,7 @@ def test_a_table_runs_resumes_and_shows_both_numbers(tmp_path):
     assert f"| FedDF | {filled['FedDF', 'a'].ours} (80 ± 1) | {filled['FedDF', 'b'].ours} | run |" in text
     assert "| no | [a] (1) | [a] (2) | not run |" in text
     assert "- [a] not run: it cannot be run" in text
-    assert run_table(table, tmp_path).skipped == 4  # nothing is run again
+    assert run_planned(table.runs, tmp_path).skipped == 4  # nothing is run again
     assert effort([(table, tmp_path)]).runs == [0]
 
 
@@ -240,7 +241,7 @@ def test_a_row_made_of_a_sample_of_the_data_is_not_the_papers(tmp_path):
     for column in tables.columns:
         column.set.update({"data.train_size": "none", "data.test_size": "none"})
     table = plan_table(tables, "full", 1, rows=["FedAvg"], columns=["a"])
-    run_table(table, tmp_path)
+    run_planned(table.runs, tmp_path)
     filled = {(f.row, f.column): f for f in collect(table, tmp_path)}
     found = filled["FedAvg", "a"]
     assert found.values
@@ -254,7 +255,7 @@ def test_a_row_made_of_a_sample_of_the_data_is_not_the_papers(tmp_path):
 
 def test_a_row_is_run_in_part_if_some_of_its_cells_are(tmp_path):
     table = plan_table(small(), "full", 1, rows=["FedAvg"], columns=["a"])
-    run_table(table, tmp_path)
+    run_planned(table.runs, tmp_path)
     filled = collect(table, tmp_path)
     assert [f.verdict for f in filled if f.row == "FedAvg"] == ["run", "not run"]
     assert f"| FedAvg | {filled[4].ours} (70) | [a] (71) | 1 of 2 run |" in as_markdown(table, filled)
@@ -275,7 +276,7 @@ def test_rounds_numbers_and_bytes_to_a_target(tmp_path):
     found = {}
     for value in ("rounds", "parameters", "bytes"):
         table = plan_table(small(value=value, target=0.0), "full", 1, rows=["FedAvg"], columns=["a"])
-        run_table(table, tmp_path)
+        run_planned(table.runs, tmp_path)
         found[value] = next(f.values for f in collect(table, tmp_path) if f.values)[0]
     run = tmp_path / table.runs[0].name / "metrics.jsonl"
     line = json.loads(run.read_text().splitlines()[0])
@@ -290,7 +291,7 @@ def test_rounds_numbers_and_bytes_to_a_target(tmp_path):
 def test_averages_before_distillation_and_bytes_by_content(tmp_path):
     rows = [{"name": "before", "measure": "average"}, {"name": "after"}]
     table = plan_table(small(row=rows, column=[{"name": "a"}]), "full", 1)
-    run_table(table, tmp_path)
+    run_planned(table.runs, tmp_path)
     before, after = (f.values[0] for f in collect(table, tmp_path))
     line = json.loads((tmp_path / table.runs[0].name / "metrics.jsonl").read_text().splitlines()[-1])
     assert before == 100 * line["averages"]["mlp"]["accuracy"]
@@ -404,7 +405,7 @@ def test_the_figures_of_overlap_show_it_as_worked_out_by_hand(name, available, t
             assert (rows - held_out) / 4 / clock.speed[0] == pytest.approx(600, rel=0.01)  # a client, one epoch
             assert fusion.steps * fusion.batch / clock.server_speed == pytest.approx(600, rel=0.01)
     table = plan_table(load_paper(name), "tiny", 1)
-    run_table(table, tmp_path)
+    run_planned(table.runs, tmp_path)
     rounds, groups = table.runs[0].config.run.rounds, {"FedDF": [0, 0, 0, 0]}
     hours = {}
     for cell in collect(table, tmp_path):
