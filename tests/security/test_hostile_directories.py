@@ -21,7 +21,7 @@ from run_directories import write_run
 from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.files import check_file, read_file
-from solera.report.live import Source
+from solera.report.page import Source
 from solera.runs.config import load_config
 from solera.runs.loop import execute
 
@@ -52,7 +52,7 @@ import sys
 from pathlib import Path
 from typer.testing import CliRunner
 from solera.cli.main import app
-from solera.report.live import Source
+from solera.report.page import Source
 commands, *homes = (line.split("|") for line in sys.argv[1:])
 for (home,) in homes:
     for words in commands:

@@ -21,7 +21,6 @@ from typer import Argument, Option
 from ..core.errors import ConfigError, RunError
 from ..core.files import MOST_TOML, open_file, read_file
 from ..core.plugins import label
-from ..core.version import __version__
 from ..runs.compare import Printed, as_csv, as_json, as_latex, printed, rows_in
 from ..runs.dotted import dig
 from ..runs.dotted import show as shown
@@ -307,7 +306,7 @@ def report(
     records = read_all(directories)
     data = report_data(records, target)
     made = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
-    content = render(data, __version__, made).encode()
+    content = render(data, made).encode()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(content)
@@ -333,7 +332,7 @@ def watch(
 
     Example: [bold]solera watch runs/toy-feddf-s0 --port 8000[/bold]
     """
-    from ..report.live import LiveView, Source, end_with_parent
+    from ..report.page import LiveView, Source, end_with_parent
 
     for directory in () if for_parent else directories:
         if not directory.is_dir():

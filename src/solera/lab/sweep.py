@@ -21,7 +21,7 @@ import sys
 import time
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,7 @@ Tell = Callable[[Progress], None]
 
 
 def load_sweep(file: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Planned]:
-    """The runs of a sweep file, all of them checked.
-
-    `overrides` ("key=value") change all runs.
-    """
+    """The runs of a sweep file, all of them checked. `overrides` ("key=value") change all runs."""
     path = Path(file)
     try:
         given = tomllib.loads(path.read_text("utf-8"))
@@ -108,9 +105,13 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
         raise ConfigError(f"[{min(unknown)}]: a sweep has base, [sweep] and the tables of a configuration")
     seeds, grid, cases = _sweep_table(given.get("sweep"))
     inline = {k: v for k, v in given.items() if k not in ("base", "sweep")}
-    source, changes = _base(given.get("base"), inline, folder)
+    source = given.get("base")
+    if not isinstance(source, str | None):
+        raise ConfigError(f"base = {show(source)}: expected the name of a recipe or a .toml file")
+    if source and source not in recipe_names() and source.endswith(".toml"):
+        source = folder / source
     try:
-        base = merged(source, changes)
+        base = merged(inline) if source is None else merged(source, overrides_of(flat(inline)))
     except ConfigError as e:
         raise ConfigError(f"the base: {e}") from None
     asked = math.prod(map(len, [*grid.values(), cases, seeds or [0]]))
@@ -166,17 +167,6 @@ def _sweep_table(table: Any) -> tuple[list[int], dict[str, list[Any]], dict[str,
         if both := set(named[name]) & set(axes):
             raise ConfigError(f"sweep.cases.{name}.{min(both)}: the grid also sets it; leave it out in one of them")
     return seeds, axes, named or {"": {}}
-
-
-def _base(base: Any, inline: dict[str, Any], folder: Path) -> tuple[str | Path | dict[str, Any], list[str]]:
-    """The configuration that every run starts from, and the overrides for it."""
-    if base is None:
-        return inline, []
-    if not isinstance(base, str):
-        raise ConfigError(f"base = {show(base)}: expected the name of a recipe or a .toml file")
-    if base not in recipe_names() and base.endswith(".toml"):
-        return folder / base, overrides_of(flat(inline))
-    return base, overrides_of(flat(inline))
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
@@ -273,8 +263,7 @@ def check_fits(planned: Sequence[Planned]) -> None:
 
 
 def unfit(planned: Sequence[Planned]) -> dict[str, tuple[str, int]]:
-    """The cases that cannot run: run -> reason and exit code. It checks one run of each case, because seeds do not
-    matter here."""
+    """The cases that cannot run: run -> reason and exit code. It checks one run of each case: seeds do not matter."""
     seen: dict[str, Planned] = {}
     for run in planned:
         seen.setdefault(_case_of(run), run)
@@ -285,8 +274,8 @@ def unfit(planned: Sequence[Planned]) -> dict[str, tuple[str, int]]:
 
 
 def apart(work: Callable[..., Any], *args: Any) -> Any:
-    """What `work(*args)` returns, computed in a process of its own, so that this one computes nothing before it forks.
-    The result must be JSON."""
+    """The result of `work(*args)`, which must be JSON, computed in a process of its own: so this one computes nothing
+    before it forks."""
     context = _context()
     mine, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_answer, args=(work, args, theirs, os.getpid(), allowed()))
@@ -307,13 +296,8 @@ def apart(work: Callable[..., Any], *args: Any) -> Any:
 def _answer(work: Callable[..., Any], args: tuple[Any, ...], answer: Any, parent: int, beside: Path | None) -> None:
     _end_with(parent)
     torch.set_num_threads(1)
-    with _with_code(beside):
+    with contextlib.nullcontext() if beside is None else code_allowed(beside):
         answer.send_bytes(json.dumps(work(*args)).encode())
-
-
-def _with_code(beside: Path | None) -> contextlib.AbstractContextManager[None]:
-    """Allow a sweep's process to import what the sweep may: a process that is not forked starts without permission."""
-    return contextlib.nullcontext() if beside is None else code_allowed(beside)
 
 
 def _check_all(runs: list[tuple[str, str]]) -> list[tuple[str, str, int]]:
@@ -404,21 +388,16 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
                 _estimate(state, runs, todo, out, before, began)
                 state.news = None
                 tell(state)
-        finally:  # after an interrupt, stop the runs: they can be continued
-            _end(running.values())
+        finally:  # after an interrupt, stop the runs: a run directory is consistent at every moment
+            deadline = time.monotonic() + GRACE_S
+            for job in running.values():
+                job.terminate()
+            for job in running.values():
+                job.join(max(0.0, deadline - time.monotonic()))
+                if job.is_alive():
+                    job.kill()
+                    job.join()
     return state
-
-
-def _end(jobs: Iterable[Any]) -> None:
-    """Ask processes to stop, and kill those that do not. A run directory is consistent at every moment."""
-    deadline = time.monotonic() + GRACE_S
-    for job in jobs:
-        job.terminate()
-    for job in jobs:
-        job.join(max(0.0, deadline - time.monotonic()))
-        if job.is_alive():
-            job.kill()
-            job.join()
 
 
 def _context() -> Any:
@@ -427,13 +406,10 @@ def _context() -> Any:
 
 
 def _one_core(config: Config) -> Config:
-    own = isinstance(config.engine, EngineConfig)  # an engine of somebody else's has other settings
-    given = (
-        config.engine
-        if own
-        else EngineConfig(threads=config.engine.threads, portable=getattr(config.engine, "portable", False))
-    )
-    return dataclasses.replace(config, engine=dataclasses.replace(given, name="inprocess", workers=1))  # type: ignore[type-var]
+    engine = config.engine
+    if not isinstance(engine, EngineConfig):  # an engine of another package has other settings
+        engine = EngineConfig(threads=engine.threads, portable=getattr(engine, "portable", False))
+    return dataclasses.replace(config, engine=dataclasses.replace(engine, name="inprocess", workers=1))
 
 
 def _end_with(parent: int) -> None:
@@ -453,12 +429,9 @@ class _ChildWatcher(QuietWatcher):
         self.parent = parent
 
     def phase(self, round: int, name: str) -> None:
-        self._look()
+        self.progress(name, 0, 0)
 
     def progress(self, what: str, done: int, of: int) -> None:
-        self._look()
-
-    def _look(self) -> None:
         if os.getppid() != self.parent:
             raise Interrupted("the sweep has ended")
 
@@ -475,7 +448,7 @@ def _one(text: str, home: str, parent: int, beside: Path | None) -> None:
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file  # the sweep's own streams would redraw its display at every line
         try:
-            with _with_code(beside):
+            with contextlib.nullcontext() if beside is None else code_allowed(beside):
                 config = load_config(tomllib.loads(text))
             execute(config, path, (path / "run.json").is_file(), _ChildWatcher(file, parent))
             code = 0

@@ -36,7 +36,7 @@ Point = tuple[tuple[str, Any], ...]  # the values of a trial, by key
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is searched for one method (or one row of a table)."""
+    """The search for one method (or one row of a table)."""
 
     name: str
     set: dict[str, Any]  # its settings
@@ -45,7 +45,7 @@ class Search:
 
 @dataclasses.dataclass
 class Found:
-    """The trials of a search and what they gave."""
+    """The trials of a search and their scores."""
 
     search: Search
     trials: dict[Point, float | None] = dataclasses.field(default_factory=dict)  # None: the trial failed
@@ -97,27 +97,25 @@ def tune(tuning: Tuning, out: Path, workers: int = 1, tell: Tell | None = None) 
 
 
 def trial_config(tuning: Tuning, search: Search, point: Point, seed: int | None = None) -> Config:
-    """The configuration of a trial: scored on validation samples, whatever the recipe says."""
+    """The configuration of a trial: always scored on validation samples."""
     settings = overrides_of({**search.set, **dict(point)})
     seeded = [] if seed is None else [f"run.seed={seed}"]
     try:
         config = load_config(tuning.recipe, [*tuning.changes, *settings, *seeded])
     except ConfigError as e:
         raise ConfigError(f"{search.name}: {e}") from None
+    data, patience = config.data, None
     if config.method.traits().personal:
-        data = dataclasses.replace(config.data, client_validation=config.data.client_validation or CLIENT_VALIDATION)
-        stop = dataclasses.replace(config.run.stop, target=None, patience=None, metric="accuracy", split="validation")
-        return dataclasses.replace(config, data=data, run=dataclasses.replace(config.run, stop=stop))
-    if not config.data.validation:
+        data = dataclasses.replace(data, client_validation=data.client_validation or CLIENT_VALIDATION)
+    elif data.validation:  # a patience of all rounds never ends a run, and makes it score models on validation samples
+        patience = config.run.rounds
+    else:
         raise ConfigError(
             f"{search.name}: data.validation = 0: a search scores trials on the server's validation set, never on the "
             "test set; add --set data.validation=0.1"
         )
-    # A patience of all rounds never ends a run, and makes it score its models on the validation set.
-    stop = dataclasses.replace(
-        config.run.stop, target=None, patience=config.run.rounds, metric="accuracy", split="validation"
-    )
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, stop=stop))
+    stop = dataclasses.replace(config.run.stop, target=None, patience=patience, metric="accuracy", split="validation")
+    return dataclasses.replace(config, data=data, run=dataclasses.replace(config.run, stop=stop))
 
 
 def _runs(tuning: Tuning, search: Search, point: Point) -> list[Planned]:
@@ -162,13 +160,12 @@ def _first(search: Search, draws: int | None) -> list[Point]:
         return [tuple(zip(search.over, values, strict=True)) for values in itertools.product(*search.over.values())]
     rng = random.Random(f"tune {search.name}")
     ranges = {key: (min(values), max(values)) for key, values in search.over.items()}
-    return [tuple((key, _drawn(rng, *ranges[key])) for key in search.over) for _ in range(draws)]
 
+    def drawn(low: float, high: float) -> float:  # uniform in its logarithm where both are positive; three digits
+        value = math.exp(rng.uniform(math.log(low), math.log(high))) if low > 0 else rng.uniform(low, high)
+        return float(f"{value:.3g}")
 
-def _drawn(rng: random.Random, low: float, high: float) -> float:
-    """A number between two, uniform in its logarithm where both are positive. Three digits, for people."""
-    value = math.exp(rng.uniform(math.log(low), math.log(high))) if low > 0 else rng.uniform(low, high)
-    return float(f"{value:.3g}")
+    return [tuple((key, drawn(*ranges[key])) for key in search.over) for _ in range(draws)]
 
 
 def _further(found: Found, tuning: Tuning) -> Iterator[Point]:
@@ -191,11 +188,15 @@ def _further(found: Found, tuning: Tuning) -> Iterator[Point]:
         point = tuple((k, new if k == key else v) for k, v in best)
         note = f"{key} = {show(value)} is best and at the edge of what was tried"
         if beyond >= MOST_EXTENSIONS:
-            _note(found, f"{note}; {MOST_EXTENSIONS} values beyond the grid were tried")
+            note += f"; {MOST_EXTENSIONS} values beyond the grid were tried"
         elif not _valid(tuning, found.search, point):
-            _note(found, f"{note}; {show(new)} is not a valid value")
-        elif point not in found.trials:
-            yield point
+            note += f"; {show(new)} is not a valid value"
+        else:
+            if point not in found.trials:
+                yield point
+            continue
+        if note not in found.notes:
+            found.notes.append(note)
 
 
 def _edge(values: Sequence[float], best: float, drawn: bool) -> int:
@@ -234,16 +235,13 @@ def _between(found: Found, count: int, tuning: Tuning) -> Iterator[Point]:
             continue
         at = values.index(value)
         for other in values[max(0, at - 1) : at + 2]:
-            middle = _middle(value, other)
+            middle: float = math.sqrt(value * other) if value > 0 and other > 0 else (value + other) / 2
+            whole = isinstance(value, int) and isinstance(other, int)
+            middle = round(middle) if whole else float(f"{middle:.3g}")
             point = tuple((k, middle if k == key else v) for k, v in best)
             if middle not in values and point not in found.trials and _valid(tuning, found.search, point):
                 new.append(point)
     yield from new[:count]
-
-
-def _middle(a: float, b: float) -> float:
-    middle = math.sqrt(a * b) if a > 0 and b > 0 else (a + b) / 2
-    return round(middle) if isinstance(a, int) and isinstance(b, int) else float(f"{middle:.3g}")
 
 
 def _valid(tuning: Tuning, search: Search, point: Point) -> bool:
@@ -252,11 +250,6 @@ def _valid(tuning: Tuning, search: Search, point: Point) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _note(found: Found, text: str) -> None:
-    if text not in found.notes:
-        found.notes.append(text)
 
 
 # ---- the winners ------------------------------------------------------------------------------------
@@ -361,7 +354,7 @@ def as_json(found: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def check_tuning(tuning: Tuning) -> None:
-    """Refuse what cannot work before any trial."""
+    """Refuse a search that cannot work, before any trial."""
     if tuning.draws is not None:
         for search in tuning.searches:
             for key, values in search.over.items():

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from solera.cli.main import app
 from solera.core.errors import ConfigError
-from solera.lab.estimate import Clock, cpu_seconds, work_of
+from solera.lab.estimate import estimated, work_of
 from solera.lab.papers import load_paper, read_paper
 from solera.lab.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table
-from solera.lab.scales import RULES, Rule, scaled, scaled_round, told
+from solera.lab.scales import RULES, scaled, scaled_round, shrunk, told
 from solera.lab.sweep import run_planned
 from solera.runs.config import load_config, to_toml, without_stand_ins
 from solera.runs.read import read_run
@@ -60,17 +60,17 @@ def small(**changes):
 @pytest.mark.parametrize(
     ("rule", "value", "new"),
     [
-        (Rule("x", 10, 3), 100, 10),
-        (Rule("x", 10, 3), 20, 3),
-        (Rule("x", 10, 3), 2, 2),  # never does it grow
-        (Rule("x", 1, 1, 200), 5000, 200),
-        (Rule("x", 1, 0, 0.1), 0.8, 0.1),
-        (Rule("x", 20), 40, 2),
+        ((10, 3), 100, 10),
+        ((10, 3), 20, 3),
+        ((10, 3), 2, 2),  # never does it grow
+        ((1, 1, 200), 5000, 200),
+        ((1, 0, 0.1), 0.8, 0.1),
+        ((20,), 40, 2),
     ],
 )
 def test_a_rule_divides_and_keeps_within_bounds(rule, value, new):
-    assert rule.new(value) == new
-    assert type(rule.new(value)) is type(value)
+    assert shrunk(value, *rule) == new
+    assert type(shrunk(value, *rule)) is type(value)
 
 
 def test_full_is_the_papers_setting():
@@ -144,7 +144,7 @@ def test_steps_are_counted_as_a_run_takes_them():
          "federation.fraction=0.5", "method.local.epochs=2", "method.local.batch=50", "method.fusion.steps=7",
          "method.fusion.batch=20", 'models.clients=["mlp"]'],
     )  # fmt: skip
-    steps = {(w.batch, w.training): count for count, w in work_of(config).steps}
+    steps = {(w.batch, w.training): count for count, w in work_of(config)[0]}
     # 800 samples of 4 clients: 200 each, 4 batches of 50, two epochs, 2 clients, 3 rounds
     assert steps[50, True] == 2 * 4 * 2 * 3
     assert steps[20, True] == 7 * 3
@@ -155,10 +155,9 @@ def test_steps_are_counted_as_a_run_takes_them():
 def test_the_estimate_is_steps_times_seconds(monkeypatch):
     monkeypatch.setattr("solera.lab.estimate._measured", lambda what: 0.5 if what.training else 0.0)
     config = load_config("toy", ['models.clients=["mlp"]', "method.fusion.steps=0"])
-    clock = Clock()
-    (seconds,), unknown = cpu_seconds([config], clock)
-    trained = sum(count for count, what in work_of(config).steps if what.training)
-    assert (seconds, unknown) == (0.5 * trained, [])
+    found = estimated([to_toml(config)])
+    trained = sum(count for count, what in work_of(config)[0] if what.training)
+    assert found == {"seconds": [0.5 * trained], "unknown": [], "steps": [["mlp", 32, 0.5]]}
     assert trained == 5 * 4 * 2 * math.ceil(1600 / 8 / 32)  # rounds, cohort, epochs, batches
 
 
