@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 
 class Kind(enum.StrEnum):
-    """What can be listed."""
+    """The lists of `solera ls`."""
 
     methods = "methods"
     models = "models"

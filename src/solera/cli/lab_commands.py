@@ -34,7 +34,7 @@ STEPS_SHOWN = 4  # measured ones, in a plan
 
 
 class Scale(StrEnum):
-    """How much of a paper's setting is run."""
+    """The scale of a reproduction: see `lab.scales`."""
 
     full = "full"
     small = "small"

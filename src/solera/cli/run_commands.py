@@ -157,7 +157,7 @@ def _rehearsed(found: "Rehearsal", out: Path) -> Group:
 
 
 def how_exact(found: "Rehearsal") -> str:
-    """How far the bytes of a dry run are those of the run."""
+    """The accuracy of the bytes of a dry run, in words."""
     if found.varies:
         return f"approximate: {found.varies}, and a dry run learns nothing"
     if found.bounded:

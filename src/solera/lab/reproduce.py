@@ -73,7 +73,7 @@ class PlannedTable:
 
 
 def without_runs(paper: Paper) -> bool:
-    """Whether the table needs no training."""
+    """True if the table needs no training."""
     return paper.value in WITHOUT_RUNS
 
 

@@ -46,7 +46,7 @@ class Scaled:
 
     @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
-        """What differs: key -> the paper's value, ours."""
+        """The differences: key -> the paper's value, ours."""
         return differences(self.whole, self.config)
 
 

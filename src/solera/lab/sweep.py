@@ -206,7 +206,7 @@ def _safe(text: str) -> str:
 
 
 def is_done(home: Path) -> bool:
-    """Whether the run in a directory has finished."""
+    """True if the run in a directory has finished."""
     return (home / "summary.json").is_file()
 
 
@@ -469,7 +469,7 @@ def _one(text: str, home: str, parent: int, beside: Path | None) -> None:
 
 
 def _reason(home: Path) -> str:
-    """Why a run failed, in one line."""
+    """The reason of a failure, in one line."""
     log = home.with_name(home.name + ".log")
     try:
         lines = read_file(log).decode("utf-8", "replace").split("\n")

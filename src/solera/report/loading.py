@@ -75,7 +75,7 @@ def read_record(run: Run) -> Record:
 
 
 def in_use(directory: Path) -> bool:
-    """Whether the directory's lock is held: then a run of this or another process is writing there."""
+    """True if the directory's lock is held: then a run of this or another process is writing there."""
     try:
         lock = os.open(directory / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # do not wait, also if it is a named pipe
     except OSError:
