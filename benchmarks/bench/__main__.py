@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from solera.cli.console import Debug, Json, console, emit, fail, reported
+from solera.cli.console import Json, console, emit, fail, reported
 
 if TYPE_CHECKING:
     from .workloads import Case, Scale
@@ -35,7 +35,6 @@ def bench(
     record: Annotated[Path | None, typer.Option(help="Write such a record.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the workloads; measure nothing.")] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure named workloads, each in turn with a reference that does the same work in the same minutes.
 

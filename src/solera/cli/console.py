@@ -5,6 +5,7 @@ No module of this package imports torch before a command needs it, so that `sole
 
 import contextlib
 import functools
+import inspect
 import io
 import json as json_
 import logging
@@ -43,6 +44,11 @@ TrustCode = Annotated[
     ),
 ]
 RunDir = Annotated[Path, Argument(metavar="DIR", help="The run directory.")]
+Changes = Annotated[
+    list[str] | None,
+    Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting, e.g. partition.alpha=1. Repeatable."),
+]
+Workers = Annotated[int, Option(min=0, help="Runs in parallel, each on one core; 0: as many as there are cores.")]
 RunDirs = Annotated[
     list[Path], Argument(metavar="RUN...", help="Run directories, or folders that contain run directories.")
 ]
@@ -142,12 +148,12 @@ def careful(out: TextIO) -> TextIO:
 # ---- errors -----------------------------------------------------------------------------------------
 
 
-def reported(command: Callable[P, R]) -> Callable[P, R]:
-    """Make a command report an error in one line and exit with its code; --debug shows the traceback."""
+def reported(command: Callable[..., R]) -> Callable[..., R]:
+    """Make a command report an error in one line and exit with its code. It gets the option --debug, which shows the
+    traceback."""
 
     @functools.wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        debug = bool(kwargs.get("debug"))
+    def guarded(*args: Any, debug: bool = False, **kwargs: Any) -> R:
         if debug:
             logging.getLogger("solera").setLevel(logging.DEBUG)
         try:
@@ -171,6 +177,10 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
                 fail(str(e), e.exit_code)
             fail(f"unexpected {type(e).__name__}: {str(e) or 'no message'} (--debug shows the traceback)", 1)
 
+    given, option = inspect.signature(command), inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY)
+    option = option.replace(default=False, annotation=Debug)
+    guarded.__signature__ = given.replace(parameters=[*given.parameters.values(), option])  # type: ignore[attr-defined]
+    guarded.__annotations__ = {**command.__annotations__, "debug": Debug}
     return guarded
 
 

@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from ..core.errors import ConfigError, SoleraError
-from .console import EXIT_CODES, Debug, Json, emit, reported
+from .console import EXIT_CODES, Json, emit, reported
 
 app = typer.Typer(
     help="""Run a federation of real sites over a network, with Flower, TLS and authentication.
@@ -62,7 +62,6 @@ def init(
     behind_firewall: Firewall = False,
     systemd: Annotated[bool, Option("--systemd", help="Also write systemd units.")] = False,
     compose: Annotated[bool, Option("--compose", help="Also write a compose file.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Write a folder for the server and one for each site: configuration, certificates, keys, commands.
 
@@ -82,7 +81,6 @@ def init(
 def renew(
     folder: Annotated[Path, Argument(metavar="DEPLOYMENT", help="The folder that `init` has written.")],
     host: Annotated[list[str] | None, Option(help="Another name or address of the server. Repeatable.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Make a new certificate for the server. Sites need nothing new.
 
@@ -98,7 +96,6 @@ def renew(
 @reported
 def rekey(
     folder: Annotated[Path, Argument(metavar="SITE", help="The folder of the site.")],
-    debug: Debug = False,
 ) -> None:
     """Make a new key for a site whose key was stolen, lost or locked out. To be run at the site.
 
@@ -117,7 +114,6 @@ def server(
     address: Annotated[str | None, Option(help="Where to listen, HOST:PORT. Default: in deploy.toml.")] = None,
     insecure: Insecure = False,
     behind_firewall: Firewall = False,
-    debug: Debug = False,
 ) -> None:
     """Run the server until it is stopped: a Flower SuperLink with TLS, known keys only, and a database.
 
@@ -135,7 +131,6 @@ def client(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="This site's folder.")],
     server: Annotated[str | None, Option(help="Where the server is, HOST:PORT. Default: in deploy.toml.")] = None,
     insecure: Insecure = False,
-    debug: Debug = False,
 ) -> None:
     """Run this site's node until it is stopped. It connects to the server and opens no port to others.
 
@@ -156,7 +151,6 @@ def submit(
     wait: Annotated[bool, Option("--wait", help="Return when the run has ended.")] = False,
     timeout: Annotated[float | None, Option(help="With --wait: for at most so many seconds.")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Begin a run on the server, or go on with the one of that name.
 
@@ -184,7 +178,7 @@ def submit(
 
 @app.command(epilog=EXIT_CODES)
 @reported
-def status(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
+def status(folder: ServerFolder, json: Json = False) -> None:
     """Show which sites are connected, and how far runs are.
 
     Example: [bold]solera deploy status deployment/server[/bold]
@@ -208,7 +202,6 @@ def logs(
     last: Annotated[int, Option("--last", "-n", help="How many lines.")] = 50,
     follow: Annotated[bool, Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show what a server or a site has logged; at a site, also what it was asked and how many bytes left it.
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument
 
-from .console import Debug, Json, emit, reported, table
+from .console import Json, emit, reported, table
 
 Rows = list[dict[str, Any]]
 
@@ -39,7 +39,6 @@ class Kind(enum.StrEnum):
 def ls(
     what: Annotated[Kind, Argument(help="What to list.", show_choices=True)],
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List methods, models, data sets, recipes or engines, with the names that a configuration uses.
 
@@ -176,7 +175,7 @@ SELF_TEST: dict[str, Any] = {
 
 
 @reported
-def doctor(json: Json = False, debug: Debug = False) -> None:
+def doctor(json: Json = False) -> None:
     """Check the installation: versions, cores, devices, the default engine, extras, and a two-second self test.
 
     Example: [bold]solera doctor[/bold]; exit code 1: a check failed.

@@ -21,8 +21,8 @@ from ..runs.groups import companions, group_runs
 from ..runs.read import read_runs
 from ..runs.results import compared_results
 from ..runs.words import human_time
-from .console import Debug, Json, console, emit, fail, interruption, reported, table
-from .read_commands import main_result, print_comparison, warnings_of
+from .console import Changes, Json, Workers, console, emit, fail, interruption, reported, table
+from .read_commands import Target, main_result, print_comparison, warnings_of
 
 if TYPE_CHECKING:
     from ..lab.reproduce import PlannedTable
@@ -50,20 +50,13 @@ def sweep(
     out: Annotated[
         Path | None, Option(help="Folder for the run directories. Default: runs/<name of the file>.")
     ] = None,
-    workers: Annotated[
-        int, Option(min=0, help="Runs in parallel, each on one core. 0: one for each core. 1: one after another.")
-    ] = 1,
-    set_: Annotated[
-        list[str] | None, Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting of all runs.")
-    ] = None,
-    target: Annotated[
-        float | None, Option(min=0.0, max=1.0, help="Also show rounds and bytes until this accuracy.")
-    ] = None,
+    workers: Workers = 1,
+    set_: Changes = None,
+    target: Target = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Check every case and list the runs, without running them.")
     ] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run a grid of settings, named cases and several seeds. Finished runs are skipped, stopped runs are continued.
 
@@ -195,13 +188,10 @@ def tune(
         int | None, Option(min=2, help="Draw so many trials between the smallest and the largest value.")
     ] = None,
     seeds: Annotated[int, Option(min=1, help="Runs of each trial.")] = 1,
-    set_: Annotated[
-        list[str] | None, Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting of all trials.")
-    ] = None,
+    set_: Changes = None,
     out: Annotated[Path | None, Option(help="Folder for the trials. Default: runs/tune/<recipe>.")] = None,
-    workers: Annotated[int, Option(min=0, help="Trials in parallel, each on one core. 0: one for each.")] = 1,
+    workers: Workers = 1,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Search for the best settings on validation samples; the grid grows while its best lies at an edge.
 
@@ -269,12 +259,11 @@ def reproduce(
         Path | None, Option(help="A folder of `solera tune`: rows get the settings that it found.")
     ] = None,
     out: Annotated[Path | None, Option(help="Folder for the runs. Default: runs/reproduce.")] = None,
-    workers: Annotated[int, Option(min=0, help="Runs in parallel, each on one core. 0: one for each core.")] = 1,
+    workers: Workers = 1,
     summary: Annotated[Path | None, Option(help="Also write all cells of all tables into this file, as JSON.")] = None,
     list_: Annotated[bool, Option("--list", help="List the tables and figures, and what they need.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Check every cell and plan, without running.")] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run a table or a figure of a paper. Cells that cannot be run say why; the same command continues a stopped one.
 

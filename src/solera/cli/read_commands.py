@@ -31,12 +31,12 @@ from ..runs.results import Comparison, compared_results, unlike
 from ..runs.stand_ins import KEY as STAND_INS
 from ..runs.stand_ins import NOT_RUN, listed, read_stand_ins
 from ..runs.words import human_bytes, human_time, percent
-from .console import Debug, Json, RunDir, RunDirs, console, emit, facts, reported, resume_command, table
+from .console import Json, RunDir, RunDirs, console, emit, facts, reported, resume_command, table
 
 FAILURES_SHOWN = 8
 DIFFERENCES_SHOWN = 6  # between methods; further ones are only counted
 Target = Annotated[
-    float | None, Option(min=0.0, max=1.0, help="Target accuracy for the table of rounds and bytes, such as 0.7.")
+    float | None, Option(min=0.0, max=1.0, help="Show rounds, bytes and hours to this accuracy, such as 0.7.")
 ]
 
 
@@ -44,7 +44,7 @@ Target = Annotated[
 
 
 @reported
-def show(directory: RunDir, json: Json = False, debug: Debug = False) -> None:
+def show(directory: RunDir, json: Json = False) -> None:
     """Show the settings, progress and results of a run, and how to continue it.
 
     Example: [bold]solera show runs/toy-feddf-s0[/bold]
@@ -53,9 +53,7 @@ def show(directory: RunDir, json: Json = False, debug: Debug = False) -> None:
         found = look(directory)
         emit(found, json, lambda: _overview(found))
     except (KeyError, TypeError, AttributeError) as e:
-        if debug:
-            raise
-        raise RunError(f"{directory} is damaged: {type(e).__name__} {e} in config.toml or metrics.jsonl") from None
+        raise RunError(f"{directory} is damaged: {type(e).__name__} {e} in config.toml or metrics.jsonl") from e
 
 
 def look(directory: Path) -> dict[str, Any]:
@@ -170,17 +168,13 @@ def _settings_told(s: dict[str, Any]) -> list[tuple[str, str]]:
 @reported
 def compare(
     directories: RunDirs,
-    target: Annotated[
-        float | None,
-        Option(min=0.0, max=1.0, help="Also show rounds, bytes, numbers and hours to this accuracy, such as 0.7."),
-    ] = None,
+    target: Target = None,
     by: Annotated[
         list[str] | None, Option(metavar="KEY", help="Group by these settings only, such as method.name. Repeatable.")
     ] = None,
     json: Json = False,
     csv: Annotated[bool, Option("--csv", help="Print the rows as CSV, with unrounded numbers.")] = False,
     latex: Annotated[bool, Option("--latex", help="Print the table for LaTeX (booktabs).")] = False,
-    debug: Debug = False,
 ) -> None:
     """Compare runs: accuracy (mean ± standard deviation over seeds), traffic, time, and settings that differ.
 
@@ -288,7 +282,6 @@ def report(
     out: Annotated[Path, Option("--out", "-o", help="The file to write.")] = Path("report.html"),
     target: Target = None,
     force: Annotated[bool, Option("--force", help="Overwrite a file that is not a report.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Make a report of one or more runs: figures, tables and settings in one HTML file.
 
@@ -326,7 +319,6 @@ def watch(
     port: Annotated[int, Option(min=0, max=65535, help="The port on 127.0.0.1; 0: any free port.")] = 0,
     target: Target = None,
     for_parent: Annotated[bool, Option("--for-parent", hidden=True)] = False,
-    debug: Debug = False,
 ) -> None:
     """Show a run in the browser and update it while the run continues. On this machine only; Ctrl-C ends it.
 

@@ -5,7 +5,7 @@ import dataclasses
 import json as json_
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from ..core.errors import ConfigError
 from ..runs.display import choose_watcher
 from ..runs.record import WAYS
 from ..runs.words import human_bytes, human_time, percent
-from .console import Debug, Json, RunDir, TrustCode, console, emit, facts, reported, resumable, table, warnings_to
+from .console import Changes, Json, RunDir, TrustCode, console, emit, facts, reported, resumable, table, warnings_to
 from .read_commands import live_view
 
 if TYPE_CHECKING:
@@ -34,10 +34,7 @@ def run(
     recipe: Annotated[
         str, Argument(metavar="RECIPE|FILE.toml", help="A recipe (see `solera ls recipes`) or a file.")
     ] = "toy",
-    set_: Annotated[
-        list[str] | None,
-        Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting, e.g. partition.alpha=1. Repeatable."),
-    ] = None,
+    set_: Changes = None,
     out: Annotated[Path | None, Option(help="The run directory. Default: a new one in runs/.")] = None,
     engine: Annotated[str | None, Option(help="How clients run; the same as --set engine.name=...")] = None,
     workers: Annotated[int | None, Option(help="Parallel clients; the same as --set engine.workers=...")] = None,
@@ -49,7 +46,6 @@ def run(
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Run a recipe or a configuration file.
 
@@ -82,9 +78,7 @@ def run(
 
 
 @reported
-def resume(
-    directory: RunDir, trust_code: TrustCode = False, json: Json = False, quiet: Quiet = False, debug: Debug = False
-) -> None:
+def resume(directory: RunDir, trust_code: TrustCode = False, json: Json = False, quiet: Quiet = False) -> None:
     """Continue a run that was stopped. The result is the same as without the stop.
 
     Example: [bold]solera resume runs/toy-feddf-s0[/bold]
@@ -172,7 +166,6 @@ def how_exact(found: "Rehearsal") -> str:
 def quickstart(
     out: Annotated[Path, Option(help="Folder for the two run directories.")] = Path("runs/quickstart"),
     rounds: Annotated[int | None, Option(help="Number of rounds, instead of the recipes' number.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Train three architectures on 20 clients by averaging alone, then with FedDF and a large model on the server.
 
@@ -196,6 +189,7 @@ def quickstart(
         command = shlex.join(["solera", "run", QUICKSTART[name], *length, "--out", str(home / name)])
         summaries[name] = _perform(config, home / name, json=False, quiet=False, command=command)
         screen.print()
+    screen.print("test accuracy after the last round", style="italic")
     screen.print(side_by_side(summaries["fedavg"], summaries["large"]))
     for line in (
         f"run directories: {home / 'fedavg'}, {home / 'large'}",
@@ -211,20 +205,17 @@ def quickstart(
 
 def side_by_side(averaging: dict[str, Any], distilling: dict[str, Any]) -> Table:
     """The two runs of the quickstart in one table. The small models of the second are those of FedDF to the bit."""
-    made = Table(title="test accuracy after the last round", title_justify="left", header_style="bold")
-    made.add_column("", overflow="fold")
-    for column in ("averaging alone", "FedDF", "gain"):
-        made.add_column(column, justify="right", no_wrap=True)
+    rows: list[Sequence[str]] = []
     for name, score in averaging["models"].items():
         a, b = score["accuracy"], distilling["models"][name]["accuracy"]
-        made.add_row(name, percent(a), percent(b), f"{100 * (b - a):+.1f}")
+        rows.append((name, percent(a), percent(b), f"{100 * (b - a):+.1f}"))
     for name in distilling["models"].keys() - averaging["models"].keys():
-        made.add_row(f"{name} (the server's own)", "-", percent(distilling["models"][name]["accuracy"]), "")
+        rows.append((f"{name} (the server's own)", "-", percent(distilling["models"][name]["accuracy"]), ""))
     for name, score in distilling["ensembles"].items():
-        made.add_row(f"ensemble ({name})", "-", percent(score["accuracy"]), "")
-    made.add_section()
+        rows.append((f"ensemble ({name})", "-", percent(score["accuracy"]), ""))
     both = (averaging, distilling)
-    made.add_row("sent to clients", *(human_bytes(s["bytes"]["down"]) for s in both), "")
-    made.add_row("sent by clients", *(human_bytes(s["bytes"]["up"]) for s in both), "")
-    made.add_row("time", *(human_time(s["seconds"]) for s in both), "")
-    return made
+    for way, name in (("down", "sent to clients"), ("up", "sent by clients")):
+        rows.append((name, *(human_bytes(s["bytes"][way]) for s in both), ""))
+    rows.append(("time", *(human_time(s["seconds"]) for s in both), ""))
+    heads = ("", "averaging alone", "FedDF", "gain")
+    return table(heads, rows, right=3)

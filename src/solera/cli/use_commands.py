@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from ..core.errors import ConfigError, RunError
 from ..runs.compare import plain_cell
-from .console import Debug, Json, TrustCode, emit, reported
+from .console import Json, TrustCode, emit, reported
 
 if TYPE_CHECKING:
     from ..use.predict import Predictions
@@ -41,7 +41,6 @@ def predict(
     ] = False,
     trust_code: TrustCode = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Classify new samples with a run's models: class and probability of each. Inputs are normalised as in the run.
 
@@ -91,7 +90,6 @@ def export(
     experiment: Annotated[str, Option(help="mlflow: the experiment's name.")] = "solera",
     trust_code: TrustCode = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write a run's models (safetensors, torchscript, torch-export, onnx) or its measurements (tensorboard, mlflow).
 
