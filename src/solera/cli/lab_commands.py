@@ -351,7 +351,7 @@ def _hours(hours: float) -> str:
 
 def _list_tables(recipes: list[str], scale: str, json: bool) -> None:
     from ..lab.papers import PAPERS, load_paper
-    from ..lab.reproduce import needs, without_runs
+    from ..lab.reproduce import needs
 
     tables: list[dict[str, Any]] = []
     for recipe in recipes:
@@ -365,7 +365,7 @@ def _list_tables(recipes: list[str], scale: str, json: bool) -> None:
                 "title": paper.title,
                 "cells": len(cells),
                 "skipped": sum(bool(c.skip) for c in cells),
-                "trains": not without_runs(paper),
+                "trains": paper.trains,
                 "needs": needs(paper, scale),
             }
         )

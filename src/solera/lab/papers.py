@@ -142,6 +142,11 @@ class Paper:
             yield f"value = {self.value} counts until a target: set paper.target, or one by column"
 
     @property
+    def trains(self) -> bool:
+        """False if the values of the table need no training."""
+        return self.value not in ("size", "partition")
+
+    @property
     def names(self) -> list[str]:
         """The names on the command line: feddf/table2, feddf/fig6."""
         found = [i.lower().replace("figure", "fig").split("(")[0].replace(" ", "") for i in (self.item, *self.also)]

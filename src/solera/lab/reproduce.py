@@ -28,10 +28,9 @@ from ..scenario.scenario import build_scenario
 from .estimate import estimated
 from .papers import NOT_PRINTED, PAPERS, Cell, Paper, load_paper, paper_names
 from .scales import EMBEDDED, scaled, scaled_round, told
-from .sweep import Planned, apart, is_done, overrides_of, unfit
+from .sweep import Planned, apart, is_done, overrides_of, unfit, with_run
 
 ALL = "all"
-WITHOUT_RUNS = ("size", "partition")  # values that need no training
 RESULT = "table.json"
 AVERAGE = "average"  # measured: the average of clients' models, before distillation
 CONTENTS = ("data", "parameters", "predictions")  # of megabytes
@@ -70,11 +69,6 @@ class PlannedTable:
             cells.append(c if why is None else dataclasses.replace(c, runs=(), reason=why))
         kept = {name for c in cells for name in c.runs}
         return dataclasses.replace(self, cells=tuple(cells), runs=tuple(r for r in self.runs if r.name in kept))
-
-
-def without_runs(paper: Paper) -> bool:
-    """True if the table needs no training."""
-    return paper.value in WITHOUT_RUNS
 
 
 def items(name: str) -> list[str]:
@@ -130,13 +124,12 @@ def plan_table(
             at = scaled_round(at, whole.run.rounds, shrunk.config.run.rounds)
         config = shrunk.config
         if not config.run.name:
-            name = paper.recipe.replace("/", "-")
-            config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name))
-        text = to_toml(_seeded(without_stand_ins(config), 0))  # two cells may have one run at a smaller scale
+            config = with_run(config, name=paper.recipe.replace("/", "-"))
+        text = to_toml(with_run(without_stand_ins(config), seed=0))  # two cells may have one run at a smaller scale
         folder = folders.setdefault(text, _folder(cell, set(folders.values())))
         names = []
-        for seed in range(count) if paper.value not in WITHOUT_RUNS else ():
-            run = Planned(f"{folder}/s{seed}", f"{cell.row}, {cell.column}", setting, _seeded(config, seed))
+        for seed in range(count) if paper.trains else ():
+            run = Planned(f"{folder}/s{seed}", f"{cell.row}, {cell.column}", setting, with_run(config, seed=seed))
             runs.setdefault(run.name, run)
             names.append(run.name)
         changed = any(not key.startswith("engine.") for key in shrunk.changes) or bool(shrunk.stand_ins)
@@ -154,10 +147,6 @@ def _choose(paper: Paper, rows: Sequence[str], columns: Sequence[str]) -> set[tu
                 raise ConfigError(f"{paper.recipe} has no {what} {text!r}; there are: {'; '.join(names)}")
         chosen.append([n for n in names if not wanted or any(text.lower() in n.lower() for text in wanted)])
     return {(row, column) for row in chosen[0] for column in chosen[1]}
-
-
-def _seeded(config: Config, seed: int) -> Config:
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, seed=seed))
 
 
 def _folder(cell: Cell, taken: set[str]) -> str:
@@ -243,7 +232,7 @@ def collect(table: PlannedTable, out: Path, failed: Mapping[str, str] | None = N
         values: list[float] = []
         partial: StandIns = {}  # of a number without a run: files with a part of the data
         reason = planned.reason
-        if not reason and table.paper.value in WITHOUT_RUNS:
+        if not reason and not table.paper.trains:
             assert planned.config is not None
             found = apart(_computed, to_toml(planned.config), table.paper.value, planned.cell.measure)
             values = [found["value"]] if "value" in found else []

@@ -50,6 +50,8 @@ INDEX = "sweep.json"
 WAKE_S = 0.25  # interval of progress updates
 GRACE_S = 1.0  # time for a run to stop before it is killed
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# A fork starts quickly and shares loaded modules. Where it is not safe, start a new interpreter.
+CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +130,7 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
             except ConfigError as e:
                 raise ConfigError(f"{name or 'the base'}: {e}") from None
             if not config.run.name:
-                run = dataclasses.replace(config.run, name=re.sub(r"[^\w.-]+", "-", stem, flags=re.A).strip("-._")[:64])
-                config = dataclasses.replace(config, run=run)
+                config = with_run(config, name=re.sub(r"[^\w.-]+", "-", stem, flags=re.A).strip("-._")[:64])
             home = f"{name or _safe(name_of(config.method))}/s{config.run.seed}"
             planned.append(Planned(home, case, settings, config))
     return planned
@@ -167,6 +168,11 @@ def _sweep_table(table: Any) -> tuple[list[int], dict[str, list[Any]], dict[str,
         if both := set(named[name]) & set(axes):
             raise ConfigError(f"sweep.cases.{name}.{min(both)}: the grid also sets it; leave it out in one of them")
     return seeds, axes, named or {"": {}}
+
+
+def with_run(config: Config, **changes: Any) -> Config:
+    """The configuration with other settings of [run]."""
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, **changes))
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
@@ -276,9 +282,8 @@ def unfit(planned: Sequence[Planned]) -> dict[str, tuple[str, int]]:
 def apart(work: Callable[..., Any], *args: Any) -> Any:
     """The result of `work(*args)`, which must be JSON, computed in a process of its own: so this one computes nothing
     before it forks."""
-    context = _context()
-    mine, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(work, args, theirs, os.getpid(), allowed()))
+    mine, theirs = CONTEXT.Pipe(duplex=False)
+    child = CONTEXT.Process(target=_answer, args=(work, args, theirs, os.getpid(), allowed()))
     child.start()
     theirs.close()
     try:
@@ -360,34 +365,40 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
         if getattr(runs[name].engine, "portable", False):
             compute_of(runs[name].engine)  # a process forked later cannot set what it needs of the environment
     state = Progress(len(runs), len(runs) - len(todo))
-    context, waiting = _context(), list(todo)
+    waiting = list(todo)
     running: dict[str, Any] = {}  # name -> its process
     began, before = time.monotonic(), {name: count_lines(out / name) for name in todo}
+    due = sum(max(0, runs[n].run.rounds - before[n]) for n in todo)
+
+    def report(news: str | None) -> None:
+        """Tell the progress, with the time that is left if a round takes as long as those so far."""
+        over = {name for name in todo if is_done(out / name) or name in state.failed}
+        rounds = {n: runs[n].run.rounds for n in over} | {n: r for n, (r, _) in state.running.items() if n not in over}
+        done = sum(max(0, r - before[n]) for n, r in rounds.items())
+        state.seconds, state.news = time.monotonic() - began, news
+        state.left = state.seconds / done * (due - done) if done and due else None
+        tell(state)
+
     with stoppable():
         try:
             while waiting or running:
                 while waiting and len(running) < workers:
                     name = waiting.pop(0)
                     config = runs[name] if workers == 1 else _one_core(runs[name])
-                    job = context.Process(target=_one, args=(to_toml(config), str(out / name), os.getpid(), allowed()))
+                    job = CONTEXT.Process(target=_one, args=(to_toml(config), str(out / name), os.getpid(), allowed()))
                     job.start()
                     running[name] = job
                 multiprocessing.connection.wait([job.sentinel for job in running.values()], WAKE_S)
-                ended = [name for name, job in running.items() if not job.is_alive()]
-                for name in ended:
+                for name in [name for name, job in running.items() if not job.is_alive()]:
                     running.pop(name).join()
                     if is_done(out / name):
                         state.done += 1
                     else:
                         state.failed[name] = _reason(out / name)
                     state.running.pop(name, None)
-                    _estimate(state, runs, todo, out, before, began)
-                    state.news = name
-                    tell(state)
+                    report(name)
                 state.running = {n: (count_lines(out / n), runs[n].run.rounds) for n in running}
-                _estimate(state, runs, todo, out, before, began)
-                state.news = None
-                tell(state)
+                report(None)
         finally:  # after an interrupt, stop the runs: a run directory is consistent at every moment
             deadline = time.monotonic() + GRACE_S
             for job in running.values():
@@ -398,11 +409,6 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
                     job.kill()
                     job.join()
     return state
-
-
-def _context() -> Any:
-    # A fork starts quickly and shares loaded modules. Where it is not safe, start a new interpreter.
-    return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 def _one_core(config: Config) -> Config:
@@ -477,18 +483,6 @@ def _reason(home: Path) -> str:
         lines = []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "killed, and left no message")
     return f"{last[:300]} (log: {log})"
-
-
-def _estimate(
-    state: Progress, runs: Mapping[str, Config], todo: list[str], out: Path, before: dict[str, int], began: float
-) -> None:
-    """Time so far, and time left if a round takes as long as those so far."""
-    state.seconds = time.monotonic() - began
-    over = {name for name in todo if is_done(out / name) or name in state.failed}
-    due = sum(max(0, runs[n].run.rounds - before[n]) for n in todo)
-    done = sum(max(0, runs[n].run.rounds - before[n]) for n in over)
-    done += sum(max(0, rounds - before[n]) for n, (rounds, _) in state.running.items() if n not in over)
-    state.left = state.seconds / done * (due - done) if done and due else None
 
 
 # ---- the index --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ..method import name_of
 from ..runs.config import Config, load_config, to_toml
 from ..runs.dotted import show
 from ..runs.read import read_run
-from .sweep import Planned, Tell, check_fits, check_unchanged, is_done, overrides_of, run_planned
+from .sweep import Planned, Tell, check_fits, check_unchanged, is_done, overrides_of, run_planned, with_run
 
 CLIENT_VALIDATION = 0.2  # share of each client's training samples, for methods with own models
 MOST_EXTENSIONS = 6  # steps beyond an edge
@@ -115,7 +115,7 @@ def trial_config(tuning: Tuning, search: Search, point: Point, seed: int | None 
             "test set; add --set data.validation=0.1"
         )
     stop = dataclasses.replace(config.run.stop, target=None, patience=patience, metric="accuracy", split="validation")
-    return dataclasses.replace(config, data=data, run=dataclasses.replace(config.run, stop=stop))
+    return with_run(dataclasses.replace(config, data=data), stop=stop)
 
 
 def _runs(tuning: Tuning, search: Search, point: Point) -> list[Planned]:
@@ -124,9 +124,8 @@ def _runs(tuning: Tuning, search: Search, point: Point) -> list[Planned]:
     found = []
     for seed in tuning.seeds:
         config = trial_config(tuning, search, point, seed)
-        name = dataclasses.replace(config.run, name=config.run.name or safe(search.name))
-        settings = {**search.set, **dict(point)}
-        found.append(Planned(f"{folder}/s{seed}", search.name, settings, dataclasses.replace(config, run=name)))
+        config = with_run(config, name=config.run.name or safe(search.name))
+        found.append(Planned(f"{folder}/s{seed}", search.name, {**search.set, **dict(point)}, config))
     return found
 
 

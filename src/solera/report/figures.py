@@ -500,11 +500,8 @@ def regions(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def seconds(runs: Sequence[Run]) -> dict[str, float] | None:
     """Seconds of a whole run by phase, as mean over seeds."""
-    if not any(run.rounds for run in runs):
-        return None
-    return {
-        p: round(statistics.fmean(sum(r.seconds.get(p, 0.0) for r in run.rounds) for run in runs), 3) for p in PHASES
-    }
+    of = {p: statistics.fmean(sum(r.seconds.get(p, 0.0) for r in run.rounds) for run in runs) for p in PHASES}
+    return {p: round(s, 3) for p, s in of.items()} if any(run.rounds for run in runs) else None
 
 
 # ---- one run ----------------------------------------------------------------------------------------
