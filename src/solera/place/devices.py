@@ -1,7 +1,7 @@
-"""What `engine.device` and the settings beside it come to on this machine.
+"""The devices of this machine that a run uses, by `engine.device` and the settings beside it.
 
-`compute_of` reads them from the settings of any engine and refuses, before any work, what is not here. What comes out
-is a `Compute`: the devices by name, and the `Placement` of each worker. An engine asks it for `place(worker)` in the
+`compute_of` reads them from the settings of any engine and refuses, before any work, devices that are not here. It
+returns a `Compute`: the devices by name, and the `Placement` of each worker. An engine calls its `place(worker)` in the
 worker's own process.
 
 Nothing here opens a device in this process. Worker processes are forked, and a process that was forked from one with an
@@ -48,7 +48,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """Where and how a run computes. `devices` has the name of every device that it uses."""
+    """The devices and the precision of a run. `devices` has the name of every device that it uses."""
 
     devices: tuple[str, ...] = (CPU,)
     per_device: int = 1
@@ -65,7 +65,7 @@ class Compute:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether there is no other device."""
+        """True if there is no other device."""
         return self.kind == CPU
 
     @property
@@ -96,7 +96,7 @@ class Compute:
 
 
 def compute_of(engine: Any) -> Compute:
-    """What the settings of an engine say about devices. One that has none of these settings computes on the CPU.
+    """The devices by the settings of an engine. One that has none of these settings computes on the CPU.
 
     With `elsewhere` it says that its workers are not on this machine: the devices here do not limit them, and where
     there are none, the server computes on the CPU.
@@ -214,7 +214,7 @@ def _check_workers(compute: Compute, workers: int) -> None:
 
 
 def can_fork(compute: Compute) -> bool:
-    """Whether processes forked from this one could open the devices. Those that it has used itself they cannot."""
+    """True if processes forked from this one could open the devices: this one has not used them itself."""
     return compute.on_cpu or not _used_here(compute.kind)
 
 
@@ -233,7 +233,7 @@ def check_fork(compute: Compute) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Finder:
-    """How the devices of one kind are found. `built`: whether torch can have any at all, known without asking one."""
+    """The search for the devices of one kind. `built`: whether torch can have any at all, known without asking one."""
 
     built: Callable[[], bool]
     look: Callable[[], list[Device]]
@@ -287,7 +287,7 @@ _ERRORS: dict[str, str] = {}  # by kind: why a look at its devices failed
 
 
 def _used_here(kind: str) -> bool:
-    """Whether this process has used devices of a kind, so that a forked one cannot.
+    """True if this process has used devices of a kind, so that a forked one cannot.
 
     torch sets its mark at the fork, so only a forked process can tell: with CUDA a mere `torch.cuda.is_available()`
     is enough, although `torch.cuda.is_initialized()` still says no.
@@ -305,7 +305,7 @@ def _used_here(kind: str) -> bool:
 
 
 def _in_a_child(look: Callable[[], list[Device]]) -> list[dict[str, Any]] | str:
-    """What a forked process sees, or its error; nothing if it does not answer in time."""
+    """The devices that a forked process sees, or its error; nothing if it does not answer in time."""
     r, w = os.pipe()
     pid = os.fork()
     if pid == 0:
