@@ -29,7 +29,7 @@ import torch
 
 import solera.methods  # noqa: F401  (registers them)
 from solera.core.errors import ConfigError
-from solera.core.settings import OFF, Slot, hints, optional, strip, words
+from solera.core.settings import OFF, Slot, declared, hints, words
 from solera.data import SOURCES
 from solera.data.site_data import SiteConfig
 from solera.lab.papers import PAPERS, load_paper, paper_names
@@ -198,12 +198,12 @@ def toml(value: Any) -> str:
 
 def takes(kind: Any) -> str:
     """What a setting takes, with its range: the words of the errors, without an article and with choices as code."""
-    inner = strip(kind)
+    inner = declared(kind).inner
     if typing.get_origin(inner) is Literal:
         text = ", ".join(f"`{a}`" for a in typing.get_args(inner))
     else:
         text = words(kind).removesuffix(f' (or "{OFF}")').removeprefix("an ").removeprefix("a ")
-    return f'{text}, or "{OFF}"' if optional(kind) else text
+    return f'{text}, or "{OFF}"' if declared(kind).optional else text
 
 
 def cell(text: str) -> str:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..core.errors import ConfigError
-from ..core.settings import at_once, hints, show
+from ..core.settings import OfCohort, declared, default_of, hints, show
 from ..models import model_info
 from ..models.options import variant_of
-from .dotted import dig
 
 
 class Rule(NamedTuple):
@@ -131,8 +130,7 @@ def _options(models: Any) -> Iterator[Unread]:
 
 
 def _default(table: Any, name: str) -> Any:
-    f = next(f for f in dataclasses.fields(table) if f.name == name)
-    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+    return default_of(table.__dataclass_fields__[name])
 
 
 def too_many(tables: Mapping[str, Any]) -> Iterator[str]:
@@ -150,15 +148,7 @@ def too_many(tables: Mapping[str, Any]) -> Iterator[str]:
             value, key = getattr(table, name), f"{path}.{name}"
             if dataclasses.is_dataclass(value):
                 yield from walk(value, key)
-            elif at_once(wanted) and value != _default(table, name) and value >= most:
+            elif declared(wanted).has(OfCohort) and value != _default(table, name) and value >= most:
                 yield f"{key} = {value}: a round has {most} of {clients} clients; choose less"
 
     yield from walk(method, "method")
-
-
-def without(tables: Mapping[str, Any], key: str) -> None:
-    """Leave the setting `key` out of nested tables."""
-    *path, name = key.split(".", 2)
-    found = dig(tables, *path)
-    if isinstance(found, dict):
-        found.pop(name, None)
