@@ -37,6 +37,7 @@ C = TypeVar("C", bound=type)
 MOST = 2**31 - 1  # of an integer that declares no limit of its own: no count or size of a run is larger
 MOST_64 = 2**63 - 1
 OFF = "none"  # None in TOML, which has no null
+UNIONS = (typing.Union, types.UnionType)
 Problem = str  # "key = value: reason", with the key as the class spells it
 
 
@@ -212,7 +213,7 @@ def declared(wanted: Any) -> Declared:
     if origin is Annotated:
         inner = declared(args[0])
         return inner._replace(markers=(*args[1:], *inner.markers))
-    if origin not in (typing.Union, types.UnionType):
+    if origin not in UNIONS:
         return Declared(wanted, False, ())
     kinds = [declared(a) for a in args if a is not type(None)]
     inner = kinds[0].inner if len(kinds) == 1 else wanted
@@ -303,8 +304,8 @@ def _choices(wanted: Any) -> list[str]:
     """The values of a setting that has a fixed set of choices; empty otherwise."""
     if typing.get_origin(wanted) is Literal:
         return [str(a) for a in typing.get_args(wanted)]
-    kinds = (Annotated, typing.Union, types.UnionType)
-    return [c for a in typing.get_args(wanted) for c in _choices(a)] if typing.get_origin(wanted) in kinds else []
+    inside = typing.get_args(wanted) if typing.get_origin(wanted) in (Annotated, *UNIONS) else ()
+    return [c for a in inside for c in _choices(a)]
 
 
 def unknown_key(cls: type, key: str, value: Any, near: Iterable[str] = ()) -> Problem:
@@ -351,13 +352,14 @@ def words(wanted: Any) -> str:
         text = f"a list of {several} {_limits(args[0])}".rstrip()
     elif origin is dict or table_of(inner):
         text = "a table"
-    elif origin in (typing.Union, types.UnionType):
+    elif origin in UNIONS:
         text = " or ".join(words(a) for a in args if a is not type(None))
     elif origin is collections.abc.Callable:
         text = "a function"
     else:
         text = _article(inner.__name__) if isinstance(inner, type) else str(inner)
-    text = f"{text} {_limits(wanted)}".rstrip()
+    if origin not in UNIONS:  # its members have said their own
+        text = f"{text} {_limits(wanted)}".rstrip()
     return f'{text} (or "{OFF}")' if optional else text
 
 
