@@ -1,4 +1,6 @@
-"""The base class of methods, their description, and the registry of methods by name.
+"""Everything that a method of your own needs, in one import: the base class, its description, tasks and training.
+
+    from solera.method import About, Client, Local, Method, Model, Weights, fit, like, register, task, weights_of
 
 A method is a frozen dataclass derived from `Method`. Its fields are its hyper-parameters, `State` is exactly what a
 checkpoint holds, and `round` computes the next state without changing the current one. `Traits` describe a method to
@@ -11,19 +13,48 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from .core.federation import Federation
+from .core.federation import Federation, per_client
 from .core.plugins import Registry, label
 from .core.settings import Slot, checks_itself, settings
-from .core.task import TASKS, Client, Task
-from .core.tensors import Weights
-from .core.wire import check_type, sized
+from .core.task import TASKS, Client, PublicRows, Task, Trains, task
+from .core.tensors import Weights, weights_of
+from .core.wire import at_most, check_type, like, sized
 from .scenario.server import EnsembleReport, Server
-from .train.fitting import Score
+from .train.distill import Distill, distill
+from .train.fitting import Local, Score, evaluate, fit
+
+__all__ = [
+    "About",
+    "Client",
+    "Distill",
+    "Exchange",
+    "Federation",
+    "Local",
+    "Method",
+    "Model",
+    "PublicRows",
+    "Score",
+    "Server",
+    "Trains",
+    "Traits",
+    "Weights",
+    "at_most",
+    "distill",
+    "evaluate",
+    "fit",
+    "like",
+    "per_client",
+    "register",
+    "settings",
+    "sized",
+    "task",
+    "weights_of",
+]
 
 # ---- what a method says about itself ----------------------------------------------------------------
 
@@ -124,10 +155,16 @@ def _public_in_words(t: Traits) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model to evaluate and to save."""
+    """A model to evaluate and to save.
+
+    `kind` says what it is: a "model" for all clients; a "part", which is one of several models of an architecture or a
+    part of one; or a model of the "server" alone. Comparisons never mix them. Unset: "server" if no client has the
+    architecture, otherwise "model".
+    """
 
     architecture: str
     weights: Weights
+    kind: Literal["model", "part", "server"] | None = None
 
 
 class Exchange(NamedTuple):
@@ -163,6 +200,13 @@ class Method(ABC):
         for f in dataclasses.fields(self):
             if isinstance(slot := getattr(self, f.name), Slot):
                 yield from (f"method.{f.name}.{problem}" for problem in slot.fits(server))
+
+    def for_dry_run(self) -> Self:
+        """The method as a dry run takes it, where no model has learned anything: with `Slot.for_dry_run` of its slots.
+        Override it if the method has other rules that drop clients by their models' accuracy."""
+        slots = {f.name: s for f in dataclasses.fields(self) if isinstance(s := getattr(self, f.name), Slot)}
+        changed = {name: s.for_dry_run() for name, s in slots.items() if s.for_dry_run() is not s}
+        return dataclasses.replace(self, **changed) if changed else self
 
     def remarks(self, server: Server) -> Iterable[str]:
         """What a run should say before its first round: what the method leaves out here, or sends beside models and

@@ -18,7 +18,7 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from ..train.aggregate import RunningMean
-from .accounting import LOST, Availability, Clock, Trip, content_of, samples_of
+from .accounting import LOST, Availability, Clock, Trip, content_of
 from .calls import SHA256, Call, Engine, Reply, Roster, Version
 from .errors import RunError, SoleraError
 from .randomness import seed_from
@@ -445,7 +445,7 @@ class Federation:
             down.sent(size)
             down.held(m, content)
             if clock is not None:
-                samples = samples_of(values, self.num_examples(k))
+                samples = task.samples(values, self.num_examples(k))
                 trips[k] = clock.send(self.clients.index(k), k, size, samples)
                 if trips[k].lost:
                     continue

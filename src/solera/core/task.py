@@ -5,9 +5,11 @@ task name, the name is looked up in `TASKS`, and nothing is imported on demand.
 """
 
 import dataclasses
+import types
 import typing
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,24 @@ from .wire import check_ties, check_type
 X = TypeVar("X", bound=Inputs, covariant=True)
 M = TypeVar("M", bound=Tensor | nn.Module)
 TASKS: dict[str, "Task"] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trains:
+    """Marks an argument that says how much a task trains: `Annotated[Local, Trains(on="public")]`.
+
+    Unmarked, everything with a method `visits(rows)` counts: `Local` on the client's own samples, `Distill` on public
+    ones. Mark an argument that is meant otherwise.
+    """
+
+    on: Literal["own", "public"]
+
+
+class _Rows:
+    pass
+
+
+PublicRows = Annotated[Tensor, _Rows()]  # an argument with a row for each public sample of a call, or their indices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +113,47 @@ class Task:
         """The type of the request, for `wire.decode`."""
         return _inbox(self)
 
+    @cached_property
+    def _counted(self) -> list[tuple[str, str]]:
+        return [found for a, hint in self.takes.items() for found in _counted_in(hint, a)]
+
+    def samples(self, sent: Mapping[str, Any], examples: int) -> int:
+        """How many samples a client with `examples` of its own trains on when it is sent these arguments, each as often
+        as it comes."""
+        there = [(of, v) for path, of in self._counted if (v := _argument(sent, path)) is not None]
+        rows = {"own": examples, "public": next((len(v) for of, v in there if of == "rows"), 0)}
+        return sum(v.visits(rows[of]) for of, v in there if of != "rows")
+
     def __call__(self, client: Client, **inbox: Any) -> Any:
         """Call the function directly, without a federation: for tests and for tasks that use other tasks."""
         return self.fn(client, **inbox)
+
+
+def _counted_in(hint: Any, path: str, trains: Trains | None = None) -> Iterator[tuple[str, str]]:
+    """Where an argument holds rows of public samples ("rows"), or how much is trained ("own", "public")."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        if any(isinstance(mark, _Rows) for mark in args[1:]):
+            yield path, "rows"
+        yield from _counted_in(args[0], path, next((m for m in args[1:] if isinstance(m, Trains)), trains))
+    elif origin in (typing.Union, types.UnionType):  # optional
+        for inner in args:
+            yield from _counted_in(inner, path, trains)
+    elif hasattr(hint, "visits"):
+        yield path, trains.on if trains else getattr(hint, "TRAINS_ON", "own")
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        fields = typing.get_type_hints(hint, include_extras=True)
+        for f in dataclasses.fields(hint):
+            yield from _counted_in(fields[f.name], f"{path}.{f.name}", trains)
+
+
+def _argument(sent: Mapping[str, Any], path: str) -> Any:
+    """The value of an argument, or of a field of one; None if it is left out."""
+    name, *fields = path.split(".")
+    value = sent[name]
+    for f in fields:
+        value = getattr(value, f, None)
+    return value
 
 
 _INBOXES: dict[str, tuple["Task", Any]] = {}
@@ -147,4 +205,11 @@ def _task_of(name: str, fn: Callable[..., Any]) -> Task:
     check_type(returns, f"task {name}, its reply")
     takes = {a: hints[a] for a in arguments[1:]}
     check_ties(returns, takes, f"task {name}, its reply")
-    return Task(name, fn, takes, returns)
+    made = Task(name, fn, takes, returns)
+    counted = {of for _, of in made._counted}
+    if "public" in counted and "rows" not in counted:
+        raise TypeError(
+            f"task {name} trains on public samples, and no argument says on how many: annotate the one that has a row "
+            "for each of them, or their indices, as PublicRows"
+        )
+    return made

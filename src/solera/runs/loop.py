@@ -43,7 +43,7 @@ from .config import Config, RunConfig, load_config, to_toml
 from .directory import RunDirectory
 from .display import Watcher
 from .facts import Facts
-from .measure import first_if_all_void, measure, measure_validation, not_finite, summarise, traffic, why_unusable
+from .measure import first_if_all_void, kinds, measure, measure_validation, not_finite, summarise, traffic, why_unusable
 from .notice import Notices
 from .record import RoundRecord, Score
 from .sites import build_sites
@@ -435,6 +435,7 @@ class _Loop:
             failures=fed.failures,
             events=server.events,
             simulated={} if fed.clock is None else fed.clock.facts(),
+            kinds=kinds(self.method.models(state), server) if scores else {},
             cpu_s=round(cpu - self.cpu, 4),  # since the last line, of this process alone
         )
         self.cpu = cpu
@@ -474,9 +475,11 @@ class _Loop:
     def _finish(self, state: Any) -> Result:
         models, sha256 = self.method.models(state), {}
         facts = {"classes": str(self.server.num_classes), "solera": __version__}
+        kind = kinds(models, self.server)
         for name, m in models.items():
-            card = self.facts.model_card(m.architecture)
-            sha256[name] = self.home.write_model(name, m.weights, facts | card | {"architecture": m.architecture})
+            card = self.facts.model_card(m.architecture) | {"architecture": m.architecture}
+            card |= {"kind": kind[name]} if name in kind else {}
+            sha256[name] = self.home.write_model(name, m.weights, facts | card)
         if (e := self.method.ensemble_of(state)) is not None:
             shares = [1 / len(e.members)] * len(e.members) if e.weights is None else e.weights
             for i, ((architecture, weights), share) in enumerate(zip(e.members, shares, strict=True)):

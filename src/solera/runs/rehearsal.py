@@ -76,7 +76,7 @@ def rehearse(
     """Go through all rounds of a run. It refuses what the run would refuse, and writes nothing."""
     check_fit(method, scenario)
     check_quorum(federation, len(scenario.roster))
-    method = _unjudged(method)
+    method = method.for_dry_run()
     engine, server, sent = engine or Dry(scenario.roster), scenario.server, []
     fed = federation_of(engine, server, method, federation)
     with sole_run(), numerics(), seeded(seed_from(scenario.seed, "run")), without_training():
@@ -100,14 +100,6 @@ def rehearse(
     early = "run.stop may end the run before its last round" if config.stop.active else ""
     varies = "; ".join(filter(None, (method.traits().bytes_vary, early)))
     return Rehearsal(name_of(method), len(fed.clients), cohort, sent, models, sorted(engine.bounded), varies)
-
-
-def _unjudged(method: Method) -> Method:
-    """The method without the rules that drop clients by their accuracy: models of zeros would all be dropped."""
-    screen: Any = getattr(method, "screen", None)
-    if not getattr(screen, "drop_worst", False):
-        return method
-    return dataclasses.replace(method, **{"screen": dataclasses.replace(screen, drop_worst=False, drop_outliers=False)})
 
 
 @contextlib.contextmanager

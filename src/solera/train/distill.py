@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,12 @@ class Distill:
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
         yield from momentum_problems(self.optimizer, self.momentum)
+
+    TRAINS_ON: ClassVar = "public"  # see core.task.Trains
+
+    def visits(self, rows: int) -> int:
+        """How many samples a distillation on `rows` public samples sees, each as often as it comes."""
+        return self.steps * min(self.batch, rows)
 
 
 @settings

@@ -79,6 +79,7 @@ class Trained:
     rule: str  # how the ensemble combines them
     class_names: tuple[str, ...] = ()  # if known
     trust_code: bool = False  # import the code that the run names, even if the run is another user's
+    servers: str | None = None  # the model that only the server has
     bases: dict[str, str] = dataclasses.field(default_factory=dict)  # architecture -> digest of its frozen base (LoRA)
 
     @property
@@ -124,10 +125,8 @@ class Trained:
             return name
         if not self.names:
             raise RunError(f"{self.run.path} has no global model: {_stay_with_clients(self.run)}")
-        own = self.run.settings.get("models.server")
-        called = next((name for name, given in self._given().items() if given == own), None)
-        if called in self.names:
-            return called
+        if self.servers is not None:
+            return self.servers
         if len(self.names) > 1:
             raise ConfigError(f"{self.run.path} has several models: choose one with --model: {', '.join(self.names)}")
         return self.names[0]
@@ -266,7 +265,8 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
         if len(called) not in (0, classes):
             raise ValueError(f"{len(called)} names for {classes} classes")
         bases = {f["architecture"]: f["base"] for f in facts.values() if "base" in f}
-        return Trained(run, classes, given, kinds, members, rule, called, trust_code, bases)
+        servers = next((name for name, f in facts.items() if f.get("kind") == "server"), None)
+        return Trained(run, classes, given, kinds, members, rule, called, trust_code, servers, bases)
     except (KeyError, ValueError, TypeError) as e:
         for file in files:  # a flipped bit in a description is no other version
             check_sha256(run, file)
