@@ -45,7 +45,7 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
             loaded = states.load(call.client, call.after)
             client = host.client(call.client, call.seed, loaded, place)
             before = _snapshot(loaded)
-            with place.numerics(), place.autocast():  # what a task sets is not left to the next one
+            with place.training():  # what a task sets is not left to the next one
                 return task.fn(client, **arguments), client.state, before
 
         once = functools.partial(repeatable, call.seed, work) if seed_global else work

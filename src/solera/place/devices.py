@@ -1,25 +1,20 @@
-"""What `engine.device` and the settings beside it come to on this machine.
+"""The devices of this machine, and the settings of an engine that concern them.
 
-`compute_of` reads them from the settings of any engine and refuses, before any work, what is not here. What comes out
-is a `Compute`: the devices by name, and the `Placement` of each worker. An engine asks it for `place(worker)` in the
-worker's own process.
-
-Nothing here opens a device in this process. Worker processes are forked, and a process that was forked from one with an
-open CUDA context cannot have its own. So a child process is sent to look.
+`compute_of` refuses, before any work, what is not here, and returns a `Compute`: the devices by name. An engine asks it
+for `place(worker)` in the worker's own process. A process that is forked from one with an open CUDA context cannot have
+its own; so a child process looks which devices there are.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
 import logging
+import multiprocessing
 import os
 import platform
 import re
-import select
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -203,8 +198,9 @@ def _check_workers(compute: Compute, workers: int) -> None:
 
 
 def can_fork(compute: Compute) -> bool:
-    """Whether processes forked from this one could open the devices. Those that it has used itself they cannot."""
-    return compute.on_cpu or not _used_here(compute.kind)
+    """Whether processes forked from this one can open the devices: not those that the program has used itself."""
+    finder = None if compute.on_cpu else FINDERS[compute.kind]
+    return finder is None or not finder.elsewhere or not isinstance(_in_a_child(finder.look), str)
 
 
 def check_fork(compute: Compute) -> None:
@@ -217,7 +213,7 @@ def check_fork(compute: Compute) -> None:
         )
 
 
-# ---- what is here -----------------------------------------------------------------------------------
+# ---- the devices of this machine --------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +248,7 @@ FINDERS: dict[str, Finder] = {
 
 
 def found() -> dict[str, list[Device]]:
-    """The devices of this machine besides the CPU, by kind; kinds that it has none of are left out."""
+    """The devices of this machine besides the CPU, by kind; kinds without any are left out."""
     there = {kind: _found(kind) for kind in FINDERS}
     return {kind: devices for kind, devices in there.items() if devices}
 
@@ -263,59 +259,40 @@ def _found(kind: str) -> list[Device]:
     if not finder.built():
         return []
     _ERRORS.pop(kind, None)
-    if not finder.elsewhere or sys.platform != "linux" or _used_here(kind):
+    if not finder.elsewhere or sys.platform != "linux":
         return finder.look()
-    told = _in_a_child(finder.look)
-    if isinstance(told, str):
-        _ERRORS[kind] = told
-        return []
-    return [Device(**{**d, "precisions": tuple(d["precisions"])}) for d in told]
+    seen = _in_a_child(finder.look)
+    if isinstance(seen, str):  # also where the program has used the devices: then they can be seen from here alone
+        try:
+            return finder.look()
+        except Exception:
+            _ERRORS[kind] = seen
+            return []
+    return [Device(**{**d, "precisions": tuple(d["precisions"])}) for d in seen]
 
 
 _ERRORS: dict[str, str] = {}  # by kind: why a look at its devices failed
 
 
-def _used_here(kind: str) -> bool:
-    """Whether this process has used devices of a kind, so that a forked one cannot.
-
-    torch sets its mark at the fork, so only a forked process can tell: with CUDA a mere `torch.cuda.is_available()`
-    is enough, although `torch.cuda.is_initialized()` still says no.
-    """
-    module = torch.get_device_module(kind)
-    if getattr(module, "is_initialized", lambda: False)():
-        return True
-    marked = getattr(module, "_is_in_bad_fork", None)
-    if marked is None or not FINDERS[kind].elsewhere or sys.platform != "linux":
-        return False
-    pid = os.fork()
-    if pid == 0:
-        os._exit(bool(marked()))
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
-
-
 def _in_a_child(look: Callable[[], list[Device]]) -> list[dict[str, Any]] | str:
-    """What a forked process sees, or its error; nothing if it does not answer in time."""
-    r, w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    """The devices that a forked process sees, or its error; none if it does not answer in time."""
+    here, there = multiprocessing.Pipe(duplex=False)
+
+    def work() -> None:
         try:
-            try:
-                told: Any = [dataclasses.asdict(d) for d in look()]
-            except Exception as e:
-                told = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-            os.write(w, json.dumps(told).encode())
-        finally:
-            os._exit(0)
-    os.close(w)
-    with contextlib.ExitStack() as after:
-        after.callback(os.waitpid, pid, 0)
-        after.callback(os.kill, pid, signal.SIGKILL)
-        after.callback(os.close, r)
-        return json.loads(b"".join(_answer(r)) or b"[]")
+            seen: Any = [dataclasses.asdict(d) for d in look()]
+        except Exception as e:
+            seen = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        there.send_bytes(json.dumps(seen).encode())
 
-
-def _answer(handle: int) -> Iterator[bytes]:
-    while select.select([handle], [], [], LOOK_S)[0]:
-        if not (piece := os.read(handle, 1 << 16)):
-            return
-        yield piece
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    there.close()
+    try:
+        return json.loads(here.recv_bytes()) if here.poll(LOOK_S) else []
+    except EOFError:  # it has died
+        return []
+    finally:
+        child.kill()
+        child.join()
+        here.close()

@@ -31,12 +31,11 @@ from ..methods.steps.low_bit import OFF as FULL
 from ..models import require_split
 from ..place.devices import Compute, compute_of, resolved
 from ..place.fingerprint import fingerprint
-from ..place.placement import TRICKS, Numerics, numerics
+from ..place.placement import TRICKS, Training, numerics
 from ..scenario.scenario import Scenario, build_scenario
 from ..scenario.server import Server
 from ..train.aggregate import pairs_of
 from ..train.chain import chain
-from ..train.effort import without_training
 from ..train.norms import has_batchnorm
 from . import facts as detail
 from .config import Config, RunConfig, load_config, to_toml
@@ -221,7 +220,7 @@ def run(
     facts = dataclasses.replace(facts, stand_ins=stand_ins)
     with (
         sole_run(),
-        place.numerics(threads) as held,
+        place.training(threads) as held,
         seeded(seed_from(server.run_seed, "run")),
         contextlib.closing(
             RunDirectory(home, __version__, resume, config_text, facts.experiment, command, stand_ins)
@@ -272,7 +271,7 @@ def run(
                     "out": str(here.path),
                 }
             )
-            with _disk_errors(), place.autocast():
+            with _disk_errors():
                 result = loop(start, state)
         watcher.end(result.summary)
         return result
@@ -325,7 +324,7 @@ class _Loop:
         states: ClientStates,
         config: RunConfig,
         watcher: Watcher,
-        held: Numerics,
+        held: Training,
         facts: Facts,
     ):
         self.server, self.test, self.method, self.fed, self.home, self.states = server, test, method, fed, home, states
@@ -539,7 +538,7 @@ def check_start(method: Method, scenario: Scenario, federation: FederationConfig
     """Refuse all that a run would refuse before its first exchange, without any client and without a run directory."""
     check_fit(method, scenario)
     check_quorum(federation, len(scenario.roster))
-    with without_training():
+    with numerics(dry=True):
         method.init(federation_of(Dry(scenario.roster), scenario.server, method, federation), scenario.server)
 
 

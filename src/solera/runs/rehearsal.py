@@ -1,7 +1,7 @@
 """A dry run: every exchange of a run and its bytes, without training or writing anything.
 
 The method runs its own code for all rounds, on the real data, models and public samples. `engines.dry` makes the
-clients' replies, and training on the server takes no steps (`parts.effort`).
+clients' replies, and training on the server takes no steps (`numerics(dry=True)`).
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from ..engines.dry import Dry
 from ..method import Method, name_of
 from ..place.placement import numerics
 from ..scenario.scenario import Scenario
-from ..train.effort import without_training
 from .config import Config, RunConfig, to_toml
 from .facts import facts_of, stand_ins_of
 from .loop import check_fit, check_quorum, federation_of, scenario_of, sole_run
@@ -79,7 +78,7 @@ def rehearse(
     method = method.for_dry_run()
     engine, server, sent = engine or Dry(scenario.roster), scenario.server, []
     fed = federation_of(engine, server, method, federation)
-    with sole_run(), numerics(), seeded(seed_from(scenario.seed, "run")), without_training():
+    with sole_run(), numerics(dry=True), seeded(seed_from(scenario.seed, "run")):
         state = method.init(fed, server)
         for t in range(config.rounds):
             fed.begin(t)

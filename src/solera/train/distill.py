@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..core.settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..core.tensors import Inputs, device_of, draw, is_finite, is_fresh, sent, take, weights_of
+from ..place.placement import steps_to_take
 from .aggregate import RunningMean
-from .effort import steps_to_take
 from .fitting import cosine, make_optimizer, momentum_problems
 from .losses import Losses, backward, finite_loss
 from .norms import evaluating, reestimate, train_mode

@@ -14,8 +14,7 @@ from ..core.randomness import seed_from
 from ..core.settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..core.stopping import check_stop
 from ..core.tensors import CPU, Inputs, Weights, batches, device_of, draw, is_fresh, sent, take
-from ..place.placement import HALF, finest, full_precision, tricks_of
-from .effort import steps_to_take
+from ..place.placement import HALF, finest, full_precision, steps_to_take, tricks_of
 from .losses import Losses, backward
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
@@ -99,7 +98,8 @@ def fit(
     Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: the
     weights of `model` are then useless.
     """
-    inputs, labels = with_model(model, inputs, labels)
+    device = device_of(model, labels.device)  # samples are brought there once for all steps
+    inputs, labels = sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
     batch = min(cfg.batch, len(labels))
     normalised = has_batchnorm(model)
     # A batch of one has no variance: such batches are skipped, unless there are no others.
@@ -107,7 +107,6 @@ def fit(
     smallest = 2 if normalised and batch > 1 else 1
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
-    device = device_of(model)
     losses = Losses(device, lambda loss: loss <= TOO_LARGE)
     planned = planned_steps(cfg, len(labels), normalised)
 
@@ -146,12 +145,6 @@ def _diverged(losses: Losses, cfg: Local) -> Diverged:
     return Diverged(f"a loss above {TOO_LARGE:g} within the first {losses.steps} steps; {way_out}", losses.steps)
 
 
-def with_model(model: nn.Module, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
-    """Samples and their labels, or positions, on the device of `model`: brought there once for all steps."""
-    device = device_of(model, labels.device)
-    return sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
-
-
 def rate_at(cfg: Local, step: int, steps: int) -> float:
     """The learning rate of a step (counted from 0) of a training of `steps` steps: every training begins with cfg.lr.
 
@@ -183,14 +176,15 @@ def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, se
     In training mode, as `fit` sees the model, so batch by batch where BatchNorm makes the batch matter. `seed` decides
     what is drawn of samples that are fresh. Always in full precision.
     """
-    inputs, labels = with_model(model, inputs, labels)
+    device = device_of(model, labels.device)
+    inputs, labels = sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
     smallest = 2 if has_batchnorm(model) and min(batch, len(labels)) > 1 else 1
     train_mode(model, frozen=min(batch, len(labels)) == 1)
     model.zero_grad()
     for i, rows in enumerate(torch.arange(len(labels)).split(batch)):
         x, y = draw(inputs, rows, _draw_seed(seed, i)), take(labels, rows)
         if len(y) >= smallest:
-            with full_precision(device_of(model)):
+            with full_precision(device):
                 (cross_entropy(model, x, y) * (len(y) / len(labels))).backward()
     return {
         name: torch.zeros_like(p) if p.grad is None else p.grad
