@@ -65,7 +65,8 @@ def _flushes_denormals() -> bool:
 @functools.cache
 def _knobs(kind: str, precision: Precision, deterministic: bool, portable: bool) -> tuple[_Knob, ...]:
     """The settings of a run, in the order in which they are set: the precision of products also sets those after it."""
-    b, cuda, tf32 = torch.backends, kind == "cuda", kind == "cuda" and precision == "tf32"
+    b: Any = torch.backends
+    cuda, tf32 = kind == "cuda", kind == "cuda" and precision == "tf32"
     get_mode, set_mode = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     on_cuda = ("tf32" if tf32 else "ieee") if cuda else None  # torch's default for convolutions is tf32
     found = [
