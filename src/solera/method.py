@@ -61,8 +61,8 @@ __all__ = [
 
 @settings
 class Traits:
-    """What a method needs and allows, as data for programs. A run that lacks something is refused. When a configuration
-    is loaded, needed settings that it leaves open get a value (`supply.py`)."""
+    """The needs of a method and what it allows, as data for programs. A run that lacks something is refused; loading a
+    configuration gives a value to needed settings that are unset (`supply.py`)."""
 
     architectures: Literal["any", "one"] = "any"  # of the clients' models
     across: Literal["nothing", "predictions", "knowledge"] = "nothing"  # what different architectures share
@@ -108,7 +108,7 @@ class Described(NamedTuple):
 
 
 def described(method: "Method") -> Described:
-    """What a user should know before choosing this method with these settings."""
+    """The facts for a user who chooses a method with these settings."""
     a, t = method.about, method.traits()
     privacy = SEEN[t.replies] + (f" ({a.privacy})" if a.privacy else "")
     return Described(a.title, a.paper, _models_in_words(a, t), a.wire, _public_in_words(t), a.state, privacy)
@@ -190,8 +190,7 @@ class Method(ABC):
         """Text for people: `about: ClassVar[About] = About(...)`, or a property if it depends on the settings."""
 
     def traits(self) -> Traits:
-        """What the method needs and allows with these settings. Default: any models, no public data, individual
-        replies."""
+        """The needs of the method with these settings, and what it allows."""
         return Traits()
 
     def fits(self, server: Server) -> Iterable[str]:
@@ -209,7 +208,7 @@ class Method(ABC):
         return dataclasses.replace(self, **changed) if changed else self
 
     def remarks(self, server: Server) -> Iterable[str]:
-        """What a run should say before its first round: what the method leaves out here, or sends beside models and
+        """Remarks for the user before the first round: what the method leaves out here, or sends beside models and
         predictions."""
         return ()
 
@@ -234,8 +233,8 @@ class Method(ABC):
         return None
 
     def personal(self, state: Any, fed: Federation) -> Exchange | None:
-        """How each client's own model is scored on its own test split: a task that returns a `Score`, and its payload.
-        None without personal models; must agree with `traits().personal`."""
+        """The task that scores each client's own model on its own test split, with a `Score`, and its payload. None
+        without personal models; must agree with `traits().personal`."""
         return None
 
 

@@ -27,7 +27,7 @@ HALFWAY = 0.5  # where in its work a client that drops out is lost
 
 @settings
 class Availability:
-    """When clients are there, and how fast they and the server are. Of a list, clients have one value each, in turn."""
+    """Simulated times and speeds of clients and the server. Of a list, clients have one value each, in turn."""
 
     online: list[Annotated[float, Gt(0), Le(1)]] = dataclasses.field(default_factory=lambda: [1.0])  # share of rounds
     dropout: BelowOne = 0.0  # probability that a client of the cohort is lost during a round
@@ -78,7 +78,7 @@ class Clock:
         return values[i % len(values)]
 
     def online(self) -> Tensor:
-        """Which clients are online in this round; if none is, the next one to arrive. bool [clients]"""
+        """The clients that are online in this round; if none is, the next one to arrive. bool [clients]"""
         g = torch.Generator().manual_seed(seed_from(self.seed, self.round, "online"))
         share = torch.tensor([self._of(self.config.online, i) for i in range(self.clients)], dtype=torch.float64)
         drawn = torch.rand(self.clients, dtype=torch.float64, generator=g) / share
@@ -100,7 +100,7 @@ class Clock:
         return trip
 
     def late(self, trip: Trip) -> str | None:
-        """Why a reply does not count: it took too long."""
+        """The reason why a reply does not count, if it took too long."""
         limit, took = self.config.deadline_s, trip.end - trip.sent
         if limit is None or took <= limit:
             return None

@@ -16,7 +16,7 @@ from .wire import Packed, safe_name
 
 @dataclasses.dataclass(frozen=True)
 class ClientInfo:
-    """What a client registered when it joined; never what it claims in a reply."""
+    """The facts that a client registered when it joined; a reply never changes them."""
 
     architecture: str
     num_examples: int
@@ -98,7 +98,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What came back: a message (as an object or as bytes), or the reason why there is none."""
+    """A message that came back (as an object or as bytes), or the reason why there is none."""
 
     client: str
     message: Packed | bytes = b""
@@ -111,7 +111,7 @@ class Reply:
 
 
 class Host(Protocol):
-    """Where clients live: who they are, and a `Client` for one call, on the device of its worker."""
+    """A party that holds clients: their roster, and a `Client` for one call, on the device of its worker."""
 
     @property
     def roster(self) -> Roster: ...

@@ -108,18 +108,24 @@ class Task:
     takes: dict[str, Any]
     returns: Any
 
-    @property
+    @cached_property
     def inbox(self) -> Any:
         """The type of the request, for `wire.decode`."""
-        return _inbox(self)
+        cls = dataclasses.make_dataclass("Inbox", list(self.takes.items()))
+        cls.__annotations__ = dict(self.takes)
+        return cls
+
+    @property
+    def origin(self) -> str:
+        """The module and the name of the function."""
+        return f"{self.fn.__module__}.{self.fn.__qualname__}"
 
     @cached_property
     def _counted(self) -> list[tuple[str, str]]:
         return [found for a, hint in self.takes.items() for found in _counted_in(hint, a)]
 
     def samples(self, sent: Mapping[str, Any], examples: int) -> int:
-        """How many samples a client with `examples` of its own trains on when it is sent these arguments, each as often
-        as it comes."""
+        """The number of samples that a client with `examples` of its own trains on when it is sent these arguments."""
         there = [(of, v) for path, of in self._counted if (v := _argument(sent, path)) is not None]
         rows = {"own": examples, "public": next((len(v) for of, v in there if of == "rows"), 0)}
         return sum(v.visits(rows[of]) for of, v in there if of != "rows")
@@ -130,7 +136,7 @@ class Task:
 
 
 def _counted_in(hint: Any, path: str, trains: Trains | None = None) -> Iterator[tuple[str, str]]:
-    """Where an argument holds rows of public samples ("rows"), or how much is trained ("own", "public")."""
+    """The parts of an argument that are public samples ("rows") or say how much is trained ("own", "public")."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         if any(isinstance(mark, _Rows) for mark in args[1:]):
@@ -156,18 +162,6 @@ def _argument(sent: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-_INBOXES: dict[str, tuple["Task", Any]] = {}
-
-
-def _inbox(task: Task) -> Any:
-    known = _INBOXES.get(task.name)
-    if known is None or known[0] is not task:
-        cls = dataclasses.make_dataclass("Inbox", list(task.takes.items()))
-        cls.__annotations__ = dict(task.takes)
-        known = _INBOXES[task.name] = (task, cls)
-    return known[1]
-
-
 def task(name: str) -> Callable[[Callable[..., Any]], Task]:
     """Register a client function under `name`. Its first argument is the `Client`; the others are sent by the server.
 
@@ -178,38 +172,29 @@ def task(name: str) -> Callable[[Callable[..., Any]], Task]:
         raise TypeError('a task is registered under a name: @task("my_package.train"), not @task')
 
     def register(fn: Callable[..., Any]) -> Task:
-        t = _task_of(name, fn)
-        if name in TASKS and _origin(TASKS[name].fn) != _origin(fn):
-            raise TypeError(f"task {name!r} is already {'.'.join(_origin(TASKS[name].fn))}: choose another name")
-        TASKS[name] = t
-        return t
+        hints = typing.get_type_hints(fn, include_extras=True)
+        if "return" not in hints:
+            raise TypeError(f"task {name} needs a return annotation: it is the schema of the reply")
+        returns = hints.pop("return")
+        arguments = list(fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount])
+        hints.pop(arguments[0], None)
+        for a in arguments[1:]:
+            if a not in hints:
+                raise TypeError(f"task {name}: argument {a!r} needs an annotation: it is the schema of the message")
+            check_type(hints[a], f"task {name}, argument {a!r}")
+        check_type(returns, f"task {name}, its reply")
+        takes = {a: hints[a] for a in arguments[1:]}
+        check_ties(returns, takes, f"task {name}, its reply")
+        made = Task(name, fn, takes, returns)
+        counted = {of for _, of in made._counted}
+        if "public" in counted and "rows" not in counted:
+            raise TypeError(
+                f"task {name} trains on public samples, and no argument says on how many: annotate the one that has "
+                "a row for each of them, or their indices, as PublicRows"
+            )
+        if name in TASKS and (there := TASKS[name].origin) != made.origin:
+            raise TypeError(f"task {name!r} is already {there}: choose another name")
+        TASKS[name] = made
+        return made
 
     return register
-
-
-def _origin(fn: Callable[..., Any]) -> tuple[str, str]:
-    return fn.__module__, fn.__qualname__
-
-
-def _task_of(name: str, fn: Callable[..., Any]) -> Task:
-    hints = typing.get_type_hints(fn, include_extras=True)
-    if "return" not in hints:
-        raise TypeError(f"task {name} needs a return annotation: it is the schema of the reply")
-    returns = hints.pop("return")
-    arguments = list(fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount])
-    hints.pop(arguments[0], None)
-    for a in arguments[1:]:
-        if a not in hints:
-            raise TypeError(f"task {name}: argument {a!r} needs an annotation: it is the schema of the message")
-        check_type(hints[a], f"task {name}, argument {a!r}")
-    check_type(returns, f"task {name}, its reply")
-    takes = {a: hints[a] for a in arguments[1:]}
-    check_ties(returns, takes, f"task {name}, its reply")
-    made = Task(name, fn, takes, returns)
-    counted = {of for _, of in made._counted}
-    if "public" in counted and "rows" not in counted:
-        raise TypeError(
-            f"task {name} trains on public samples, and no argument says on how many: annotate the one that has a row "
-            "for each of them, or their indices, as PublicRows"
-        )
-    return made

@@ -43,7 +43,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """Where and how a run computes. `devices` has the name of every device that it uses."""
+    """The devices and the precision of a run. `devices` has the name of every device that it uses."""
 
     devices: tuple[str, ...] = (CPU,)
     per_device: int = 1
@@ -59,7 +59,7 @@ class Compute:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether there is no other device."""
+        """True if the run uses no other device."""
         return self.kind == CPU
 
     @property
@@ -85,7 +85,7 @@ class Compute:
 
 
 def compute_of(engine: Any) -> Compute:
-    """What the settings of an engine say about devices. One that has none of these settings computes on the CPU.
+    """Check the settings of an engine that concern devices. An engine that has none of them computes on the CPU.
 
     With `elsewhere` it says that its workers are not on this machine, so that the devices here do not limit them.
     """
@@ -94,8 +94,13 @@ def compute_of(engine: Any) -> Compute:
     _check_precision(compute)
     if compute.portable:
         _check_portable(compute)
-    if not getattr(engine, "elsewhere", False):
-        _check_workers(compute, getattr(engine, "workers", 0))
+    workers, most = getattr(engine, "workers", 0), compute.at_once
+    if most is not None and workers > most and not getattr(engine, "elsewhere", False):
+        raise ConfigError(
+            f"engine.workers = {workers}: {', '.join(compute.devices)} with engine.per_device = {compute.per_device} "
+            f"takes {most} at once; set engine.per_device = {-(-workers // len(compute.devices))}, or leave "
+            "engine.workers out"
+        )
     if compute.kind == "cuda" and compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a context is opened
     return compute
@@ -136,7 +141,12 @@ def _devices(asked: str) -> tuple[str, ...]:
         return (CPU,)
     there = found().get(kind, [])
     if not there:
-        raise ConfigError(f'engine.device = {show(asked)}: {_why_not(kind)}; set engine.device = "cpu" or "auto"')
+        why = f"no {kind} device is here, or its driver does not answer"
+        if not FINDERS[kind].built():
+            why = f"this torch ({torch.__version__}) is built without {kind}"
+        elif kind in _ERRORS:
+            why = f"looking for a {kind} device failed with {_ERRORS[kind]}"
+        raise ConfigError(f'engine.device = {show(asked)}: {why}; set engine.device = "cpu" or "auto"')
     if listed is None:
         return tuple(d.name for d in there)
     numbers = [int(n) for n in listed.split(",")]
@@ -147,14 +157,6 @@ def _devices(asked: str) -> tuple[str, ...]:
         has += f" to {kind}:{len(there) - 1}" if len(there) > 1 else ""
         raise ConfigError(f"engine.device = {show(asked)}: there is no {kind}:{missing[0]}; this machine has {has}")
     return tuple(there[n].name for n in numbers)
-
-
-def _why_not(kind: str) -> str:
-    if not FINDERS[kind].built():
-        return f"this torch ({torch.__version__}) is built without {kind}"
-    if kind in _ERRORS:
-        return f"looking for a {kind} device failed with {_ERRORS[kind]}"
-    return f"no {kind} device is here, or its driver does not answer"
 
 
 def _check_precision(compute: Compute) -> None:
@@ -187,18 +189,8 @@ def _check_portable(compute: Compute) -> None:
         )
 
 
-def _check_workers(compute: Compute, workers: int) -> None:
-    most = compute.at_once
-    if most is not None and workers > most:
-        needed = -(-workers // len(compute.devices))
-        raise ConfigError(
-            f"engine.workers = {workers}: {', '.join(compute.devices)} with engine.per_device = {compute.per_device} "
-            f"takes {most} at once; set engine.per_device = {needed}, or leave engine.workers out"
-        )
-
-
 def can_fork(compute: Compute) -> bool:
-    """Whether processes forked from this one can open the devices: not those that the program has used itself."""
+    """True if processes forked from this one can open the devices: not those that the program has used itself."""
     finder = None if compute.on_cpu else FINDERS[compute.kind]
     return finder is None or not finder.elsewhere or not isinstance(_in_a_child(finder.look), str)
 
@@ -218,7 +210,7 @@ def check_fork(compute: Compute) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Finder:
-    """How the devices of one kind are found. `built`: whether torch can have any at all, known without asking one."""
+    """The search for devices of one kind. `built`: whether torch can have any at all, known without asking one."""
 
     built: Callable[[], bool]
     look: Callable[[], list[Device]]

@@ -1,4 +1,4 @@
-"""Where a run computes: torch's global state meanwhile, and what is particular to one kind of device.
+"""The place of a computation: torch's global state meanwhile, and what is particular to one kind of device.
 
 A program may have turned on autocast, another default type or a faster kind of matrix product. Each changes the bits of
 a result, and some hold in one thread only, so engines would differ. `numerics` sets that state for a piece of work,
@@ -40,7 +40,10 @@ class _Knob(NamedTuple):
 
 
 def _flag(name: str, owner: Any, attribute: str, needed: Any) -> _Knob:
-    return _Knob(name, lambda: getattr(owner, attribute), lambda value: setattr(owner, attribute, value), needed)
+    get: Callable[[], Any] = lambda: getattr(owner, attribute)  # noqa: E731
+    if needed == "none":  # full precision by default; "ieee" is the same because it was said
+        get = lambda: owner.fp32_precision.replace("ieee", "none")  # noqa: E731
+    return _Knob(name, get, lambda value: setattr(owner, attribute, value), needed)
 
 
 def _matmul_precision() -> str | None:
@@ -49,12 +52,6 @@ def _matmul_precision() -> str | None:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return None
-
-
-def _mkldnn_precision(what: str, owner: Any) -> _Knob:
-    # "ieee" is full precision because it was said, and "none" by default.
-    get: Callable[[], str] = lambda: owner.fp32_precision.replace("ieee", "none")  # noqa: E731
-    return _Knob(f"fp32 precision of {what}", get, lambda value: setattr(owner, "fp32_precision", value), "none")
 
 
 def _flushes_denormals() -> bool:
@@ -75,11 +72,11 @@ def _knobs(kind: str, precision: Precision, deterministic: bool, portable: bool)
         # torch cannot tell this while those of CUDA differ, so where a run needs them to, it leaves it alone.
         _Knob("float32 matmul precision", _matmul_precision, torch.set_float32_matmul_precision,
               None if tf32 else "highest"),
-        *(_mkldnn_precision(*of) for of in (
-            ("generic all", b), ("mkldnn all", b.mkldnn), ("mkldnn matmul", b.mkldnn.matmul),
-            ("mkldnn conv", b.mkldnn.conv), ("mkldnn rnn", b.mkldnn.rnn))),
-        *(_flag(f"fp32 precision of cuda {what}", owner, "fp32_precision", on_cuda) for what, owner in (
-            ("matmul", b.cuda.matmul), ("conv", b.cudnn.conv), ("rnn", b.cudnn.rnn))),
+        *(_flag(f"fp32 precision of {what}", owner, "fp32_precision", needed) for what, owner, needed in (
+            ("generic all", b, "none"), ("mkldnn all", b.mkldnn, "none"), ("mkldnn matmul", b.mkldnn.matmul, "none"),
+            ("mkldnn conv", b.mkldnn.conv, "none"), ("mkldnn rnn", b.mkldnn.rnn, "none"),
+            ("cuda matmul", b.cuda.matmul, on_cuda), ("cuda conv", b.cudnn.conv, on_cuda),
+            ("cuda rnn", b.cudnn.rnn, on_cuda))),
         _Knob("deterministic algorithms", get_mode, set_mode, 0 if kind == "cpu" else 2 * deterministic),
         _Knob("flush denormals", _flushes_denormals, torch.set_flush_denormal, False),
         # Neither has a setting for the same bits on another processor. Without them, products and convolutions are
@@ -101,8 +98,8 @@ def _set(knobs: tuple[_Knob, ...], values: list[Any]) -> None:
 
 
 class Training:
-    """What computing here is like: torch's settings as they are `needed`, those that the program had set otherwise
-    (`found`), and whether this is a dry run (`dry`), in which trainings take no steps."""
+    """The state in which trainings run: torch's settings as they are `needed`, those that the program had set otherwise
+    (`found`), and whether this is a dry run (`dry`), in which they take no steps."""
 
     def __init__(self, knobs: tuple[_Knob, ...], before: list[Any], aside: dict[str, Any], half: str, dry: bool):
         self._knobs, self._before, self._aside, self._half, self.dry = knobs, before, aside, half, dry
@@ -115,7 +112,7 @@ class Training:
 
     @property
     def found(self) -> dict[str, Any]:
-        """What the program had set, as JSON: not the number of threads, and what is left out for other processors."""
+        """Settings of the program that were replaced, as JSON; without threads, and what `portable` leaves out."""
         pairs = zip(self._knobs, self._before, strict=True)
         odd = {k.name: _plain(b) for k, b in pairs if k.needed is not None and b != k.needed}
         return self._aside | {n: b for n, b in odd.items() if n != "threads" and not (n in _LIBRARIES and b is True)}
@@ -135,7 +132,7 @@ _CURRENT: contextvars.ContextVar[Training | None] = contextvars.ContextVar("trai
 
 
 def steps_to_take(planned: int) -> int:
-    """How many of the planned steps a training takes: all of them, or none in a dry run."""
+    """The steps that a training takes: as planned, or none in a dry run."""
     current = _CURRENT.get()
     return 0 if current is not None and current.dry else planned
 
@@ -187,7 +184,7 @@ def numerics(
 
 
 def _casts(kind: str) -> bool:
-    """Whether autocast is on there. Some kinds of devices (meta) have none."""
+    """True if autocast is on there. Some kinds of devices (meta) have none."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
@@ -219,7 +216,7 @@ def keep_freed_memory() -> bool:
 
 @dataclass(frozen=True)
 class Tricks:
-    """What makes one kind of device fast, or keeps its bits. `TRICKS` has the reasons."""
+    """The choices that make one kind of device fast, or keep its bits. `TRICKS` has the reasons."""
 
     asked: int
     least_rows: int
@@ -376,7 +373,7 @@ class Placement:
         return self._once(tensor, lambda: tensor.to(self.device))
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether it is here, or the budget has room for it."""
+        """True if it is here, or the budget has room for it."""
         if tensor.device == self.device or id(tensor) in self._there:
             return True
         return self.budget is None or self._kept + tensor.nbytes <= self.budget

@@ -24,7 +24,7 @@ NORM_SAMPLES = 2048  # public samples for the BatchNorm statistics of averaged w
 
 @settings
 class Distill:
-    """How a student is distilled. The defaults are FedDF's, except the number of steps (10,000 in the paper)."""
+    """The distillation of a student. The defaults are FedDF's, except the number of steps (10,000 in the paper)."""
 
     steps: NonNegativeInt = 500
     batch: PositiveInt = 128
@@ -52,7 +52,7 @@ class Distill:
     TRAINS_ON: ClassVar = "public"  # see core.task.Trains
 
     def visits(self, rows: int) -> int:
-        """How many samples a distillation on `rows` public samples sees, each as often as it comes."""
+        """The number of samples that a distillation on `rows` public samples sees, each as often as it comes."""
         return self.steps * min(self.batch, rows)
 
 

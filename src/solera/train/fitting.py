@@ -29,7 +29,7 @@ BLOCK = 64  # minibatches that are gathered into one permuted copy
 
 @settings
 class Local:
-    """How a client trains: E epochs (or a number of steps) of minibatch SGD or Adam on its own data."""
+    """The training of a client: E epochs (or a number of steps) of minibatch SGD or Adam on its own data."""
 
     epochs: NonNegativeInt = 5
     steps: NonNegativeInt | None = None  # instead of epochs
@@ -42,11 +42,11 @@ class Local:
     schedule: Literal["constant", "cosine", "multistep"] = "constant"  # of lr, within one training; see `rate_at`
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         yield from momentum_problems(self.optimizer, self.momentum)
 
     def visits(self, rows: int) -> int:
-        """How many samples a training on `rows` samples sees, each as often as it comes."""
+        """The number of samples that a training on `rows` samples sees, each as often as it comes."""
         return self.epochs * rows if self.steps is None else self.steps * min(self.batch, rows)
 
 
@@ -60,7 +60,7 @@ class Diverged(ValueError):
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a training did: steps taken, the sum of their step sizes, and their mean loss."""
+    """The outcome of a training: steps taken, the sum of their step sizes, and their mean loss."""
 
     steps: int
     lr_sum: float
@@ -69,7 +69,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Score:
-    """How a model does on labelled samples. Of next tokens, every token counts as one answer."""
+    """The right answers of a model on labelled samples. Of next tokens, every token counts as one answer."""
 
     correct: int
     total: int
@@ -137,7 +137,7 @@ def fit(
 
 
 def _diverged(losses: Losses, cfg: Local) -> Diverged:
-    """What is known of a loss that is too large: on an accelerator, neither its value nor its step."""
+    """The error for a loss that is too large: on an accelerator, neither its value nor its step is known."""
     way_out = f"lower lr ({cfg.lr:g}) or set clip"
     if losses.every == 1:
         way_out = way_out if losses.steps else AT_ONCE
@@ -213,7 +213,7 @@ def _draw_seed(seed: int, step: int) -> int:
 
 
 def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
-    """How many steps `fit` takes on n samples; `normalised`: with BatchNorm, so that single samples are skipped."""
+    """The number of steps of `fit` on n samples; `normalised`: with BatchNorm, so that single samples are skipped."""
     if n == 0:
         return 0
     per_epoch = -(-n // cfg.batch)
@@ -223,7 +223,7 @@ def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
 
 
 def logits_of(model: nn.Module, inputs: Inputs, batch: int | None = None) -> Tensor:
-    """What `model` answers to `inputs`, in evaluation mode and without gradients; its mode is put back.
+    """The answers of `model` to `inputs`, in evaluation mode and without gradients; its mode is put back.
 
     It is asked about `batch` samples at a time, as many as suit its device unless given.
 
@@ -293,6 +293,6 @@ def make_optimizer(
 
 
 def momentum_problems(optimizer: str, momentum: float) -> Iterator[Problem]:
-    """What is wrong with a momentum: Adam has its own."""
+    """A momentum that is set for Adam, which has its own."""
     if momentum and optimizer == "adam":
         yield f"momentum = {momentum}: momentum belongs to sgd; adam has its own: leave momentum at 0"
