@@ -51,6 +51,7 @@ class Compute:
     deterministic: bool = True
     resident: float = 0.5
     portable: bool = False
+    workers_on: str = ""  # the kind of device that the workers have, where this machine has none and they are elsewhere
 
     @property
     def kind(self) -> str:
@@ -75,23 +76,33 @@ class Compute:
         """The place of a worker. Ask in its own process, after the fork: another process cannot use it."""
         device = self.device_of(worker)
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
-        return Placement(device, self.resident / sharing, self.precision, self.deterministic, self.portable)
+        precision: Precision = "float32" if self.on_cpu else self.precision
+        return Placement(device, self.resident / sharing, precision, self.deterministic, self.portable)
 
     def facts(self) -> dict[str, Any]:
         """Settings that change results; none on the CPU by default."""
-        if self.on_cpu:
+        if self.on_cpu and not self.workers_on:
             return {"portable": True} if self.portable else {}
-        return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic}
+        return {
+            "device": self.workers_on or self.kind,
+            "precision": self.precision,
+            "deterministic": self.deterministic,
+        }
 
 
 def compute_of(engine: Any) -> Compute:
     """Check the settings of an engine that concern devices. An engine that has none of them computes on the CPU.
 
-    With `elsewhere` it says that its workers are not on this machine, so that the devices here do not limit them.
+    With `elsewhere` it says that its workers are not on this machine: the devices here do not limit them, and where
+    there are none, the server computes on the CPU.
     """
     told = {f.name: getattr(engine, f.name) for f in dataclasses.fields(Compute)[1:] if hasattr(engine, f.name)}
-    compute = Compute(_devices(str(getattr(engine, "device", CPU))), **told)
-    _check_precision(compute)
+    asked = str(getattr(engine, "device", CPU))
+    if getattr(engine, "elsewhere", False) and asked in FINDERS and asked not in found():
+        compute = Compute(**told, workers_on=asked)
+    else:
+        compute = Compute(_devices(asked), **told)
+        _check_precision(compute)
     if compute.portable:
         _check_portable(compute)
     workers, most = getattr(engine, "workers", 0), compute.at_once
