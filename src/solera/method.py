@@ -107,20 +107,13 @@ class Described(NamedTuple):
     privacy: str
 
 
-def described(method: "Method") -> Described:
-    """The facts for a user who chooses a method with these settings."""
-    a, t = method.about, method.traits()
-    privacy = SEEN[t.replies] + (f" ({a.privacy})" if a.privacy else "")
-    return Described(a.title, a.paper, _models_in_words(a, t), a.wire, _public_in_words(t), a.state, privacy)
-
-
 SEEN = {
     "none": "nothing leaves the client",
     "means": "means only",
     "individual": "individual replies",
     "data": "none: the data itself leaves the clients",
 }
-KINDS = {
+SPLIT = {
     "none": "",
     "split": " of split models",
     "shared features": " with features of one shape",
@@ -128,26 +121,22 @@ KINDS = {
     "chain": " of plain chains (no norm layers, no residuals)",
     "cut": " of models that can be cut",
 }
+LABELS = {"unused": "unlabelled", "used": "labelled if possible", "needed": "labelled"}
 PLACES = {"server": "on the server", "everywhere": "the same on the server and on every client"}
 
 
-def _models_in_words(a: About, t: Traits) -> str:
-    mix = ("any mix" if t.architectures == "any" else "one architecture") + KINDS[t.split]
+def described(method: "Method") -> Described:
+    """The facts for a user who chooses a method with these settings."""
+    a, t = method.about, method.traits()
+    mix = ("any mix" if t.architectures == "any" else "one architecture") + SPLIT[t.split]
     mix += "" if t.batchnorm else " without BatchNorm"
     mix += "" if t.server_model == "none" else ", and a model of the server's own"
     apart = t.architectures == "any" and t.across == "nothing" and t.replies in ("means", "individual")
-    notes = (a.models, f"{t.groups} groups in each architecture" if t.groups else "", ONLY_SAME if apart else "")
-    return "; ".join([mix, *(note for note in notes if note)])
-
-
-ONLY_SAME = "only clients of the same architecture share"
-
-
-def _public_in_words(t: Traits) -> str:
-    if t.public == "none":
-        return "none"
-    labels = {"unused": "unlabelled", "used": "labelled if possible", "needed": "labelled"}[t.public_labels]
-    return f"{labels}, {PLACES[t.public]}"
+    only = "only clients of the same architecture share" if apart else ""
+    models = "; ".join(filter(None, (mix, a.models, t.groups and f"{t.groups} groups in each architecture", only)))
+    public = "none" if t.public == "none" else f"{LABELS[t.public_labels]}, {PLACES[t.public]}"
+    privacy = SEEN[t.replies] + (f" ({a.privacy})" if a.privacy else "")
+    return Described(a.title, a.paper, models, a.wire, public, a.state, privacy)
 
 
 # ---- what a method is -------------------------------------------------------------------------------
