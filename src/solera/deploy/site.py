@@ -36,7 +36,7 @@ from ..place.devices import compute_of
 from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Placement
 from ..runs.config import load_config
-from ..runs.sites import form_of_site, site_host
+from ..runs.sites import site_host, spec_of_site
 from ..scenario.host import SiteHost
 from .agreed import check_asked, noted
 from .commands import settings_of
@@ -123,12 +123,12 @@ class OwnSite:
     def public_of(self, samples: Samples) -> Public:
         """Normalised and augmented as its own file says; texts are read with its own model's tokenizer."""
         with code_allowed(self.folder):
-            form = form_of_site(self.config, self.name)
+            spec = spec_of_site(self.config, self.name)
         public = self.config.public
         texts = None if samples.lengths is None else from_bytes(samples.raw, samples.lengths)
-        raw = samples.raw if texts is None else form.tokens(texts)
+        raw = samples.raw if texts is None else spec.tokens(texts)
         steps = public.augment if public.fresh else ()
-        return Public(raw, form.mean, form.std, samples.labels, steps, texts=texts)
+        return Public(raw, spec.mean, spec.std, samples.labels, steps, texts=texts)
 
     def lend(self, host: SiteHost, public: Public) -> None:
         """Its host had none."""

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from ..data.catalogue import SOURCES
-from ..data.tokens import VOCABULARY
+from ..data.encodings import VOCABULARY
 from ..models import MODELS, build
 from ..runs.config import Config, load_config
 from ..train.distill import Distill

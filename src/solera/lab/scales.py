@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.catalogue import SOURCES
-from ..data.overlap import named_classes
+from ..data.catalogue import SOURCES, named_classes
 from ..models import MODELS
 from ..runs.config import Config, differences, load_config, to_toml, with_stand_ins
 from ..runs.dotted import dig, show
