@@ -230,7 +230,7 @@ def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapp
     lacking = sorted(set(scenario.roster) - {k for k, facts in asked.items() if facts.get("has_public") is True})
     if lacking:
         log.info("the public samples, %s, go to %s", human_bytes(message.size * len(lacking)), ", ".join(lacking))
-        engine.deliver(lacking, message.blob)
+        engine.deliver(lacking, message)
 
 
 class _Log(Watcher):
