@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.core.errors import ConfigError
 from solera.core.federation import FederationConfig
 from solera.core.settings import SettingsError
