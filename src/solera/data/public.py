@@ -26,14 +26,13 @@ from ..core.settings import Positive, PositiveInt, Problem, settings
 from ..core.tensors import sent
 from ..place.placement import Placement
 from ..train.generators import ImageDecoder
-from .augment import Name, augmented, check_steps
 from .catalogue import named_classes
 from .dataset import Dataset, blocks_of
 from .encodings import LENGTH, WORDS, Columns, Text, as_bytes, digest_of
 from .sampling import hold_out, torch_rng
 from .sources import STL10, load, read_stl10_unlabelled
 from .spec import Spec
-from .transforms import DEPTH, normalise, to_bytes, to_depth, to_shape
+from .transforms import DEPTH, Name, augmented, check_steps, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
 
 Source = Literal["held-out", "dataset", "noise", "generator", "none"]
