@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..core.calls import SHA256, Call, Host, Reply
+from ..core.calls import SHA256, Call, Host, Reply, text_in
 from ..core.errors import ConfigError, SoleraError
 from ..core.plugins import code_allowed
 from ..core.task import TASKS
@@ -29,7 +29,6 @@ from ..core.wire import Limits, Packed, WireError, decode, digest, safe_name
 from ..data import Public
 from ..data.encodings import from_bytes
 from ..data.public import Samples
-from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
 from ..method import prepare_scoring
@@ -41,6 +40,7 @@ from ..runs.sites import site_host, spec_of_site
 from ..scenario.host import SiteHost
 from .agreed import check_asked, noted
 from .commands import settings_of
+from .flower import PROTOCOL, pack, unpack
 from .journal import write_line
 
 log = logging.getLogger("solera")
@@ -187,7 +187,7 @@ def _call(facts: Mapping[str, Any], blob: bytes, site: Site, asked: dict[str, An
     asked.update((a, getattr(inbox, a)) for a in TASKS[task].takes)
     message = Packed(asked)
     message.memo[task] = inbox
-    call = call_of_facts(facts, message)
+    call = Call.of({**facts, "client": site.name}, message)
     run = site.folder / "state" / "runs" / safe_name(text_in(facts, "run"), "run name")
     _check_room(run, MOST_RUNS, "the state of {} runs")
     TRICKS["cpu"].set_allocator()

@@ -60,7 +60,7 @@ class Trained:
 
     @cached_property
     def columns(self) -> tuple[Columns, ...]:
-        """Where the tokens of each tokenizer are in a sample; empty if all models have the data set's."""
+        """The columns of each tokenizer in a sample; empty if all models have the data set's."""
         if not self.tokenizers:
             return ()
         found = unique(encoding_of(given) or WORDS for given in self._given().values())
