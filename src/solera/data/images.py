@@ -87,12 +87,12 @@ def fitted(files: Sequence[Path | tuple[str, Any]], shape: tuple[int, ...], deep
 
 
 def is_gray(picture: Any) -> bool:
-    """Whether a PIL image has one channel."""
+    """True if a PIL image has one channel."""
     return picture.mode in ("L", "1") or is_deep(picture)
 
 
 def is_deep(picture: Any) -> bool:
-    """Whether a PIL image has more than 8 bits per pixel. In Pillow only gray images do."""
+    """True if a PIL image has more than 8 bits per pixel. In Pillow only gray images do."""
     return picture.mode in ("I", "F") or picture.mode.startswith("I;16")
 
 

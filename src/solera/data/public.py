@@ -43,7 +43,7 @@ NOISE_BATCH = 128  # Gaussian noise is rescaled by the extremes of so many sampl
 
 @settings
 class PublicConfig:
-    """Which samples are public and how they are used."""
+    """The choice of public samples, and their use."""
 
     source: Source = "held-out"
     name: str | None = None  # source "dataset": its name or hub id ...
@@ -137,7 +137,7 @@ class Public:
 
     @property
     def fresh(self) -> bool:
-        """Whether samples differ at each draw."""
+        """True if samples differ at each draw."""
         return bool(self.augment) or self.make is not None
 
     @property
@@ -200,11 +200,11 @@ class Samples:
 
     raw: Tensor  # of texts: their bytes
     labels: Tensor | None
-    lengths: Tensor | None = None  # texts only: how many of the bytes are whose
+    lengths: Tensor | None = None  # texts only: the number of bytes of each
 
 
 def samples_of(public: Public) -> Samples:
-    """What is sent of public samples."""
+    """Public samples as they are sent."""
     raw, lengths = (public.raw, None) if public.texts is None else as_bytes(public.texts)
     return Samples(raw, public.labels, lengths)
 

@@ -66,7 +66,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Holding:
-    """What one site holds, as stored."""
+    """The samples of one site, as stored."""
 
     train: Data[Tensor]
     test: Data[Tensor]

@@ -475,7 +475,7 @@ def _load_own(
 
 
 def _wanted(name: str, info: SourceInfo) -> str:
-    """How to provide a data set, for error messages."""
+    """The ways to provide a data set, for error messages."""
     files = ", or ".join(FILES[form] for form in info.formats)
     if not info.hub:
         return f"Expected: {files}."

@@ -142,7 +142,7 @@ def color_jitter(
     """Change brightness, contrast, saturation and hue of each sample, in a random order of its own.
 
     Factors are uniform in [max(0, 1 - s), 1 + s], the turn of the hue in [-hue, hue]. On one-channel images the
-    parts that concern colour (saturation, hue) do nothing; they use up the same random numbers all the same.
+    parts that concern colour (saturation, hue) do nothing, but they use up the same random numbers.
     """
     n, device = len(images), images.device
     steps = (

@@ -103,7 +103,7 @@ def _images_in_tables(files: Sequence[Path], path: Path, shape: tuple[int, ...])
 
 
 def holds_texts(path: Path) -> bool:
-    """Whether `path` is a file of texts by its name: lines, or a table."""
+    """True if `path` is a file of texts by its name: lines, or a table."""
     return path.is_file() and path.suffix.lower() in TEXTS
 
 
