@@ -99,9 +99,7 @@ class PartitionConfig:
     alpha: Alpha = 0.1  # of the Dirichlet draws: small = skewed, large = equal
     variant: Variant = "block"
     classes_per_client: PositiveInt = 2
-    fraction: Annotated[float, Gt(0), Le(1)] = (
-        1.0  # share of its samples that a client keeps: less data, same partition
-    )
+    fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # share of its samples that a client keeps of the same partition
     min_size: PositiveInt = 1  # minimum of samples of a client; kind "user": users with fewer are left out
     min_per_class: NonNegativeInt = 0  # samples of every class that each client gets before the rest is divided
 
