@@ -186,7 +186,7 @@ def _encode(texts: Sequence[Text], length: int) -> tuple[Tensor, int]:
 
 
 def refuse_empty(what: str, texts: Sequence[Text], rows: Sequence[int]) -> None:
-    """Refuse texts without a visible character, usually a mistake in the table. `rows`: the numbers of the texts there."""
+    """Refuse texts without a visible character: usually a mistake in the table. `rows`: their numbers there."""
     empty = [i for i, t in zip(rows, texts, strict=True) if not (t if isinstance(t, str) else "".join(t)).strip()]
     if empty:
         some = ", ".join(map(str, empty[:5])) + ", ..." * (len(empty) > 5)
