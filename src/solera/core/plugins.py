@@ -294,7 +294,7 @@ class Registry(dict[str, T], Generic[T]):
         return [*(n for n in self if not is_path(n)), *(n for n in points if n not in self)]
 
     def _way_out(self, name: str) -> str:
-        """What was probably meant by an unknown name, and how one's own is named: a decorator takes effect only when
+        """A hint for an unknown name: the nearest one, and how to name your own. A decorator takes effect only when
         its file is imported."""
         near, pathlike = difflib.get_close_matches(name, self.names(), 3), ":" in name or ".py" in name
         if near:

@@ -1,4 +1,4 @@
-"""What is computed with everywhere: weights, tensors by name, and samples, tensors by row."""
+"""Weights (tensors by name) and samples (tensors by row), which everything computes with."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -45,7 +45,7 @@ def copy_of(model: nn.Module) -> nn.Module:
 
 
 def device_of(model: nn.Module, otherwise: torch.device = CPU) -> torch.device:
-    """Where `model` is, going by its first tensor; `otherwise` for one without any."""
+    """The device of `model`, that of its first tensor; `otherwise` for one without any."""
     return next((t.device for t in chain(model.parameters(), model.buffers())), otherwise)
 
 

@@ -387,7 +387,7 @@ class RunDirectory:
         self._tidy()
 
     def recorded(self) -> int:
-        """How many rounds, from the first, have a line in metrics.jsonl, without a gap."""
+        """The number of rounds with a line in metrics.jsonl, up to the first gap."""
         found = {r.round for r in self.records()}
         return next(t for t in itertools.count() if t not in found)
 

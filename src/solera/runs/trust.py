@@ -118,7 +118,7 @@ def _named(home: Path) -> dict[str, str]:
 
 
 def _recorded(home: Path) -> tuple[dict[str, str], str]:
-    """What run.json says about code: path -> sha256, and the proof."""
+    """The code in run.json (path -> sha256), and its proof."""
     facts = read_json(home / "run.json", []) or {}
     code, proof = facts.get("code"), facts.get("proof")
     if not isinstance(code, dict) or not all(isinstance(v, str) for v in code.values()):
@@ -127,7 +127,7 @@ def _recorded(home: Path) -> tuple[dict[str, str], str]:
 
 
 def _not_ours(home: Path, named: set[str]) -> str:
-    """Why a run is not known to be this user's own; "" if it is."""
+    """The reason to doubt that a run is this user's own; "" if it is."""
     code, proof = _recorded(home)
     if not proof:
         return "its run.json has no proof"
