@@ -117,6 +117,10 @@ class Slot:
         """Every reason why this cannot work with the server's data and models, each with a way out."""
         return ()
 
+    def for_dry_run(self) -> typing.Self:
+        """The same without rules that judge models by what they have learned: in a dry run that is nothing."""
+        return self
+
 
 # ---- classes that check themselves ------------------------------------------------------------------
 
