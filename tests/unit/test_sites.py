@@ -248,7 +248,7 @@ def test_the_split_follows_from_the_seed_and_the_name_of_the_site():
     ("change", "said"),
     [
         ({"partition": {"clients": 3}}, r"\[partition\] with \[sites\]"),
-        ({"public": {"source": "held-out"}}, 'public.source = "held-out": nobody takes samples'),
+        ({"public": {"source": "held-out"}}, 'public.source = "held-out": no samples are taken out'),
         ({"models": {"clients": ["lenet5"]}}, "models.clients = .* each names its own model"),
         ({"sites": {"A b": {"model": "mlp"}}}, "only lower-case letters"),
         ({"sites": {"a": {"modle": "mlp"}}}, "sites.a.modle"),
