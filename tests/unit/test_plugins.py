@@ -204,7 +204,7 @@ def test_a_registered_class_is_written_down_by_its_path(tmp_path):
     """A new process could not find the name: nothing would import the file that registers it."""
     (tmp_path / "named.py").write_text(
         "import solera\nfrom solera.methods import FedAvg\n"
-        "@solera.register('by-decorator')\n@solera.core.settings.settings\nclass Mine(FedAvg):\n    pass\n"
+        "@solera.method.register('by-decorator')\n@solera.core.settings.settings\nclass Mine(FedAvg):\n    pass\n"
         "@solera.models.register_model('own-text', kind='text')\ndef words(classes): ...\n".replace(
             "import solera\n", "import solera\nimport solera.core.settings\n"
         )

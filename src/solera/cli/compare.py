@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..runs.compare import Printed, as_csv, as_json, as_latex, printed, rows_in
+from ..runs.compare import Printed, as_csv, as_latex, printed, rows_in
 from ..runs.dotted import show
-from ..runs.groups import between_methods, cautions, companions, distinguishing, group_runs
+from ..runs.frame import compare as as_facts
+from ..runs.groups import between_methods, companions, group_runs, grouping
 from ..runs.read import Run, read_runs
-from ..runs.results import Comparison, compared_results, unlike
+from ..runs.results import Comparison, compared_results, main_result, warnings_of
 from .errors import Debug, Json, reported
 from .output import console, print_json
 
@@ -48,16 +49,15 @@ def compare(
 
     if json + csv + latex > 1:
         raise ConfigError("--json, --csv and --latex cannot be used together")
+    if json:
+        print_json(as_facts(directories, target, by))
+        return
     runs = read_runs(directories)
-    wanted = _keys(by, runs)
+    wanted = grouping(runs, by)
     groups = group_runs(runs, wanted)
     results = compared_results(groups)
     rows = rows_in(results, target)
     warnings = warnings_of(runs, results)
-    if json:
-        found = {"target": target, "by": wanted, "main_result": main_result(results), "rows": as_json(rows)}
-        print_json(found | {"between_methods": between_methods(runs), "warnings": warnings})
-        return
     for text in warnings if csv or latex else ():
         typer.echo(f"warning: {text}", err=True)
     if csv:
@@ -69,37 +69,6 @@ def compare(
         typer.echo(as_latex(tables), nl=False)
     else:
         print_comparison(console(), tables, results, runs, warnings, together)
-
-
-def _keys(by: list[str] | None, runs: Sequence[Run]) -> list[str] | None:
-    """The keys to group by. A key that no run has is refused, with the nearest known one."""
-    if not by:
-        return None
-    from difflib import get_close_matches
-
-    from ..core.errors import ConfigError
-
-    known = list(dict.fromkeys(k for run in runs for k in run.settings))
-    wanted = [{"method": "method.name", "seed": "run.seed"}.get(k, k) for text in by for k in text.split(",") if k]
-    for key in wanted:
-        if key not in known:
-            near = get_close_matches(key, known, 1, 0.4) or distinguishing(runs)[:1] or ["method.name"]
-            raise ConfigError(f"--by {key}: no run has this setting; did you mean {near[0]!r}?")
-    return list(dict.fromkeys(wanted))
-
-
-def warnings_of(runs: Sequence[Run], results: Comparison) -> list[str]:
-    """What is missing in the runs, and why they may not be comparable."""
-    missing = [f"{run.path}: {what}" for run in runs for what in run.missing if not what.startswith("not finished")]
-    return missing + unlike(results) + cautions(results.groups)
-
-
-def main_result(results: Comparison) -> str | None:
-    """The label of the result by which all cases can be compared; None if there is no such result."""
-    there = [r for r in results.main if r is not None]
-    if results.shared is None or not there:
-        return None
-    return "the server's own model" if results.shared.kind == "server" else there[0].label
 
 
 def print_comparison(

@@ -140,14 +140,14 @@ def _on_cpu(engine: str) -> dict[str, Any]:
 def self_test() -> tuple[bool, str]:
     """A tiny run in this process and in worker processes; their final states must be bitwise equal."""
     from ..runs.config import load_config
-    from ..runs.loop import execute
+    from ..runs.loop import run
 
     began = time.monotonic()
     engines = ["inprocess", "processes" if sys.platform == "linux" else "threads"]
     with tempfile.TemporaryDirectory(prefix="solera-doctor-") as folder:
         try:
             digests = {
-                e: execute(load_config(SELF_TEST | {"engine": _on_cpu(e)}), Path(folder) / e)["digest"] for e in engines
+                e: run(load_config(SELF_TEST | {"engine": _on_cpu(e)}), Path(folder) / e).digest for e in engines
             }
         except Exception as e:  # any error is a result of this check
             return False, f"a tiny run fails with {type(e).__name__}: {e}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from ..runs.display import choose_watcher
+from ..runs.display import choose_display
 from ..runs.record import WAYS
 from ..runs.words import human_bytes
 from .errors import warnings_to
@@ -23,7 +23,7 @@ def rehearse(config: "Config", out: Path, json: bool) -> None:
     """Rehearse the run that would write into `out`, and print what it will send."""
     from ..runs.rehearsal import rehearse_config
 
-    with choose_watcher(json, quiet=True) as watcher, warnings_to(watcher):
+    with warnings_to(choose_display(json, quiet=True)):
         found = rehearse_config(config)
     if json:
         print_json({"name": config.run.name, **found.facts(), "out": str(out)})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import ConfigError
-from ..runs.display import choose_watcher
+from ..runs.display import choose_display
 from .dry import rehearse
 from .errors import Debug, Json, TrustCode, reported, resumable, warnings_to
 from .output import print_json
@@ -84,12 +84,13 @@ def resume(
 
     Example: [bold]solera resume runs/toy-feddf-s0[/bold]
     """
-    from ..runs.loop import resume_run
+    from ..runs import loop
 
-    with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(directory):
-        summary = resume_run(directory, watcher, trust_code)
+    display = choose_display(json, quiet)
+    with warnings_to(display), resumable(directory):
+        result = loop.resume(directory, callbacks=[display], trust_code=trust_code)
     if json:
-        print_json(summary)
+        print_json(result.summary)
 
 
 def perform(
@@ -100,10 +101,11 @@ def perform(
     command: str | None = None,
 ) -> dict[str, Any]:
     """Run a configuration with a suitable display; returns the summary. `command` is recorded in run.json."""
-    from ..runs.loop import execute
+    from ..runs import loop
 
-    with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
-        return execute(config, out, watcher=watcher, command=command)
+    display = choose_display(json, quiet)
+    with warnings_to(display), resumable(out):
+        return loop.run(config, out, callbacks=[display], command=command).summary
 
 
 def named(config: "Config", recipe: str) -> "Config":

@@ -14,9 +14,9 @@ from rich.text import Text
 from ..runs.compare import as_json, printed, rows_in
 from ..runs.groups import companions, group_runs
 from ..runs.read import read_runs
-from ..runs.results import compared_results
+from ..runs.results import compared_results, main_result, warnings_of
 from ..runs.words import human_time
-from .compare import main_result, print_comparison, warnings_of
+from .compare import print_comparison
 from .errors import Debug, Json, fail, reported
 from .output import console, print_json
 

@@ -27,7 +27,7 @@ def as_blocks(data: Dataset, readers: dict[str, Encoding]) -> Dataset:
     if data.texts is None:
         raise ConfigError(
             f"data.task = 'causal-lm' needs texts, but {data.name} has samples of shape {data.shape}; choose a text "
-            "set, or give texts (solera.from_texts)"
+            "set, or give texts (solera.data.from_texts)"
         )
     length = data.length
     labels, users = data.train.labels, data.users

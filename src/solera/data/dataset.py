@@ -83,6 +83,10 @@ class Dataset:
         if self.users is not None and self.user_names and int(self.users.max()) >= len(self.user_names):
             raise DataError(f"{self.name}: {len(self.user_names)} user names, but user {int(self.users.max())}")
 
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train)} training and {len(self.test)} test samples"
+        return f"Dataset({self.name}: {sizes} of shape {self.shape}, {self.classes} classes)"
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one prepared sample."""
@@ -117,7 +121,7 @@ class Dataset:
             other = next(e.name for e in encodings if e != WORDS)
             raise ConfigError(
                 f"{self.name}: a model brings the tokenizer {other!r} and needs "
-                f"texts, but this data set has {kind}; give texts (solera.from_texts), or choose another model"
+                f"texts, but this data set has {kind}; give texts (solera.data.from_texts), or choose another model"
             )
         train, cuts = encoded(self.texts.train, encodings, length)
         test, _ = encoded(self.texts.test, encodings, length)

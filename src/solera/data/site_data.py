@@ -232,7 +232,7 @@ def _not_only_tokens(data: Data[Tensor], form: Form, what: str) -> Data[Tensor]:
     if form.columns and data.inputs.dtype == torch.int64:
         raise DataError(
             f"{what}: samples are token ids, but the site's model reads texts with its own tokenizer, "
-            f"{form.tokenizer}: give texts, as (texts, labels) or by solera.from_texts"
+            f"{form.tokenizer}: give texts, as (texts, labels) or by solera.data.from_texts"
         )
     return data
 

@@ -84,7 +84,8 @@ def find_columns(available: Sequence[str], info: SourceInfo, where: str, given: 
         wanted = info.columns[:2] or ("image or text", "label")
         raise DataError(
             f"{where}: needs the columns {' and '.join(wanted)}, but has {', '.join(available) or 'none'}; rename "
-            "them, or name yours: data.text_column, data.label_column (from Python: solera.from_hf, solera.from_texts)"
+            "them, or name yours: data.text_column, data.label_column (from Python: solera.data.from_hf or "
+            "from_texts)"
         )
     return Columns(content, label, pick("user", own_user, *USER_COLUMNS), image is None, pick("pair"))
 

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from ..engines.states import StatesElsewhere
 from ..place import fingerprint as numeric
 from ..place.devices import compute_of
 from ..place.placement import TRICKS
+from ..runs.callback import Callback
 from ..runs.config import Config, load_config, to_toml
-from ..runs.display import IN_THE_CLEAR, Watcher
+from ..runs.display import IN_THE_CLEAR
 from ..runs.facts import facts_of
-from ..runs.loop import Result, check_fit, lent_by, run
+from ..runs.loop import Result, check_fit, lent_by, run_method
 from ..runs.record import RoundRecord
 from ..runs.sites import server_of_sites
 from ..runs.words import human_bytes, percent
@@ -74,7 +75,7 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool
     engine.hellos = {k: h.digest for k, h in hellos.items()}
     check_fit(config.method, scenario)
     TRICKS["cpu"].set_allocator()
-    return run(
+    return run_method(
         scenario.server,
         scenario.test,
         lambda states: engine,
@@ -86,7 +87,7 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool
         compute=compute,
         threads=config.engine.threads,
         resume=True,
-        watcher=_Log(),
+        callbacks=[_Log()],
         track=config.track,
         config_text=to_toml(config),
         command=f"solera deploy submit --name {home.name}",
@@ -231,10 +232,10 @@ def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapp
         engine.deliver(lacking, message.blob)
 
 
-class _Log(Watcher):
+class _Log(Callback):
     """The run in the server's log."""
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: Mapping[str, Any], before: Iterable[RoundRecord]) -> None:
         log.info(
             "%s, %s rounds from %s on, %s sites", *(facts[k] for k in ("method", "rounds", "start_round", "clients"))
         )
@@ -245,12 +246,13 @@ class _Log(Watcher):
         if done:
             log.info("%s: %d of %d sites have answered", what, done, of)
 
-    def round_done(self, record: RoundRecord) -> None:
+    def saved(self, record: RoundRecord) -> None:
         scores = ", ".join(f"{name} {percent(value)}" for name, value in list(record.accuracies().items())[:6])
         log.info("round %d: %s; %s moved", record.round, scores or "not scored", human_bytes(record.traffic.sent()))
 
     def warn(self, text: str) -> None:
         log.warning("%s", text)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        log.info("the run has ended, digest %s", summary["digest"], extra=ENDED)
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        if summary is not None:
+            log.info("the run has ended, digest %s", summary["digest"], extra=ENDED)

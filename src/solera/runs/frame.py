@@ -1,13 +1,16 @@
-"""Runs as one tidy table: a row for each measured number. Only `frame` needs pandas and imports it. This module does
-not import torch."""
+"""Run directories for programs: as one tidy table with a row for each measured number, and compared. Only `frame` needs
+pandas and imports it. This module does not import torch."""
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import ConfigError
-from .read import Run, each_run
+from .compare import as_json, rows_in
+from .groups import between_methods, group_runs, grouping
+from .read import Run, each_run, read_runs
 from .record import WAYS
+from .results import compared_results, main_result, warnings_of
 
 if TYPE_CHECKING:
     import pandas
@@ -16,7 +19,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Row(NamedTuple):
-    """One number of one round of one run. The kinds are those of `record.Score`, "traffic", "seconds", "simulated"."""
+    """One number of one round of one run. The kinds are those of `record.Score`, "traffic", "seconds", "simulated" and
+    "callback"."""
 
     run: str  # its directory
     case: str  # of a sweep; otherwise the method
@@ -30,9 +34,12 @@ class Row(NamedTuple):
 
 def rows(paths: Paths) -> Iterator[Row]:
     """The numbers of all runs in these directories and their subfolders, by run and round."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    for run in each_run(given):
+    for run in each_run(_each(paths)):
         yield from _rows(run)
+
+
+def _each(paths: Paths) -> list[str | os.PathLike[str]]:
+    return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
 
 
 def _rows(run: Run) -> Iterator[Row]:
@@ -50,6 +57,9 @@ def _rows(run: Run) -> Iterator[Row]:
                 yield Row(*first, "traffic", way, f"{kind} bytes", count)
         for what, value in r.simulated.items():
             yield Row(*first, "simulated", what, "seconds" if what.endswith("_s") else "clients", value)
+        for name, numbers in r.callbacks.items():
+            for metric, value in numbers.items():
+                yield Row(*first, "callback", name, metric, value)
         for phase, seconds in r.seconds.items():
             yield Row(*first, "seconds", phase, "seconds", seconds)
 
@@ -62,3 +72,19 @@ def frame(paths: Paths) -> "pandas.DataFrame":
         raise ConfigError("solera.frame needs the package pandas: pip install 'solera[frame]'") from None
     found = pandas.DataFrame(list(rows(paths)), columns=list(Row._fields))
     return found.astype({"seed": "Int64", "round": "int64", "value": "float64"})  # a run may have no seed
+
+
+def compare(paths: Paths, target: float | None = None, by: Sequence[str] | None = None) -> dict[str, Any]:
+    """The runs in these directories and their subfolders side by side, over seeds: the content of `solera compare
+    --json`. `target` is an accuracy, `by` are the settings to group by."""
+    runs = read_runs(_each(paths))
+    wanted = grouping(runs, by)
+    results = compared_results(group_runs(runs, wanted))
+    return {
+        "target": target,
+        "by": wanted,
+        "main_result": main_result(results),
+        "rows": as_json(rows_in(results, target)),
+        "between_methods": between_methods(runs),
+        "warnings": warnings_of(runs, results),
+    }

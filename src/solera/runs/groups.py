@@ -4,8 +4,10 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
+from ..core.errors import ConfigError
 from .dotted import short, show
 from .read import SEED, Run
 from .stand_ins import MARK, StandIns, verdict
@@ -56,6 +58,19 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Gro
         methods = list(dict.fromkeys(r.method for r in members))
         groups.append(Group(", ".join(methods), {k: told.get(k) for k in columns}, members))
     return groups
+
+
+def grouping(runs: Sequence[Run], by: Sequence[str] | None) -> list[str] | None:
+    """The keys to group by; "method" and "seed" are short for their settings. A key that no run has is refused."""
+    if not by:
+        return None
+    known = list(dict.fromkeys(k for run in runs for k in run.settings))
+    wanted = [{"method": "method.name", "seed": "run.seed"}.get(k, k) for text in by for k in text.split(",") if k]
+    for key in wanted:
+        if key not in known:
+            near = get_close_matches(key, known, 1, 0.4) or distinguishing(runs)[:1] or ["method.name"]
+            raise ConfigError(f"--by {key}: no run has this setting; did you mean {near[0]!r}?")
+    return list(dict.fromkeys(wanted))
 
 
 def distinguishing(runs: Sequence[Run]) -> list[str]:

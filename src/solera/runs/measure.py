@@ -50,9 +50,12 @@ def traffic(fed: Federation) -> Traffic:
 
 
 def measure(
-    method: Method, state: Any, fed: Federation, server: Server, test: Data, eval_clients: int
+    method: Method, state: Any, fed: Federation, server: Server, test: Data | None, eval_clients: int
 ) -> list[rows.Score]:
-    """Accuracy and loss of every reported model and ensemble, and the scores of personal models, if any."""
+    """Accuracy and loss of every reported model and ensemble, and the scores of personal models, if any. Without test
+    samples (in a dry run) only of the latter."""
+    if test is None:
+        return measure_own(method, state, fed, server, eval_clients)
     models = method.models(state)
     named: list[tuple[str, str, Callable[[], Score]]] = [
         *(("model", name, functools.partial(_evaluate, server, m, test)) for name, m in models.items()),

@@ -6,10 +6,11 @@ The events of a round depend only on its metrics and the earlier ones, so a resu
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..core.errors import AT_ONCE
+from .callback import Callback
 from .record import OWN, RoundRecord
 
 LEARNED = 0.2  # share of the way from guessing to 100%: a model that never reached it cannot collapse
@@ -21,10 +22,10 @@ ADVICE = "a lower learning rate may help"
 Finding = tuple[str, str, bool, dict[str, Any]]  # kind, name of the model, whether it is the case, facts
 
 
-class Notices:
+class Notices(Callback):
     """Checks one round after another. `labels` are the numbers of test samples of each class."""
 
-    def __init__(self, labels: Iterable[int], before: Iterable[RoundRecord] = ()):
+    def __init__(self, labels: Iterable[int]):
         counts = [n for n in labels if n]
         total = max(sum(counts), 1)
         self.chance = max(counts, default=0) / total  # the accuracy of always predicting the most frequent class
@@ -33,23 +34,25 @@ class Notices:
         self.best: dict[str, float] = {}
         self.least: dict[tuple[str, str], float] = {}
         self.said: set[tuple[str, str]] = set()  # problems that are the case now, to report each only once
-        for record in before:
-            self.look(record)
 
-    def look(self, record: RoundRecord) -> list[dict[str, Any]]:
-        """The events of the next round. A problem gives an event when it begins, not in every round."""
+    def begin(self, facts: Mapping[str, Any], before: Iterable[RoundRecord]) -> None:
+        for record in before:
+            self.round(record)
+
+    def round(self, record: RoundRecord) -> None:
+        """Note the events of the next round. A problem gives an event when it begins, not in every round."""
         found = []
         for kind, name, is_so, facts in self._findings(record):
             if is_so and (kind, name) not in self.said:
                 found.append({"kind": kind, "name": name, **facts})
             (self.said.add if is_so else self.said.discard)((kind, name))
-        return found
+        self.noted = tuple(found)
 
     def _findings(self, record: RoundRecord) -> Iterator[Finding]:
         for name, accuracy, loss in _scores(record):
             best = self.best.get(name, 0.0)  # before this round: a model cannot fall from what it only reaches now
             self.best[name] = max(accuracy, best)
-            luck = self.chance + self.noise  # what guessing reaches: who was never above it cannot fall to it
+            luck = self.chance + self.noise  # what guessing reaches; a model that was never above it cannot fall to it
             had_learned = best - self.chance >= LEARNED * (1 - self.chance) and best > luck
             fell = had_learned and accuracy <= luck
             said = f"fell from {100 * best:.1f}% to {100 * accuracy:.1f}%, which is guessing: {ADVICE}"

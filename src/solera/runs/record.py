@@ -92,6 +92,7 @@ class RoundRecord:
     privacy: dict[str, Any] = dataclasses.field(default_factory=dict)  # the privacy budget spent, if there is one
     simulated: dict[str, float] = dataclasses.field(default_factory=dict)  # by the simulated clock, if any
     cpu_s: float | None = None  # processor seconds of the server's process
+    callbacks: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # numbers by callback and name
 
     def of(self, kind: str) -> dict[str, dict[str, float]]:
         """The scores of one kind: name -> metric -> value."""
@@ -132,6 +133,7 @@ class RoundRecord:
         line |= {"simulated": self.simulated} if self.simulated else {}
         line |= {} if self.cpu_s is None else {"cpu_s": self.cpu_s}
         line |= {"privacy": self.privacy} if self.privacy else {}
+        line |= {"callbacks": self.callbacks} if self.callbacks else {}
         return json.dumps(line | {"failures": self.failures, "events": self.events})
 
     @classmethod
@@ -164,6 +166,10 @@ class RoundRecord:
             privacy=dict(line.get("privacy") or {}),
             simulated={str(k): duration(s) for k, s in (line.get("simulated") or {}).items()},
             cpu_s=None if cpu is None else duration(cpu),
+            callbacks={
+                str(name): {str(key): finite(value) for key, value in numbers.items()}
+                for name, numbers in (line.get("callbacks") or {}).items()
+            },
         )
 
 

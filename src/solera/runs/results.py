@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ..core.plugins import architectures
 from .dotted import show
-from .groups import Group
+from .groups import Group, cautions
 from .read import Run
 from .record import OWN
 from .series import Point, spent
@@ -150,7 +150,18 @@ def _mean(lines: Sequence[Sequence[Point]]) -> list[Point]:
     ]
 
 
-# ---- warnings ---------------------------------------------------------------------------------------
+def warnings_of(runs: Sequence[Run], results: Comparison) -> list[str]:
+    """What is missing in the runs, and why they may not be comparable."""
+    missing = [f"{run.path}: {what}" for run in runs for what in run.missing if not what.startswith("not finished")]
+    return missing + unlike(results) + cautions(results.groups)
+
+
+def main_result(results: Comparison) -> str | None:
+    """The label of the result by which all cases can be compared; None if there is no such result."""
+    there = [r for r in results.main if r is not None]
+    if results.shared is None or not there:
+        return None
+    return "the server's own model" if results.shared.kind == "server" else there[0].label
 
 
 def unlike(found: Comparison) -> list[str]:

@@ -7,10 +7,11 @@ torch.
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ..core.settings import NonNegative, PositiveInt, Problem, settings
+from .callback import Callback
 from .record import RoundRecord, Score
 
 STOPPED = "stopped"  # the event of the round that ended the run early
@@ -38,36 +39,40 @@ class StopConfig:
         return self.target is not None or self.patience is not None
 
 
-class Stopping:
+class Stopping(Callback):
     """Checks one round after another. `main` names the model that counts; without it, the mean over all models."""
 
-    def __init__(self, config: StopConfig, main: str | None, before: Iterable[RoundRecord] = ()):
+    def __init__(self, config: StopConfig, main: str | None):
         self.config, self.main = config, main
         self.best, self.best_round = math.inf, -1
-        self.reason: str | None = None
-        for record in before:
-            self.look(record.round, record.scores)
-            # `Method.finish` may have changed the models, so the recorded scores are not those of the decision.
-            said = next((e for e in record.events if e["kind"] == STOPPED), None)
-            self.reason = said["reason"] if said and said.get("rule") == dataclasses.asdict(config) else None
+        self.reason: str | None = None  # why a resumed run has already ended
 
-    def look(self, round: int, scores: Sequence[Score]) -> dict[str, Any] | None:
-        """The facts for the event if this round ends the run, else None. A round that was not evaluated never does."""
-        value = self.value(scores)
-        if not self.config.active or value is None:
-            return None
-        cfg, sign = self.config, -1 if self.config.metric == "accuracy" else 1
+    def begin(self, facts: Mapping[str, Any], before: Iterable[RoundRecord]) -> None:
+        for record in before:
+            self.round(record)
+            # `Method.finish` may have changed the models, so the recorded scores are not those of the decision.
+            said = next((e for e in record.events if e["kind"] == STOPPED), {})
+            holds = "callback" in said or said.get("rule") == dataclasses.asdict(self.config)
+            self.reason = said["reason"] if said and holds else None
+        self.asked = None
+
+    def round(self, record: RoundRecord) -> None:
+        """Ask to stop if this round ends the run. A round that was not evaluated never does."""
+        cfg, value = self.config, self.value(record.scores)
+        if not cfg.active or value is None:
+            return
+        sign = -1 if cfg.metric == "accuracy" else 1
         if sign * value < self.best:
-            self.best, self.best_round = sign * value, round
+            self.best, self.best_round = sign * value, record.round
         what = f"the {cfg.metric} on the {cfg.split} set"
         if cfg.target is not None and sign * value <= sign * cfg.target:
-            self.reason = f"{what} is {value:.4f}: the target of {cfg.target:g} is reached"
-        elif cfg.patience is not None and round - self.best_round >= cfg.patience:
+            reason = f"{what} is {value:.4f}: the target of {cfg.target:g} is reached"
+        elif cfg.patience is not None and record.round - self.best_round >= cfg.patience:
             best = f"{sign * self.best:.4f}, in round {self.best_round}"
-            self.reason = f"{what} has not improved for {cfg.patience} rounds (best: {best})"
+            reason = f"{what} has not improved for {cfg.patience} rounds (best: {best})"
         else:
-            return None
-        return {"value": value, "reason": self.reason, "rule": dataclasses.asdict(cfg)}
+            return
+        self.asked = {"value": value, "reason": reason, "rule": dataclasses.asdict(cfg)}
 
     def value(self, scores: Sequence[Score]) -> float | None:
         """The value of a round: of the main model, or the mean over models, or the mean over clients' own models."""
