@@ -22,8 +22,7 @@ from solera.methods import FedAvg
 from solera.place.placement import Placement
 from solera.runs import loop
 from solera.runs.config import RunConfig, load_config, to_toml
-from solera.runs.facts import facts_of
-from solera.runs.loop import check_fit, run_method, scenario_of
+from solera.runs.loop import scenario_of
 from solera.runs.sites import server_of_sites, site_host
 from solera.scenario.host import check_hellos
 from solera.train.fitting import Local
@@ -135,17 +134,8 @@ def test_a_run_over_sites_that_know_only_themselves_ends_as_the_simulation_of_al
         hosts = {k: site_host(load_config(only(tables, k)), k) for k in tables["sites"]}
         config = load_config(blind(tables))
     scenario = server_of_sites(config, {k: host.hello() for k, host in hosts.items()})
-    check_fit(config.method, scenario)
-    result = run_method(
-        scenario.server,
-        scenario.test,
-        functools.partial(Elsewhere, hosts, scenario.roster),
-        config.method,
-        tmp_path / "deployed",
-        config.run,
-        config.federation,
-        facts=facts_of(scenario, config.method, config.federation),
-    )
+    reach = functools.partial(Elsewhere, hosts, scenario.roster)
+    result = simulate(scenario, config.method, tmp_path / "deployed", config.run, config.federation, reach=reach)
     assert result.digest == simulated["digest"]
     assert list(scenario.roster) == ["clinic.c", "hospital-a", "hospital-b"]
 

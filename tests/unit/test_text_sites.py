@@ -23,8 +23,7 @@ from solera.methods import FedAvg
 from solera.place.placement import Placement
 from solera.runs import loop
 from solera.runs.config import RunConfig, load_config
-from solera.runs.facts import facts_of
-from solera.runs.loop import check_fit, run_method, scenario_of
+from solera.runs.loop import scenario_of
 from solera.runs.sites import server_of_sites, site_host, stated_form
 from solera.scenario.scenario import DataConfig
 from solera.train.fitting import Local, logits_of
@@ -124,17 +123,8 @@ def test_sites_that_know_only_their_own_tokenizer_end_as_the_simulation_of_all(h
     config = config_of(home, server_file(tables))
     with code_allowed(home):
         scenario = server_of_sites(config, {k: host.hello() for k, host in hosts.items()})
-    check_fit(config.method, scenario)
-    result = run_method(
-        scenario.server,
-        scenario.test,
-        functools.partial(Elsewhere, hosts, scenario.roster),
-        config.method,
-        tmp_path / "deployed",
-        config.run,
-        config.federation,
-        facts=facts_of(scenario, config.method, config.federation),
-    )
+    reach = functools.partial(Elsewhere, hosts, scenario.roster)
+    result = simulate(scenario, config.method, tmp_path / "deployed", config.run, config.federation, reach=reach)
     assert result.digest == simulated["digest"]
     assert [line["failures"] for line in lines_of(tmp_path / "deployed")] == [[], []]
 

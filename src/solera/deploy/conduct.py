@@ -17,12 +17,10 @@ from ..engines.flower import PROTOCOL, QUERY, Flower, FlowerConfig, Nodes, pack,
 from ..engines.states import StatesElsewhere
 from ..place import fingerprint as numeric
 from ..place.devices import compute_of
-from ..place.placement import TRICKS
 from ..runs.callback import Callback
 from ..runs.config import Config, load_config, to_toml
 from ..runs.display import IN_THE_CLEAR
-from ..runs.facts import facts_of
-from ..runs.loop import Result, check_fit, lent_by, run_method
+from ..runs.loop import Result, lent_by, simulate
 from ..runs.record import RoundRecord
 from ..runs.sites import server_of_sites
 from ..runs.words import human_bytes, percent
@@ -73,24 +71,19 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool
     _share_public(engine, scenario, config, said)
     engine.enrolled = scenario.roster
     engine.hellos = {k: h.digest for k, h in hellos.items()}
-    check_fit(config.method, scenario)
-    TRICKS["cpu"].set_allocator()
-    return run_method(
-        scenario.server,
-        scenario.test,
-        lambda states: engine,
+    return simulate(
+        scenario,
         config.method,
         home,
         config.run,
         config.federation,
-        facts=facts_of(scenario, config.method, config.federation, compute, config.engine.threads),
-        compute=compute,
-        threads=config.engine.threads,
+        config.engine,
         resume=True,
         callbacks=[_Log()],
         track=config.track,
         config_text=to_toml(config),
         command=f"solera deploy submit --name {home.name}",
+        reach=lambda states: engine,
         states=StatesElsewhere(home / "clients"),
     )
 

@@ -31,7 +31,7 @@ from ..engines.dry import Dry
 from ..method import Method, Traits, name_of, prepare_scoring
 from ..methods.steps.low_bit import OFF as FULL
 from ..models import require_split
-from ..place.devices import Compute, compute_of, resolved
+from ..place.devices import compute_of, resolved
 from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Numerics, numerics
 from ..scenario.scenario import Scenario, build_scenario
@@ -163,67 +163,28 @@ def simulate(
     track: TrackConfig | None = None,
     config_text: str | None = None,
     command: str | None = None,
+    reach: Callable[[ClientStates], Engine] | None = None,
+    states: ClientStates | None = None,
 ) -> Result:
     """Run `method` on `scenario` into the directory `out`.
 
     With `resume=True` the run in `out` is continued (or begun, if there is none); the scenario and the method must
-    be the same. `engine` is an engine's name, its settings, or an engine class of your own.
+    be the same. `engine` is an engine's name, its settings, or an engine class of your own. `config_text` and `command`
+    are recorded. A deployment gives `reach`, which opens an engine whose clients are elsewhere, and `states`, if these
+    keep their state themselves.
     """
-    config, federation, engine = config or RunConfig(), federation or FederationConfig(), engine_of(engine)
+    config, federation, track = config or RunConfig(), federation or FederationConfig(), track or TrackConfig()
     if config.seed not in (RunConfig.seed, scenario.seed):
         raise ConfigError(f"run.seed = {config.seed}: the scenario was made with seed {scenario.seed}, which counts")
-    engine = resolved(engine)
-    require(engine)
+    engine, server, test = resolved(engine_of(engine)), scenario.server, scenario.test
+    if reach is None:
+        require(engine)
+        reach = functools.partial(engine.open, scenario)
     compute = compute_of(engine)
     check_fit(method, scenario)
     if isinstance(engine, EngineConfig):
         engine.check(scenario)
     TRICKS["cpu"].set_allocator()  # workers that are forked inherit it
-    return run_method(
-        scenario.server,
-        scenario.test,
-        functools.partial(engine.open, scenario),
-        method,
-        out,
-        config,
-        federation,
-        facts=detail.facts_of(scenario, method, federation, compute, engine.threads),
-        threads=engine.threads,
-        compute=compute,
-        resume=resume,
-        callbacks=callbacks,
-        track=track,
-        config_text=config_text,
-        command=command,
-    )
-
-
-def run_method(
-    server: Server,
-    test: Data,
-    engine: Callable[[ClientStates], Engine],
-    method: Method,
-    home: str | os.PathLike[str],
-    config: RunConfig,
-    federation: FederationConfig,
-    *,
-    facts: Facts,
-    threads: int = 1,
-    compute: Compute | None = None,
-    resume: bool = False,
-    callbacks: Sequence[Callback] = (),
-    track: TrackConfig | None = None,
-    config_text: str | None = None,
-    command: str | None = None,
-    states: ClientStates | None = None,
-) -> Result:
-    """Run `method` on the clients that `engine` reaches, wherever they are, into the directory `home`.
-
-    `engine` is called with the place of the clients' state once the directory exists; the clients are fixed by then.
-    Models are judged on `test`. The server works on the device of `compute`, once the engine is open. `states` is given
-    where clients keep their state themselves; otherwise it is in the run directory.
-    """
-    track, compute = track or TrackConfig(), compute or Compute()
     place = compute.place()
     track.require()
     stopping = Stopping(config.stop, server.large)
@@ -231,17 +192,18 @@ def run_method(
     told = Callbacks([stopping, *callbacks, notices, *track.callbacks()])
     warn = functools.partial(told.tell, "warn")
     check_stop_rule(config, server)
-    check_quorum(federation, facts.clients)
+    check_quorum(federation, len(scenario.roster))
     prepare_scoring()
-    resume = resume and os.path.lexists(pathlib.Path(home) / "run.json")
+    resume = resume and os.path.lexists(pathlib.Path(out) / "run.json")
+    facts = detail.facts_of(scenario, method, federation, compute, engine.threads)
     stand_ins = detail.stand_ins_of(config.stand_ins, config_text, facts)
     facts = dataclasses.replace(facts, stand_ins=stand_ins)
     with (
         sole_run(),
-        place.numerics(threads) as held,
+        place.numerics(engine.threads) as held,
         seeded(seed_from(server.run_seed, "run")),
         contextlib.closing(
-            RunDirectory(home, __version__, resume, config_text, facts.experiment, command, stand_ins)
+            RunDirectory(out, __version__, resume, config_text, facts.experiment, command, stand_ins)
         ) as here,
         told,
         stoppable(),
@@ -261,7 +223,7 @@ def run_method(
         for text in damaged:
             warn(text)
         here.rewind(start)
-        with contextlib.closing(engine(states)) as moving:  # before the server opens a device: this may fork
+        with contextlib.closing(reach(states)) as moving:  # before the server opens a device: this may fork
             place = getattr(moving, "place", place)  # clients in this process have put their data there
             server.move(place)
             facts = dataclasses.replace(facts, fingerprint=fingerprint(compute.portable))
@@ -538,19 +500,59 @@ def check_server(method: Method, server: Server) -> None:
 
 def _misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
     """What the traits ask for and the server has not."""
+    own = server.architectures
     if traits.public != "none" and server.public is None:
         yield f"method {name!r} needs public data: set public.source (it is 'none')"
-    if traits.architectures == "one" and len(server.architectures) > 1:
-        yield (
-            f"method {name!r} needs clients of one architecture, models.clients has {', '.join(server.architectures)}"
-        )
+    if traits.architectures == "one" and len(own) > 1:
+        yield f"method {name!r} needs clients of one architecture, models.clients has {', '.join(own)}"
     if server.positions is not None and not traits.next_token:
         yield (
             f"method {name!r} works with one prediction for each sample, not for each token (traits: "
             "next_token); for data.task = 'causal-lm' choose another, such as fedavg, feddf or fusionlarge"
         )
-    yield from _server_misfits(name, traits, server)
-    yield from _model_misfits(name, traits, server)
+    if traits.server_model == "larger" and server.large is None:
+        yield f"method {name!r} trains a model of the server's own, which is not set: set models.server, say to 'vgg19'"
+    elif traits.server_model == "larger" and server.large in own:
+        yield f"models.server = {server.large!r}: it is a client's architecture too; choose a larger one"
+    low = [A for A, of in server.precision.items() if any(bits != FULL for bits in of.values())]
+    if low and traits.precision == "full":
+        yield (
+            f"method {name!r} trains models in full precision, but models.options gives {', '.join(low)} fewer bits: "
+            "leave that out, or choose feddf with method.upload.kind = 'low-bit' (with method.fusion.steps = 0 it is "
+            "FedAvg)"
+        )
+    for A in own:
+        if not traits.products and pairs_of(server.template(A).state_dict()):
+            yield (
+                f"method {name!r} does not average whole models, so {A!r} cannot have models.lora.average = 'product': "
+                "leave it out, set models.lora.freeze_a = true, or choose a method that does, such as fedavg or feddf"
+            )
+        if not traits.batchnorm and has_batchnorm(server.template(A)):
+            yield (
+                f"method {name!r} cannot pass on the running statistics of BatchNorm, which {A!r} has: set "
+                "models.norm = 'group' (or 'none'), or choose another architecture"
+            )
+        if traits.split == "chain":
+            try:
+                chain(server.template(A))
+            except ValueError as e:
+                yield f"method {name!r} takes plain chains of layers, and {A!r} is none: {e}"
+    heads: dict[str, list[str]] = {}
+    for A in server.builders if traits.split in ("split", "shared features", "shared head") else ():
+        try:
+            head = require_split(server.template(A), f"method {name!r}", A).head
+        except ConfigError as e:
+            yield str(e)
+        else:
+            heads[A] = [f"{n} {tuple(t.shape)}" for n, t in head.state_dict().items()]
+    first, *others = heads if traits.split == "shared head" and heads else [""]
+    for A in others:
+        if heads[A] != heads[first]:
+            yield (
+                f"method {name!r} passes one head between all models, but the head of {A!r} ({', '.join(heads[A])}) "
+                f"differs from that of {first!r} ({', '.join(heads[first])}): set models.head = 'shared', and split "
+                "models of your own with solera.models.wrap or as_split and head='shared'"
+            )
     if traits.public_labels == "needed" and server.public is not None and server.public.labels is None:
         yield f"method {name!r} needs the labels of the public samples: set public.labels = true"
 
@@ -582,78 +584,23 @@ def check_quorum(federation: FederationConfig, clients: int) -> None:
         )
 
 
-def _server_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
-    if traits.server_model == "larger" and server.large is None:
-        yield f"method {name!r} trains a model of the server's own, which is not set: set models.server, say to 'vgg19'"
-    elif traits.server_model == "larger" and server.large in server.architectures:
-        yield f"models.server = {server.large!r}: it is a client's architecture too; choose a larger one"
+_RUNNING = threading.Lock()  # held while this process is in the middle of a run
 
 
-def _model_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
-    """Models that are not what the method takes."""
-    low = [A for A, own in server.precision.items() if any(bits != FULL for bits in own.values())]
-    if low and traits.precision == "full":
-        yield (
-            f"method {name!r} trains models in full precision, but models.options gives {', '.join(low)} fewer bits: "
-            "leave that out, or choose feddf with method.upload.kind = 'low-bit' (with method.fusion.steps = 0 it is "
-            "FedAvg)"
-        )
-    for A in server.architectures:
-        if not traits.products and pairs_of(server.template(A).state_dict()):
-            yield (
-                f"method {name!r} does not average whole models, so {A!r} cannot have models.lora.average = 'product': "
-                "leave it out, set models.lora.freeze_a = true, or choose a method that does, such as fedavg or feddf"
-            )
-        if not traits.batchnorm and has_batchnorm(server.template(A)):
-            yield (
-                f"method {name!r} cannot pass on the running statistics of BatchNorm, which {A!r} has: set "
-                "models.norm = 'group' (or 'none'), or choose another architecture"
-            )
-        if traits.split == "chain":
-            try:
-                chain(server.template(A))
-            except ValueError as e:
-                yield f"method {name!r} takes plain chains of layers, and {A!r} is none: {e}"
-    if traits.split in ("split", "shared features", "shared head"):
-        yield from _head_misfits(name, traits, server)
+def _not_running() -> None:
+    """A forked child is not in the middle of its parent's run."""
+    global _RUNNING
+    _RUNNING = threading.Lock()
 
 
-def _head_misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
-    heads = {}
-    for A in server.builders:
-        try:
-            head = require_split(server.template(A), f"method {name!r}", A).head
-        except ConfigError as e:
-            yield str(e)
-        else:
-            heads[A] = [f"{n} {tuple(t.shape)}" for n, t in head.state_dict().items()]
-    if traits.split != "shared head" or not heads:
-        return
-    first, *others = heads
-    for A in others:
-        if heads[A] != heads[first]:
-            yield (
-                f"method {name!r} passes one head between all models, but the head of {A!r} ({', '.join(heads[A])}) "
-                f"differs from that of {first!r} ({', '.join(heads[first])}): set models.head = 'shared', and split "
-                "models of your own with solera.models.wrap or as_split and head='shared'"
-            )
-
-
-class _Running:
-    """Whether this process is in the middle of a run; a forked child is not."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-_RUNNING = _Running()
-os.register_at_fork(after_in_child=_RUNNING.__init__)  # type: ignore[misc]
+os.register_at_fork(after_in_child=_not_running)
 
 
 @contextlib.contextmanager
 def sole_run() -> Iterator[None]:
     """Two runs in one process would share torch's generator and settings: neither result could be repeated."""
-    if not _RUNNING.lock.acquire(blocking=False):
+    running = _RUNNING
+    if not running.acquire(blocking=False):
         raise RunError(
             "another run is going on in this process, and the two would share torch's random generator and settings: "
             "wait for its end, or start this one in a process of its own (`solera run` or multiprocessing)"
@@ -661,7 +608,7 @@ def sole_run() -> Iterator[None]:
     try:
         yield
     finally:
-        _RUNNING.lock.release()
+        running.release()
 
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
