@@ -334,8 +334,10 @@ def _sent(measure: str, run: Run) -> int:
 
 def _average(run: Run) -> list[Point]:
     """The accuracy of the averages of clients' models before distillation, mean over architectures."""
-    found = ((r.of("average"), so_far, r.round) for r, so_far in spent(run))
-    return [so_far.point(n, statistics.fmean(s["accuracy"] for s in of.values())) for of, so_far, n in found if of]
+    found = ((r.of("average"), so_far) for r, so_far in spent(run))
+    return [
+        so_far._replace(accuracy=statistics.fmean(s["accuracy"] for s in of.values())) for of, so_far in found if of
+    ]
 
 
 def _measured(measure: str, lines: Lines) -> Result | None:

@@ -11,11 +11,11 @@ from ..core.errors import ConfigError
 from .dotted import short, show
 from .read import SEED, Run
 from .stand_ins import MARK, StandIns, verdict
+from .words import some
 
 # Settings that do not change a result: two runs that differ only in these and in the seed are one case.
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every"}
 NOT_COMPARED_TABLES = ("track.", "engine.", "run.stand_ins.")
-LISTED = 3  # cases that a warning names; further ones are only counted
 CHANGES_BITS = "engine.threads"  # a device changes bits, too, but not what is compared
 
 
@@ -145,9 +145,8 @@ def cautions(groups: Sequence[Group]) -> list[str]:
         )
     found += _stand_ins(groups)
     if unfinished := [r for r in every if not r.finished]:
-        named = ", ".join(f"{r.path} ({len(r.rounds)} of {r.rounds_wanted or '?'})" for r in unfinished[:3])
-        more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
-        found.append(f"not finished, only the rounds so far count: {named}{more}")
+        named = some([f"{r.path} ({len(r.rounds)} of {r.rounds_wanted or '?'})" for r in unfinished])
+        found.append(f"not finished, only the rounds so far count: {named}")
     for g in groups:
         twice = [s for s, n in Counter(r.seed for r in g.runs).items() if n > 1]
         if twice:
@@ -163,8 +162,7 @@ def _stand_ins(groups: Sequence[Group]) -> list[str]:
     for g in groups:
         if stand_ins := g.stand_ins:
             cases.setdefault(verdict(stand_ins), []).append(g.label)
-    more = lambda of: f" and {len(of) - LISTED} more" if len(of) > LISTED else ""  # noqa: E731
-    return [f"{MARK} {', '.join(of[:LISTED])}{more(of)}: {text}" for text, of in cases.items()]
+    return [f"{MARK} {some(of)}: {text}" for text, of in cases.items()]
 
 
 def _keys(runs: Sequence[Run]) -> list[str]:

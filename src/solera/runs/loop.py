@@ -264,7 +264,7 @@ def simulate(
                         f"none of the {len(records)} rounds had enough valid replies: nothing was learned; the first: "
                         f"{why}"
                     )
-                result = _write_results(loop, here, state, facts)
+                result = _write_results(loop, records, here, state, facts)
                 if why := why_unusable(records):
                     raise NothingLearned(f"{here.path}: nothing was learned: {why}")
         told.end(result.summary)
@@ -455,7 +455,7 @@ class Loop:
             self.home.write_facts("regions.json", regions)
 
 
-def _write_results(loop: Loop, home: RunDirectory, state: Any, facts: Facts) -> Result:
+def _write_results(loop: Loop, records: Sequence[RoundRecord], home: RunDirectory, state: Any, facts: Facts) -> Result:
     """Write the final models and summary.json."""
     models, sha256 = loop.method.models(state), {}
     files: dict[str, tuple[str, Weights, dict[str, str]]] = {}
@@ -468,7 +468,7 @@ def _write_results(loop: Loop, home: RunDirectory, state: Any, facts: Facts) -> 
     for name, (architecture, weights, member) in files.items():
         card = {"classes": str(loop.server.num_classes), "solera": __version__, **facts.model_card(architecture)}
         sha256[name] = home.write_model(name, weights, card | {"architecture": architecture} | member)
-    summary = summarise(home, loop.method, state, loop.fed, loop.config) | {"sha256": sha256}
+    summary = summarise(records, home.path, loop.method, state, loop.fed, loop.config) | {"sha256": sha256}
     if loop.stopped:
         summary["stopped"] = loop.stopped
     if facts.lora:
