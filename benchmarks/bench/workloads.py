@@ -9,7 +9,7 @@ import hashlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -117,7 +117,7 @@ class _Paced(Callback):
     def __init__(self, pace: Pace, laps: int):
         self.pace, self.left = pace, laps
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: Mapping[str, Any], before: Iterable[RoundRecord]) -> None:
         self.pace.ready()
         self.pace.go()
 

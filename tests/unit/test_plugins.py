@@ -163,7 +163,7 @@ def test_what_a_path_lacks_is_named(own):
                 find_method(path)
         with pytest.raises(ConfigError, match="builds a model, got a int"):
             model_info("own.py:NOTHING", "models.clients")
-        with pytest.raises(ConfigError, match=r"expected a function that returns a solera\.Dataset, not a int"):
+        with pytest.raises(ConfigError, match=r"expected a function that returns a solera\.data\.Dataset, not a int"):
             load("own.py:NOTHING")
         with pytest.raises(ConfigError, match=r"engine '.*own\.py:Mine' \(Mine\) lacks 'workers'"):
             engine_named("own.py:Mine")

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.core.errors import ConfigError
 from solera.core.federation import FederationConfig
 from solera.core.settings import SettingsError
 from solera.data import load
-from solera.engines.flower import FlowerConfig
+from solera.engines.engine_settings import FlowerConfig
 from solera.method import find_method
 from solera.runs import loop
 from solera.runs.callback import Callback
@@ -244,7 +244,7 @@ class Said(Callback):
     def warn(self, text: str) -> None:
         self.said.append(text)
 
-    def begin(self, facts: Any) -> None:
+    def begin(self, facts: Any, before: Any) -> None:
         self.said.append("begin")
 
 
