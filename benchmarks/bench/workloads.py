@@ -30,7 +30,7 @@ from solera.methods.fedet import FedET
 from solera.methods.mnfl import MNFL
 from solera.methods.steps.fusion import fuse, public_indices
 from solera.place.placement import keep_freed_memory
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.loop import simulate
 from solera.runs.record import RoundRecord
@@ -495,7 +495,7 @@ FIRST_STEP = {
 import tempfile, torch, solera
 from solera.methods.fedavg import FedAvg
 from solera.train.fitting import Local
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 class First(Callback):
     def progress(self, what, done, of):
         if done: print("first step", flush=True)

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from .core.federation import FederationConfig
     from .data import PartitionConfig, PublicConfig, from_tensors, from_torch
     from .engines import EngineConfig
-    from .runs.callback import Callback
-    from .runs.config import Config, RunConfig, load_config
+    from .runs.callbacks import Callback
+    from .runs.config import Config, RunConfig, StopConfig, load_config
     from .runs.frame import compare, frame
     from .runs.loop import Result, resume, run, simulate
-    from .runs.stop import StopConfig
     from .runs.tracking import TrackConfig
     from .scenario.scenario import DataConfig, ModelsConfig, Scenario
 
@@ -35,11 +34,10 @@ _NAMES = {
     "core.federation": ("FederationConfig",),
     "data": ("PartitionConfig", "PublicConfig", "from_tensors", "from_torch"),
     "engines": ("EngineConfig",),
-    "runs.callback": ("Callback",),
-    "runs.config": ("Config", "RunConfig", "load_config"),
+    "runs.callbacks": ("Callback",),
+    "runs.config": ("Config", "RunConfig", "StopConfig", "load_config"),
     "runs.frame": ("compare", "frame"),
     "runs.loop": ("Result", "resume", "run", "simulate"),
-    "runs.stop": ("StopConfig",),
     "runs.tracking": ("TrackConfig",),
     "scenario.scenario": ("DataConfig", "ModelsConfig", "Scenario"),
 }

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import solera.runs.loop
 from solera.cli.main import app
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 from solera.runs.config import load_config
 from solera.runs.loop import Result
 from solera.runs.loop import run as run_config

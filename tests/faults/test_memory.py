@@ -10,7 +10,7 @@ SCRIPT = """
 import logging, os, pathlib, sys
 from solera.method import find_method
 from solera.testing import run_toy, small
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 import solera.testing as testing
 from solera.runs.config import EngineConfig, RunConfig
 from solera.core.federation import FederationConfig

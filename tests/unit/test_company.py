@@ -24,7 +24,7 @@ from solera.core.task import Client, task
 from solera.core.wire import sized
 from solera.engines import ClientStates, InProcess
 from solera.methods import FedDF
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.loop import simulate
 from solera.scenario.server import Server

@@ -14,7 +14,7 @@ from solera.core.errors import ConfigError, SoleraError
 from solera.data import PartitionConfig, from_tensors
 from solera.methods import FedDF
 from solera.place.placement import Placement, numerics
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.loop import simulate
 from solera.scenario.scenario import Scenario

@@ -11,7 +11,7 @@ from solera.cli.console import EXIT_CODES
 from solera.core.federation import FederationConfig, QuorumNotMet
 from solera.method import METHODS, Model, register
 from solera.methods import FedAvg
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.loop import NothingLearned, simulate
 from solera.testing import check_method, small, toy, wide

@@ -125,7 +125,7 @@ def export(
 
 def _measurements(directory: Path, form: str, out: Path | None, uri: str | None, experiment: str) -> str:
     """Write a run's measurements for another program. Returns where they are."""
-    from ..runs.callback import name_of
+    from ..runs.callbacks import name_of
     from ..runs.read import read_run
     from ..runs.tracking import Mlflow, TensorBoard, TrackConfig, Tracker
 

@@ -18,7 +18,7 @@ from ..engines.engine_settings import FlowerConfig
 from ..engines.states import StatesElsewhere
 from ..place import fingerprint as numeric
 from ..place.devices import compute_of
-from ..runs.callback import Callback
+from ..runs.callbacks import Callback
 from ..runs.config import Config, load_config, to_toml
 from ..runs.display import IN_THE_CLEAR
 from ..runs.loop import Result, lent_by, simulate

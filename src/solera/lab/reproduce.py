@@ -21,8 +21,7 @@ from ..runs.dotted import flat
 from ..runs.facts import sampled
 from ..runs.groups import group_runs
 from ..runs.read import Run, read_run
-from ..runs.results import Lines, Result, compared_results
-from ..runs.series import spent
+from ..runs.results import Lines, Result, compared_results, spent
 from ..runs.stand_ins import NOT_RUN, StandIns, listed
 from ..scenario.scenario import build_scenario
 from .estimate import estimated

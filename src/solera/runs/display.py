@@ -12,8 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .callback import Callback
-from .notice import KINDS
+from .callbacks import KINDS, Callback
 from .record import RoundRecord
 from .stand_ins import KEY as STAND_INS
 from .stand_ins import verdict

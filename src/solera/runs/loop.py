@@ -41,18 +41,16 @@ from ..train.chain import chain
 from ..train.effort import without_training
 from ..train.norms import has_batchnorm
 from . import facts as detail
-from .callback import Callback, Callbacks
-from .callback import name_of as called
+from .callbacks import STOPPED, Callback, Callbacks, Notices, Stopping
+from .callbacks import name_of as called
 from .config import Config, RunConfig, load_config, to_toml
 from .directory import RunDirectory
 from .facts import Facts
 from .measure import first_if_all_void, measure, measure_validation, not_finite, summarise, traffic, why_unusable
-from .notice import Notices
 from .record import RoundRecord, Score, Traffic
 from .sites import build_sites
 from .stand_ins import KEY as STAND_INS
 from .stand_ins import verdict
-from .stop import STOPPED, Stopping
 from .tracking import TrackConfig
 from .trust import code_of_run, refuse_changed_files, refuse_sending
 from .words import percent

@@ -17,7 +17,7 @@ from ..method import Method, name_of
 from ..place.placement import numerics
 from ..scenario.scenario import Scenario
 from ..train.effort import without_training
-from .callback import Callback, Callbacks
+from .callbacks import Callback, Callbacks
 from .config import Config, RunConfig, to_toml
 from .facts import facts_of, stand_ins_of
 from .loop import Loop, check_fit, check_quorum, check_stop_rule, federation_of, scenario_of, sole_run

@@ -15,6 +15,7 @@ A comparison has a main result only if all of its cases have it.
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,8 +24,7 @@ from ..core.plugins import architectures
 from .dotted import show
 from .groups import Group, cautions
 from .read import Run
-from .record import OWN
-from .series import Point, spent
+from .record import OWN, RoundRecord
 from .words import human_bytes, some
 
 WEIGHTED = "own models, weighted by samples"
@@ -32,6 +32,25 @@ MAIN = ("server", "own", "mean", "model", "ensemble")  # the first of these that
 EVERYBODY = ("model", "mean", "server", "part", "ensemble")  # evaluated on the whole test set
 NEAR = 0.01  # smaller differences in training samples are due to rounding
 FAR = 2.0  # a larger ratio of traffic gives a warning
+
+
+class Point(NamedTuple):
+    """One measurement of one series, and all that was sent in both directions up to the end of its round."""
+
+    round: int  # counted from 0, as in metrics.jsonl
+    bytes_so_far: int
+    accuracy: float = math.nan
+    floats_so_far: int = 0  # parameters, predictions
+    hours: float | None = None  # by the simulated clock, if the run has one
+
+
+def spent(run: Run) -> Iterator[tuple[RoundRecord, Point]]:
+    """Every round of a run, and its point without an accuracy."""
+    sent = floats = 0
+    for r in run.rounds:
+        sent, floats = sent + r.traffic.sent(), floats + sum(r.traffic.floats.values())
+        hours = r.simulated["end_s"] / 3600 if "end_s" in r.simulated else None
+        yield r, Point(r.round, sent, floats_so_far=floats, hours=hours)
 
 
 class Result(NamedTuple):

@@ -18,7 +18,7 @@ from ..core.errors import ConfigError
 from ..core.files import read_file
 from ..core.settings import Problem, settings
 from ..core.version import __version__
-from .callback import Callback
+from .callbacks import Callback
 from .dotted import flat, show
 from .read import Run, read_run
 from .record import OWN, WAYS, RoundRecord

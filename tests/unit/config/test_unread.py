@@ -14,7 +14,7 @@ from solera.data import load
 from solera.engines.engine_settings import FlowerConfig
 from solera.method import find_method
 from solera.runs import loop
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 from solera.runs.config import load_config, recipe_names, to_toml
 from solera.runs.dotted import flat
 from solera.runs.loop import scenario_of, simulate

@@ -9,12 +9,11 @@ import torch
 from run_directories import lines_of
 from solera import methods
 from solera.core.errors import ConfigError, RunError
-from solera.runs.callback import Callback
-from solera.runs.config import RunConfig
+from solera.runs.callbacks import Callback
+from solera.runs.config import RunConfig, StopConfig
 from solera.runs.frame import rows
 from solera.runs.loop import simulate
 from solera.runs.record import RoundRecord
-from solera.runs.stop import StopConfig
 from solera.testing import small, toy, wide
 
 

@@ -11,7 +11,7 @@ from solera.core.federation import FederationConfig, QuorumNotMet
 from solera.methods import FedAvg
 from solera.place.fingerprint import fingerprint
 from solera.runs import loop
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 from solera.runs.config import RunConfig
 from solera.runs.loop import simulate
 from solera.runs.record import RoundRecord

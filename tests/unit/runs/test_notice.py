@@ -14,8 +14,8 @@ from solera.methods.fedavg import FedAvg
 from solera.methods.scaffold import Scaffold
 from solera.report.figures import report_data
 from solera.report.loading import read_all
+from solera.runs.callbacks import Notices
 from solera.runs.display import PlainDisplay
-from solera.runs.notice import Notices
 from solera.runs.record import RoundRecord
 from solera.testing import toy, wide
 from solera.train.fitting import Local

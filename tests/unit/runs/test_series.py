@@ -2,8 +2,7 @@
 
 from made_runs import line, make_run
 from solera.runs.read import read_run
-from solera.runs.results import Result, lines_of
-from solera.runs.series import Point
+from solera.runs.results import Point, Result, lines_of
 
 
 def test_a_point_counts_bytes_numbers_and_hours_of_both_ways(tmp_path):

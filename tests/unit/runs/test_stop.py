@@ -2,8 +2,9 @@
 
 import pytest
 
+from solera.runs.callbacks import STOPPED, Stopping
+from solera.runs.config import StopConfig
 from solera.runs.record import OWN, RoundRecord, Score, Traffic
-from solera.runs.stop import STOPPED, StopConfig, Stopping
 
 NOTHING = Traffic({"down": {}, "up": {}}, {"down": 0, "up": 0}, {"down": 0, "up": 0})
 

@@ -15,7 +15,7 @@ from solera.cli.main import app
 from solera.core.errors import ConfigError
 from solera.runs import loop
 from solera.runs import tracking as export
-from solera.runs.callback import Callback
+from solera.runs.callbacks import Callback
 from solera.runs.config import load_config, to_toml
 from solera.runs.read import read_run
 from solera.runs.record import RoundRecord
