@@ -15,14 +15,24 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from solera.core.federation import Federation, per_client
-from solera.core.task import Client, task
-from solera.core.tensors import Weights, weights_of
-from solera.core.wire import like
-from solera.method import About, Method, Model, Traits, register
-from solera.scenario.server import Server
+from solera.method import (
+    About,
+    Client,
+    Federation,
+    Local,
+    Method,
+    Model,
+    Server,
+    Traits,
+    Weights,
+    fit,
+    like,
+    per_client,
+    register,
+    task,
+    weights_of,
+)  # fmt: skip
 from solera.testing import check_method
-from solera.train.fitting import Local, fit
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from .data import PartitionConfig, PublicConfig, from_tensors, from_torch
     from .engines import EngineConfig
     from .runs.callbacks import Callback
+    from .runs.compare import compare
     from .runs.config import Config, RunConfig, StopConfig, load_config
-    from .runs.frame import compare, frame
     from .runs.loop import Result, resume, run, simulate
+    from .runs.read import frame
     from .runs.tracking import TrackConfig
     from .scenario.scenario import DataConfig, ModelsConfig, Scenario
 
@@ -35,9 +36,10 @@ _NAMES = {
     "data": ("PartitionConfig", "PublicConfig", "from_tensors", "from_torch"),
     "engines": ("EngineConfig",),
     "runs.callbacks": ("Callback",),
+    "runs.compare": ("compare",),
     "runs.config": ("Config", "RunConfig", "StopConfig", "load_config"),
-    "runs.frame": ("compare", "frame"),
     "runs.loop": ("Result", "resume", "run", "simulate"),
+    "runs.read": ("frame",),
     "runs.tracking": ("TrackConfig",),
     "scenario.scenario": ("DataConfig", "ModelsConfig", "Scenario"),
 }

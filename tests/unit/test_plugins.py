@@ -155,8 +155,8 @@ def test_what_a_path_lacks_is_named(own):
             ("other.py:Mine", r"other\.py: No such file"),
             ("nowhere.at.all:Mine", "there is no module 'nowhere': is it installed"),
             ("own:Mine", r"no module 'own': is it installed\? For the file beside the TOML, write 'own\.py:\.\.\.'"),
-            ("own.py:NOTHING", "3 does not derive from solera.Method"),
-            ("own.py:make_small", "'make_small' does not derive from solera.Method"),
+            ("own.py:NOTHING", "3 does not derive from solera.method.Method"),
+            ("own.py:make_small", "'make_small' does not derive from solera.method.Method"),
             ("own.py", "a path to code is 'package.module:attribute'"),
         ):
             with pytest.raises(ConfigError, match=said):

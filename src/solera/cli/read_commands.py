@@ -21,9 +21,9 @@ from ..core.errors import ConfigError, RunError
 from ..core.files import MOST_TOML, open_file, read_file
 from ..core.plugins import label
 from ..runs.compare import Printed, as_csv, as_latex, printed, rows_in
+from ..runs.compare import compare as facts_of
 from ..runs.dotted import dig
 from ..runs.dotted import show as shown
-from ..runs.frame import compare as compared
 from ..runs.groups import between_methods, companions, group_runs, grouping
 from ..runs.read import Run, read_json, read_runs
 from ..runs.record import WAYS, RoundRecord, read_records
@@ -183,7 +183,7 @@ def compare(
     if json + csv + latex > 1:
         raise ConfigError("--json, --csv and --latex cannot be used together")
     if json:
-        emit(compared(directories, target, by), json, lambda: None)
+        emit(facts_of(directories, target, by), json, lambda: None)
         return
     runs = read_runs(directories)
     wanted = grouping(runs, by)

@@ -33,12 +33,11 @@ from ..methods.steps.low_bit import OFF as FULL
 from ..models import require_split
 from ..place.devices import compute_of, resolved
 from ..place.fingerprint import fingerprint
-from ..place.placement import TRICKS, Numerics, numerics
+from ..place.placement import TRICKS, Training, numerics
 from ..scenario.scenario import Scenario, build_scenario
 from ..scenario.server import Server
 from ..train.aggregate import pairs_of
 from ..train.chain import chain
-from ..train.effort import without_training
 from ..train.norms import has_batchnorm
 from . import facts as detail
 from .callbacks import STOPPED, Callback, Callbacks, Notices, Stopping
@@ -46,7 +45,7 @@ from .callbacks import name_of as called
 from .config import Config, RunConfig, load_config, to_toml
 from .directory import RunDirectory
 from .facts import Facts
-from .measure import first_if_all_void, measure, measure_validation, not_finite, summarise, traffic, why_unusable
+from .measure import first_if_all_void, kinds, measure, measure_validation, not_finite, summarise, traffic, why_unusable
 from .record import RoundRecord, Score, Traffic
 from .sites import build_sites
 from .stand_ins import KEY as STAND_INS
@@ -198,7 +197,7 @@ def simulate(
     facts = dataclasses.replace(facts, stand_ins=stand_ins)
     with (
         sole_run(),
-        place.numerics(engine.threads) as held,
+        place.training(engine.threads) as held,
         seeded(seed_from(server.run_seed, "run")),
         contextlib.closing(
             RunDirectory(out, __version__, resume, config_text, facts.experiment, command, stand_ins)
@@ -254,7 +253,7 @@ def simulate(
             told.tell("begin", begun, before)
             loop = Loop(method, fed, server, config, told, held, here, states, test.at(place), facts, stopping.reason)
             del before
-            with _disk_errors(), place.autocast():
+            with _disk_errors():
                 state = loop(start, state)
                 records = list(here.records())
                 if why := first_if_all_void(records):
@@ -301,7 +300,7 @@ class Loop:
     server: Server
     config: RunConfig
     callbacks: Callbacks
-    held: Numerics
+    held: Training
     home: RunDirectory | None = None
     states: ClientStates | None = None
     test: Data | None = None
@@ -366,7 +365,7 @@ class Loop:
         judged = self._judge(t, state, last or (t + 1) % self.config.eval_every == 0)
         if last:
             self._look_closer(t, state)
-        record = self._record(t, judged, began, worked)
+        record = self._record(t, state, judged, began, worked)
         measured = time.monotonic()
         noted: list[dict[str, Any]] = []
         for callback in list(self.callbacks.all):
@@ -383,7 +382,7 @@ class Loop:
                 if state is not before or not record.scores:
                     judged = self._judge(t, state, True)
                 self._look_closer(t, state)
-                record = dataclasses.replace(self._record(t, judged, began, worked), callbacks=record.callbacks)
+                record = dataclasses.replace(self._record(t, state, judged, began, worked), callbacks=record.callbacks)
         if bad := not_finite(record):
             self.callbacks.tell("warn", f"round {t}: the loss is not finite: {', '.join(bad)}")
         self.callbacks.tell("phase", t, "commit")
@@ -415,7 +414,7 @@ class Loop:
         return *counted, scores
 
     def _record(
-        self, t: int, judged: tuple[Traffic, int, float, list[Score]], began: float, worked: float
+        self, t: int, state: Any, judged: tuple[Traffic, int, float, list[Score]], began: float, worked: float
     ) -> RoundRecord:
         fed, (sent, cohort, clients_s, scores), measured = self.fed, judged, time.monotonic()
         seconds = {
@@ -439,6 +438,7 @@ class Loop:
             failures=fed.failures,
             events=events,
             simulated={} if fed.clock is None else fed.clock.facts(),
+            kinds=kinds(self.method.models(state), self.server) if scores else {},
             cpu_s=round(time.process_time() - self.cpu, 4),  # since the last line, of this process alone
         )
 
@@ -457,8 +457,9 @@ def _write_results(loop: Loop, records: Sequence[RoundRecord], home: RunDirector
     """Write the final models and summary.json."""
     models, sha256 = loop.method.models(state), {}
     files: dict[str, tuple[str, Weights, dict[str, str]]] = {}
+    kind = kinds(models, loop.server)
     for name, m in models.items():
-        files[name] = (m.architecture, m.weights, {})
+        files[name] = (m.architecture, m.weights, {"kind": kind[name]} if name in kind else {})
     if (e := loop.method.ensemble_of(state)) is not None:
         shares = [1 / len(e.members)] * len(e.members) if e.weights is None else e.weights
         for i, ((architecture, weights), share) in enumerate(zip(e.members, shares, strict=True)):
@@ -559,7 +560,7 @@ def check_start(method: Method, scenario: Scenario, federation: FederationConfig
     """Refuse all that a run would refuse before its first exchange, without any client and without a run directory."""
     check_fit(method, scenario)
     check_quorum(federation, len(scenario.roster))
-    with without_training():
+    with numerics(dry=True):
         method.init(federation_of(Dry(scenario.roster), scenario.server, method, federation), scenario.server)
 
 

@@ -93,6 +93,7 @@ class RoundRecord:
     simulated: dict[str, float] = dataclasses.field(default_factory=dict)  # by the simulated clock, if any
     cpu_s: float | None = None  # processor seconds of the server's process
     callbacks: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # numbers by callback and name
+    kinds: dict[str, str] = dataclasses.field(default_factory=dict)  # models that are not one for all: part, server
 
     def of(self, kind: str) -> dict[str, dict[str, float]]:
         """The scores of one kind: name -> metric -> value."""
@@ -126,6 +127,7 @@ class RoundRecord:
             line |= {KEYS[kind]: self.of(kind) for kind in ("model", "ensemble")}  # present in every evaluated round
             line |= {KEYS[kind]: found for kind in ("average", "validation", "diversity") if (found := self.of(kind))}
             line |= {"personal": self.own} if self.own else {}
+            line |= {"kinds": self.kinds} if self.kinds else {}
             line |= {KEYS["stage"]: found} if (found := self.of("stage")) else {}
             each = {name: s["accuracy"] for name, s in self.of("client").items()}
             line |= {"personal_accuracies": each} if each else {}
@@ -170,6 +172,7 @@ class RoundRecord:
                 str(name): {str(key): finite(value) for key, value in numbers.items()}
                 for name, numbers in (line.get("callbacks") or {}).items()
             },
+            kinds={str(name): kind for name, kind in (line.get("kinds") or {}).items() if kind in ("part", "server")},
         )
 
 

@@ -1,7 +1,7 @@
 """A dry run: every exchange of a run and its bytes, without training or writing anything.
 
 It is the loop of a run with the engine `dry`, which makes the clients' replies, and with trainings on the server that
-take no steps (`train.effort`). The data, the models and the public samples are those of the run.
+take no steps (`numerics(dry=True)`). The data, the models and the public samples are those of the run.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from ..engines.dry import Dry
 from ..method import Method, name_of
 from ..place.placement import numerics
 from ..scenario.scenario import Scenario
-from ..train.effort import without_training
 from .callbacks import Callback, Callbacks
 from .config import Config, RunConfig, to_toml
 from .facts import facts_of, stand_ins_of
@@ -96,13 +95,10 @@ def rehearse(
     check_fit(method, scenario)
     check_stop_rule(config, server)
     check_quorum(federation, len(scenario.roster))
-    screen: Any = getattr(method, "screen", None)
-    if getattr(screen, "drop_worst", False):  # by their accuracy, models of zeros would all be dropped
-        kept = dataclasses.replace(screen, drop_worst=False, drop_outliers=False)
-        method = dataclasses.replace(method, **{"screen": kept})
+    method = method.for_dry_run()
     patient = dataclasses.replace(federation, max_empty_rounds=config.rounds + 1)  # void rounds are judged by _Sent
     fed = federation_of(engine, server, method, patient)
-    with sole_run(), numerics() as held, seeded(seed_from(scenario.seed, "run")), without_training():
+    with sole_run(), numerics(dry=True) as held, seeded(seed_from(scenario.seed, "run")):
         state = Loop(method, fed, server, config, Callbacks([sent]), held)(0, None)
         models = {
             name: {"architecture": m.architecture, "bytes": sum(w.nbytes for w in m.weights.values())}

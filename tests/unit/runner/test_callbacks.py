@@ -11,8 +11,8 @@ from solera import methods
 from solera.core.errors import ConfigError, RunError
 from solera.runs.callbacks import Callback
 from solera.runs.config import RunConfig, StopConfig
-from solera.runs.frame import rows
 from solera.runs.loop import simulate
+from solera.runs.read import rows
 from solera.runs.record import RoundRecord
 from solera.testing import small, toy, wide
 
