@@ -73,17 +73,7 @@ class Callbacks:
     def tell(self, what: str, *args: Any) -> None:
         """Call the method `what` of every callback."""
         for c in list(self.all):
-            self._call(c, what, *args)
-
-    def numbers(self, callback: Callback, record: RoundRecord) -> dict[str, float]:
-        """The numbers that a callback adds to a round."""
-        told = self._call(callback, "round", record) or {}
-        try:
-            return {str(key): finite(float(value)) for key, value in told.items()}
-        except (ValueError, TypeError, AttributeError) as e:
-            raise RunError(
-                f"callback {name_of(callback)}, round {record.round}: {e}; `round` returns finite numbers by name"
-            ) from None
+            self.call(c, what, *args)
 
     def __enter__(self) -> None:
         """The run has a directory; leaving before `end` tells all that it ended early."""
@@ -97,13 +87,15 @@ class Callbacks:
         """Tell all that the run has finished: the last one first, so that displays hear the warnings of trackers."""
         for c in reversed(list(self.all)):
             try:
-                self._call(c, "end", summary)
+                self.call(c, "end", summary)
             finally:
                 self.all = [other for other in self.all if other is not c]
 
-    def _call(self, callback: Callback, what: str, *args: Any) -> Any:
+    def call(self, callback: Callback, what: str, *args: Any) -> Any:
+        """Call one method of a callback; that of `round` returns numbers by name."""
         try:
-            return getattr(callback, what)(*args)
+            found = getattr(callback, what)(*args)
+            return {str(k): finite(float(v)) for k, v in (found or {}).items()} if what == "round" else found
         except Exception as e:
             text = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
             if callback.optional:

@@ -369,7 +369,7 @@ class Loop:
         measured = time.monotonic()
         noted: list[dict[str, Any]] = []
         for callback in list(self.callbacks.all):
-            if numbers := self.callbacks.numbers(callback, record):
+            if numbers := self.callbacks.call(callback, "round", record):
                 record = dataclasses.replace(record, callbacks=record.callbacks | {called(callback): numbers})
             if callback.noted:
                 noted += callback.noted
