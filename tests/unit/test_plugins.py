@@ -418,5 +418,5 @@ def test_a_derived_method_keeps_the_settings_of_the_first():
 
 def test_a_method_need_not_be_registered_to_be_checked(tmp_path):
     check_method(Derived(), tmp_path, engines=())
-    with pytest.raises(TypeError, match=r"does not derive from solera\.Method"):
+    with pytest.raises(TypeError, match=r"does not derive from solera\.method\.Method"):
         check_method(3, tmp_path)
