@@ -78,6 +78,9 @@ class Partition:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __repr__(self) -> str:
+        return f"Partition({len(self)} clients, {len(self.order)} samples)"
+
     @property
     def sizes(self) -> Tensor:
         """The number of samples of each client."""

@@ -32,6 +32,7 @@ from ..core.settings import (
     INVALID,
     OFF,
     Hint,
+    NonNegative,
     PositiveInt,
     Problem,
     SettingsError,
@@ -60,7 +61,6 @@ from ..models import model_info
 from ..models.options import variant_of
 from ..scenario.scenario import DataConfig, ModelsConfig
 from .dotted import dig, flat
-from .stop import StopConfig
 from .supply import supplied
 from .tracking import TrackConfig
 from .unread import too_many, unread
@@ -71,6 +71,28 @@ Name = Annotated[
     pydantic.Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._ -]{0,63})?$"),
     Hint("letters, digits, spaces, '.', '_' and '-', at most 64, beginning with a letter or digit"),
 ]
+
+
+@settings
+class StopConfig:
+    """When to end a run early. `run.rounds` is always the limit; without a target and a patience the run reaches it."""
+
+    target: NonNegative | None = None  # stop at or above this accuracy; at or below this loss
+    patience: PositiveInt | None = None  # stop after so many rounds without a new best value
+    metric: Literal["accuracy", "loss"] = "accuracy"  # which value is used
+    split: Literal["validation", "test"] = "validation"  # on which data it is measured
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings that contradict each other."""
+        if self.target is not None and self.metric == "accuracy" and self.target > 1:
+            yield f"target = {self.target:g}: an accuracy is a share, from 0 to 1"
+        if not self.active and (self.metric, self.split) != ("accuracy", "validation"):
+            yield "target and patience are not set, so metric and split have no effect: set one of the first two"
+
+    @property
+    def active(self) -> bool:
+        """Whether the run may end early."""
+        return self.target is not None or self.patience is not None
 
 
 @settings
