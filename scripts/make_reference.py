@@ -227,9 +227,10 @@ def settings(cls: type, where: str) -> list[tuple[str, ...]]:
         value = default_of(f)
         meaning = MEANINGS.get(f"{where}.{f.name}") or said.get(f.name) or MEANINGS.get(f"*.{f.name}", "")
         if isinstance(value, Slot):
-            kinds_of = ", ".join(f"`{kind}`" for kind in slot_kinds(type(value)))
+            slot = first_kind(value)
+            kinds_of = ", ".join(f"`{kind}`" for kind in slot_kinds(slot))
             said_of = f"{meaning}; {other_defaults('method', f.name, value)}"
-            rows.append((f"`{f.name}`", f"`{value.kind}`", f"{link(type(value))}: {kinds_of}", said_of))
+            rows.append((f"`{f.name}`", f"`{value.kind}`", f"{link(slot)}: {kinds_of}", said_of))
         elif is_table(value):
             within = where if where in TABLES else "method"
             rows.append((f"`{f.name}`", "a table", link(type(value)), other_defaults(within, f.name, value)))
@@ -272,10 +273,15 @@ def slot_kinds(slot: type[Slot]) -> dict[str, type]:
     return {kind: cls for kind, cls in slot.kinds().items() if cls.__module__.startswith(OF_US)}
 
 
+def first_kind(value: Slot) -> type[Slot]:
+    """The class of a slot's first kind, from which its other kinds are derived."""
+    return [cls for cls in type(value).__mro__ if issubclass(cls, Slot)][-2]  # the last one is Slot itself
+
+
 def slots() -> dict[str, type[Slot]]:
-    """The slots of methods, by the names of their default classes."""
+    """The slots of methods, by the names of their first classes."""
     every = (default_of(f) for cls in our_methods().values() for f in dataclasses.fields(cls))
-    return {type(value).__name__: type(value) for value in every if isinstance(value, Slot)}
+    return {cls.__name__: cls for cls in (first_kind(value) for value in every if isinstance(value, Slot))}
 
 
 def shared_tables() -> dict[str, type]:
@@ -372,7 +378,11 @@ def configuration() -> str:
         title = cls().about.title
         parts.append(f"### {name}\n\n[{title}](methods/{name}.md). {inspect.getdoc(cls)}\n\n")
         rows = settings(cls, name)
-        parts.append(table(head, rows) + "\n" if rows else "No settings.\n\n")
+        if parent := next((n for n, known in our_methods().items() if known is cls.__base__), ""):
+            same = settings(cls.__base__, parent)
+            rows = [row for row in rows if row not in same]
+            parts.append(f"The settings of [{parent}](#{parent})" + (", but:\n\n" if rows else ".\n\n"))
+        parts.append(table(head, rows) + "\n" if rows else "" if parent else "No settings.\n\n")
     parts.append(
         "## Tables within [run] and [method]\n\n"
         "A method may have defaults of its own for these; they are named above.\n\n"
@@ -394,7 +404,8 @@ def configuration() -> str:
         parts.append(f"### {name}\n\n")
         for kind, cls in slot_kinds(slot).items():
             rows = settings(cls, cls.__name__)
-            parts.append(f'`[method.{name.lower()}]` with `kind = "{kind}"`. {inspect.getdoc(cls)}\n\n')
+            field = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+            parts.append(f'`[method.{field}]` with `kind = "{kind}"`. {inspect.getdoc(cls)}\n\n')
             parts.append(table(head, rows) + "\n" if rows else "")
     return "".join(parts).rstrip("\n") + "\n"
 

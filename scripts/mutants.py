@@ -54,14 +54,7 @@ TARGETS = (
     "data/{partition,dirichlet}.py",
 )
 FRAMEWORK = ("methods/test_framework.py",)
-ALGORITHM_1 = (
-    "cohort",
-    "grouping",
-    "algorithm",
-    "overlapping",
-    "setting",
-    "slots",
-)  # of the framework, beside its trainers
+ALGORITHM_1 = ("cohort", "grouping", "algorithm", "slots")  # of the framework, beside its trainers
 ABSENT = ("methods/test_some_absent.py",)  # clients, groups and architectures that are
 EVERYWHERE = ("test_defaults.py",)
 OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*.py are found

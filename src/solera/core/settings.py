@@ -292,9 +292,10 @@ def place_of(cls: type, key: str) -> str:
     """Where a key is that `cls` does not have: in one of its slots, or in another kind of this one; "" if nowhere."""
     if key in (renamed := getattr(cls, "RENAMED", {})):
         return f"this setting is now called {renamed[key]!r}"
-    for slot in filter(None, map(slot_of, hints(cls).values())):
-        if key in slot.BESIDE:
-            return f"this setting is now {slot.BESIDE[key]}"
+    own = () if issubclass(cls, Slot) else (cls,)
+    for owner in (*own, *filter(None, map(slot_of, hints(cls).values()))):
+        if key in (beside := getattr(owner, "BESIDE", {})):
+            return f"this setting is now {beside[key]}"
     if issubclass(cls, Slot):
         first = [c for c in cls.__mro__ if issubclass(c, Slot)][-2]  # the last one is Slot itself
         if kinds := [kind for kind, other in first.kinds().items() if key in hints(other)]:

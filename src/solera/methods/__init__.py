@@ -1,7 +1,6 @@
 """Methods: one paper, one file. Importing this package registers them."""
 
 from .centralised import Centralised
-from .codistillation import Codistillation
 from .cronus import Cronus
 from .decentralised import Decentralised
 from .ditto import Ditto
@@ -12,8 +11,7 @@ from .fedavg import FedAvg, FedAvgM, FedProx
 from .fedavgft import FedAvgFT
 from .fedbe import FedBE, FedDistill
 from .feddf import FedDF
-from .fedeed import FedEED
-from .fedensemble import FedEnsemble
+from .fedeed import Codistillation, FedEED, FedEnsemble
 from .fedet import FedET
 from .fedfomo import FedFomo
 from .fedftg import FedFTG
@@ -31,14 +29,14 @@ from .heterofl import HeteroFL
 from .hierarchical import Hierarchical
 from .ifca import IFCA
 from .local import LocalOnly
-from .mnfl import MNFL
+from .mnfl import MNFL, MNFLCode, MNFLTwice
 from .mnflparam import MNFLParameters
 from .moon import MOON
 from .perfedavg import PerFedAvg
 from .pfeddf import FedDFPrevious, PFedDF
 from .pfedhn import PFedHN
 from .pfedme import PFedMe
-from .scaffold import Scaffold
+from .scaffold import Scaffold, ScaffoldUp
 from .simpfl import SimPFL, TopKPFL
 
 __all__ = [
@@ -79,12 +77,15 @@ __all__ = [
     "Hierarchical",
     "LocalOnly",
     "LocalTrainer",
+    "MNFLCode",
     "MNFLParameters",
+    "MNFLTwice",
     "PFedDF",
     "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
+    "ScaffoldUp",
     "SimPFL",
     "TopKPFL",
 ]

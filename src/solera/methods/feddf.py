@@ -1,8 +1,7 @@
 """FedDF (Lin, Kong, Stich, Jaggi, NeurIPS 2020), Algorithm 3: clients of any architecture, fused by distillation.
 
-Every architecture is averaged over its clients and distilled, on unlabelled public samples, from the mean logits of all
-clients. Teachers never update their BatchNorm statistics. These are averaged like parameters (line 11), and the student
-updates its own on public samples, unless fusion.student_norm = "frozen". Options are slots, off by default."""
+Every architecture is averaged over its clients and distilled, on public samples, from the mean logits of all clients.
+BatchNorm statistics are averaged like parameters, and the student updates its own. Options are slots."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -20,7 +19,7 @@ from .steps.fusion import copies_of, finite_models, fuse, public_indices
 from .steps.reporting import report_averages, report_fusion
 from .steps.screen import Screen
 from .steps.teaching import Lesson, Teaching, current, teaching_problems
-from .steps.training import Upload
+from .steps.training import Upload, by_architecture
 
 
 @register("feddf")
@@ -55,8 +54,9 @@ class FedDF(Method):
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, S = current(state.weights), fed.sample()  # line 6
-        x = self.upload.ask(lambda k: M[fed.architecture(k)], S, self.local, self.mu, fed, server)  # lines 7-8
-        x = self.screen.uploads(x, M, fed, server)
+        sent = by_architecture(M, fed)
+        x = self.upload.ask(sent, S, self.local, self.mu, fed, server)  # lines 7-8
+        x = self.screen.uploads(x, sent, fed, server)
         d = public_indices(self.fusion, fed.seed, server)  # the source of the minibatches of line 13
         at = Lesson(fed, server, self.fusion, d, self.upload.build(server), self.ensemble, self.report_ensemble)
         members = self.screen.members(finite_models(x, at.first_batch, fed, server, build=at.build), x, fed, server)
@@ -66,8 +66,8 @@ class FedDF(Method):
         teachers = self.teaching.join(teachers, state.weights, at)
         votes = self.teaching.votes(teachers, copies_of(teachers, fed), at)
         avg_logits, d = self.teaching.narrow(self.teacher(list(teachers.values()), votes), d, at)
-        fused = fuse(x_0, avg_logits, d, self.fusion, fed.seed, server)  # lines 12-15
-        return self.State(M | fused | self.teaching.keep(state.weights))
+        M |= fuse(x_0, avg_logits, d, self.fusion, fed.seed, server)  # lines 12-15
+        return self.State(M | self.teaching.keep(state.weights))
 
     def start(self, x: Replies, members: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Weights]:
         return report_averages(self.screen.averages(x, members, at.fed, at.server), at)  # lines 9-11

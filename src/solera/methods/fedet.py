@@ -92,7 +92,7 @@ class FedET(Method):
         S = fed.sample()  # lines 1 and 12
         sent = per_client(lambda k: M[fed.architecture(k)])  # line 5: M[M(k)]
         x = fed.map(local_update, S, weights=sent, local=self.local, mu=0.0)  # lines 4-6, eq. (1)
-        x = self.screen.uploads(x, M, fed, server)
+        x = self.screen.uploads(x, lambda k: M[fed.architecture(k)], fed, server)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
         models = finite_models(x, first_batch(d, self.fusion, server), fed, server)
         members = self.screen.members(models, x, fed, server)

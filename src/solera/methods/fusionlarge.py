@@ -85,7 +85,7 @@ class FusionLarge(Method):
         M, large = state.small, state.large.architecture
         sent = per_client(lambda k: M[fed.architecture(k)])
         x = fed.map(local_update, fed.sample(), weights=sent, local=self.local, mu=0.0)
-        x = self.screen.uploads(x, M, fed, server)
+        x = self.screen.uploads(x, lambda k: M[fed.architecture(k)], fed, server)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
         models = finite_models(x, first_batch(d, self.fusion, server), fed, server)
         members = self.screen.members(models, x, fed, server)

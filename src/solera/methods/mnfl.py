@@ -3,6 +3,8 @@
 Every client has its own model, of any architecture. Its teacher is a personal mixture of all clients' soft predictions
 on public samples. The mixtures are the columns of the knowledge coefficient matrix c, which the server learns. The
 equations are numbered as in the paper; docs/methods/mnfl.md describes what the paper does not specify.
+
+`mnfl-code` has the order of the authors' code, `mnfl-twice` learns c from predictions made after distillation.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.federation import Federation, Replies, per_client
-from ..core.settings import NonNegativeInt, Positive, PositiveInt, Problem
+from ..core.settings import NonNegativeInt, Positive, PositiveInt
 from ..method import About, Exchange, Method, Model, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local
@@ -47,11 +49,13 @@ class MNFL(Method):
     c_loss: Literal["kl", "mse"] = "kl"  # collaborative loss of eq. (7): as in the paper, or in the authors' code
     c_reduction: Reduction = "sum"  # of that loss over samples; with mean, c hardly changes at the paper's rate
     c_batch: PositiveInt = 256  # at most this many public samples for that loss
-    c_pred: Literal["reuse", "post_distill"] = "reuse"  # predictions used in eq. (7): those of this round, or new ones
-    order: Literal["paper", "code"] = "paper"  # code: predict, learn c, distil, train; paper: train, predict, ...
     grow_epochs: bool = False  # local epochs 1, 2, 3, ... up to local.epochs, as in the authors' code
     student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
+    BESIDE: ClassVar = {
+        "order": "another method: method.name = 'mnfl-code' for the order of the authors' code",
+        "c_pred": "another method: method.name = 'mnfl-twice' for predictions after distillation",
+    }
     about: ClassVar[About] = About(
         title="MNFL (KT-pFL)",
         paper="Zhang et al., NeurIPS 2021; Beikmohammadi et al.",
@@ -66,11 +70,6 @@ class MNFL(Method):
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="everywhere", personal=True)
 
-    def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
-        if self.order == "code" and self.c_pred == "post_distill":
-            yield "c_pred = 'post_distill' is too late for order = 'code', which learns c first"
-
     def init(self, fed: Federation, server: Server) -> State:
         return self.State(uniform_matrix(fed))  # line 1
 
@@ -79,19 +78,21 @@ class MNFL(Method):
         if len(x) == 0:
             fed.map(train_alone, A, local=self.training(fed))
             return state
-        if self.order == "code":
-            return self.State(round_of_the_code(self, c, x, A, fed, server))
-        S, s, said = ask_and_assess(A, x, self.temperature, self.training(fed), fed, server)  # lines 11-13, eq. (5)
-        server.report_stages(after_training={k: said[k].test for k in S}, after_distilling=None)
-        lesson = self.lesson(c, S, s, fed)  # eq. (2)
-        if self.c_pred == "reuse":
-            fed.map(distil_locally, S, **lesson)  # lines 14-16, eq. (6)
-        else:
-            said = fed.map(distil_and_predict, S, **lesson)  # lines 14-16, eq. (6), and a second upload
-            S, s = usable(said, fed)
+        return self.State(self.exchange(c, x, A, fed, server))
+
+    def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
+        """Clients A train, predict the public samples x and learn from each other; returns the new c."""
+        S, s, said = self.predicted(x, A, fed, server)  # lines 11-13, eq. (5)
+        fed.map(distil_locally, S, **self.lesson(c, S, s, fed))  # lines 14-16, eq. (2) and (6)
         c = self.learned(c, S, s, fed)  # line 7, eq. (7)
         self.note(c, S, s, said, fed, server)  # eq. (4)
-        return self.State(c)
+        return c
+
+    def predicted(self, x: Tensor, A: list[str], fed: Federation, server: Server) -> tuple[list[str], Tensor, Replies]:
+        """The clients that have trained and predicted x, their predictions, and the whole replies."""
+        S, s, said = ask_and_assess(A, x, self.temperature, self.training(fed), fed, server)
+        server.report_stages(after_training={k: said[k].test for k in S}, after_distilling=None)
+        return S, s, said
 
     def lesson(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> dict[str, Any]:
         """Eq. (2): the teacher of client n is sum_m c_mn s_m; with the settings of distillation."""
@@ -115,8 +116,9 @@ class MNFL(Method):
         """The loss of the coefficients between clients S on a batch of their predictions, the weight of each client's
         loss, and the settings to learn with."""
         s = s[:, self.batch(s.shape[1], fed)]  # xi_r
-        if self.c_loss == "mse":
-            return loss_of_the_code(self, S, s, fed)
+        if self.c_loss == "mse":  # the authors' code: clients count the same, and the penalty is a mean, not a sum
+            cfg = replace(self.coefficients, rho=self.coefficients.rho / len(fed.clients))
+            return mse_loss(s, self.c_reduction), torch.ones(len(S), dtype=torch.float64), cfg
         return kl_loss(s, self.c_reduction), shares(S, fed), self.coefficients
 
     def note(self, c: Tensor, S: list[str], s: Tensor, said: Replies, fed: Federation, server: Server) -> None:
@@ -147,22 +149,37 @@ class MNFL(Method):
         return {}
 
 
-# ---- the authors' code, where it differs from the paper: order = "code", c_loss = "mse" ----------------------
+@register("mnfl-code")
+@dataclass(frozen=True)
+class MNFLCode(MNFL):
+    """MNFL in the order of the authors' code: predict, learn c, distil, train."""
+
+    about: ClassVar[About] = replace(MNFL.about, title="MNFL in the order of the authors' code")
+
+    def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
+        local = self.training(fed)
+        first = replace(local, epochs=1, steps=None)  # of clients that were not sampled before
+        S, s, said = ask_and_assess(A, x, self.temperature, first, fed, server, only_new=True)
+        c = self.learned(c, S, s, fed)
+        taught = fed.map(distil_and_train, S, local=local, **self.lesson(c, S, s, fed))
+        server.report_stages(after_distilling=taught, after_training=None)
+        self.note(c, S, s, said, fed, server)
+        return c
 
 
-def round_of_the_code(mnfl: MNFL, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
-    """Predict, learn c, distil, train; returns c. Clients that were not sampled before first train for one epoch."""
-    local = mnfl.training(fed)
-    first = replace(local, epochs=1, steps=None)
-    S, s, said = ask_and_assess(A, x, mnfl.temperature, first, fed, server, only_new=True)
-    c = mnfl.learned(c, S, s, fed)
-    taught = fed.map(distil_and_train, S, local=local, **mnfl.lesson(c, S, s, fed))
-    server.report_stages(after_distilling=taught, after_training=None)
-    mnfl.note(c, S, s, said, fed, server)
-    return c
+@register("mnfl-twice")
+@dataclass(frozen=True)
+class MNFLTwice(MNFL):
+    """MNFL that learns c from predictions made after distillation, which clients send as well."""
 
+    about: ClassVar[About] = replace(
+        MNFL.about, title="MNFL with predictions after distillation", wire=f"{MNFL.about.wire}, predictions up again"
+    )
 
-def loss_of_the_code(mnfl: MNFL, S: list[str], s: Tensor, fed: Federation) -> tuple[Loss, Tensor, Coefficients]:
-    """Squared distances instead of KL; clients have equal weights, and the penalty is a mean, not a sum."""
-    cfg = replace(mnfl.coefficients, rho=mnfl.coefficients.rho / len(fed.clients))
-    return mse_loss(s, mnfl.c_reduction), torch.ones(len(S), dtype=torch.float64), cfg
+    def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
+        S, s, _ = self.predicted(x, A, fed, server)
+        said = fed.map(distil_and_predict, S, **self.lesson(c, S, s, fed))
+        S, s = usable(said, fed)
+        c = self.learned(c, S, s, fed)
+        self.note(c, S, s, said, fed, server)
+        return c

@@ -14,7 +14,7 @@ models, the score of model i is the sum of d(i, j) over the n - f - 2 models nea
 All models count the same, whatever their numbers of examples: a Byzantine client could claim any.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -34,7 +34,7 @@ from ...train.teachers import Frozen, drop_worst
 from .averaging import average_of
 from .fusion import side_by_side
 from .heads import head_of
-from .training import Update
+from .training import Sent, Update
 
 Selection = Literal["krum", "multi_krum", "bulyan"]
 Combined = Literal["weighted", "uniform", "median", "trimmed_mean", "krum", "multi_krum", "bulyan"]
@@ -66,8 +66,13 @@ class Screen(Slot):
         },
     }
 
-    def uploads(self, x: Replies, M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
-        """The uploads, as they count from here on; M are the models that were sent."""
+    @property
+    def individual(self) -> bool:
+        """Whether it needs the clients' models, and not only their mean."""
+        return self.buffers != "mean"
+
+    def uploads(self, x: Replies, sent: Sent, fed: Federation, server: Server) -> Replies:
+        """The uploads, as they count from here on; `sent` are the models that clients were sent."""
         return x
 
     def members(self, models: dict[str, Frozen], x: Replies, fed: Federation, server: Server) -> dict[str, Frozen]:
@@ -126,10 +131,11 @@ class Robust(Screen):
         if self.drop_worst and server.validation is None:
             yield "drop_worst needs a validation set on the server: set data.validation"
 
-    def uploads(self, x: Replies, M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
-        return self.clipped(x, lambda k: M[fed.architecture(k)], fed, server)
+    @property
+    def individual(self) -> bool:
+        return self != Robust(self.average) or self.average not in ("weighted", "uniform")
 
-    def clipped(self, x: Replies, sent: Callable[[str], Weights], fed: Federation, server: Server) -> Replies:
+    def uploads(self, x: Replies, sent: Sent, fed: Federation, server: Server) -> Replies:
         """The uploads, with each update's norm clipped to `update_clip` times the median of its architecture's clients.
 
         An update is the difference from the model that the client was sent.
