@@ -100,8 +100,8 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def marks_of(method: str) -> set[str]:
-    """The marks in a method's file, less those inside the classes of other methods in the same file. Of a method that is
-    derived from another one in its file: those inside its class."""
+    """The marks in a method's file, less those inside the classes of other methods there. Of a method that is derived
+    from another one of its file: those inside its class."""
     cls = METHODS[method]
     file = pathlib.Path(inspect.getsourcefile(cls) or "")
     source = file.read_text("utf-8")

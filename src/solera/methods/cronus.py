@@ -18,12 +18,12 @@ from ..core.federation import Federation
 from ..core.settings import Hint
 from ..core.task import Client, task
 from ..core.tensors import joined, weights_of
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
 from ..train.robust import filtered_mean
 from .steps.fusion import logits_problems
-from .steps.personal import score_own
+from .steps.personal import OnClients
 from .steps.predictions import Done, ask, asked_inputs, draw, public_problems, towards_targets
 
 
@@ -43,7 +43,7 @@ Malicious = Annotated[float, Ge(0), Lt(0.5), Hint("no mean is robust against a m
 
 @register("cronus")
 @dataclass(frozen=True)
-class Cronus(Method):
+class Cronus(OnClients):
     """Personal models that learn from a robust mean of all clients' soft labels."""
 
     first: Local = field(default_factory=lambda: Local(epochs=20, batch=64, lr=0.05))  # first training, alone
@@ -58,17 +58,10 @@ class Cronus(Method):
         state="its model",
     )
 
-    @dataclass(frozen=True)
-    class State:
-        rounds: int  # all other state is on the clients
-
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="everywhere", personal=True)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State(0)
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: OnClients.State, fed: Federation, server: Server) -> OnClients.State:
         x = draw(None, fed, server)
         S, Y = ask(fed.sample(), x, 1.0, self.first, fed, server, only_new=True)  # soft labels Y_k of all x
         Y = Y.repeat_interleave(torch.tensor([fed.copies.get(k, 1) for k in S]), 0)
@@ -79,9 +72,3 @@ class Cronus(Method):
     def fits(self, server: Server) -> Iterator[str]:
         yield from public_problems("cronus", None, server)
         yield from logits_problems("cronus", server)
-
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
-
-    def models(self, state: State) -> dict[str, Model]:
-        return {}

@@ -16,12 +16,12 @@ from torch import Tensor
 from ..core.federation import Federation
 from ..core.settings import Hint
 from ..core.tensors import Weights, weights_of
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Exchange, Model, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Diverged, Fitted, Local, fit
 from ..train.labels import reduce_entropy
 from .steps.fusion import logits_problems, outcome_of, side_by_side
-from .steps.personal import score_own
+from .steps.personal import OnClients
 from .steps.predictions import (
     StudentNorm,
     answered,
@@ -39,7 +39,7 @@ Sharpening = Annotated[float, Gt(0), Lt(1), Hint("or set aggregation = 'sa'")]
 
 @register("dsfl")
 @dataclass(frozen=True)
-class DSFL(Method):
+class DSFL(OnClients):
     """Semi-supervised collaboration: clients and a server model learn from sharpened mean predictions."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on private samples
@@ -113,7 +113,7 @@ class DSFL(Method):
         yield from logits_problems("dsfl", server)
 
     def personal(self, state: State, fed: Federation) -> Exchange | None:
-        return Exchange(score_own) if self.judge_clients else None
+        return super().personal(state, fed) if self.judge_clients else None
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.server.architecture: state.server}

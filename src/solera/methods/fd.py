@@ -16,11 +16,11 @@ from ..core.settings import NonNegative
 from ..core.task import Client, task
 from ..core.tensors import weights_of
 from ..core.wire import sized
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
 from ..train.labels import LabelSums, label_loss, others
-from .steps.personal import score_own
+from .steps.personal import OnClients
 from .steps.predictions import SUMS_TO_ONE, Done, answered, scores_of
 
 
@@ -68,7 +68,7 @@ def take_others(client: Client, total: Tensor, copies: int) -> Done:
 
 @register("fd")
 @dataclass(frozen=True)
-class FD(Method):
+class FD(OnClients):
     """Models that regularise each other by their mean output for each label."""
 
     local: Local = field(default_factory=lambda: Local(steps=250, batch=64))
@@ -102,9 +102,3 @@ class FD(Method):
         # Device i computes the mean over j != i from the sum and its own table: the server sees no single table.
         fed.mean(take_others, S, uniform=True, total=total, copies=per_client(copies.__getitem__))
         return self.State(others(total, torch.zeros_like(total)))
-
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
-
-    def models(self, state: State) -> dict[str, Model]:
-        return {}

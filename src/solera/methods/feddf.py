@@ -53,8 +53,8 @@ class FedDF(Method):
         return self.State({A: server.init(A) for A in server.architectures})  # line 2
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
-        M, S = current(state.weights), fed.sample()  # line 6
-        sent = by_architecture(M, fed)
+        M = current(state.weights)
+        S, sent = fed.sample(), by_architecture(M, fed)  # line 6
         x = self.upload.ask(sent, S, self.local, self.mu, fed, server)  # lines 7-8
         x = self.screen.uploads(x, sent, fed, server)
         d = public_indices(self.fusion, fed.seed, server)  # the source of the minibatches of line 13
@@ -66,8 +66,8 @@ class FedDF(Method):
         teachers = self.teaching.join(teachers, state.weights, at)
         votes = self.teaching.votes(teachers, copies_of(teachers, fed), at)
         avg_logits, d = self.teaching.narrow(self.teacher(list(teachers.values()), votes), d, at)
-        M |= fuse(x_0, avg_logits, d, self.fusion, fed.seed, server)  # lines 12-15
-        return self.State(M | self.teaching.keep(state.weights))
+        fused = fuse(x_0, avg_logits, d, self.fusion, fed.seed, server)  # lines 12-15
+        return self.State(M | fused | self.teaching.keep(state.weights))
 
     def start(self, x: Replies, members: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Weights]:
         return report_averages(self.screen.averages(x, members, at.fed, at.server), at)  # lines 9-11

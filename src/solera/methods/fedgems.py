@@ -21,14 +21,14 @@ from ..core.randomness import seed_from
 from ..core.settings import Share
 from ..core.task import Client, task
 from ..core.tensors import Weights, rows_of, weights_of
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Model, Traits, register
 from ..place.placement import finest
 from ..scenario.server import Server
 from ..train.fitting import Diverged, Fitted, Local, fit, logits_of
 from ..train.objectives import Objective
 from ..train.teachers import entropy, soft_targets
 from .steps.fusion import outcome_of, side_by_side
-from .steps.personal import score_own
+from .steps.personal import OnClients
 from .steps.predictions import Drawn, ask, draw, label_problems, public_inputs, public_problems
 
 
@@ -58,7 +58,7 @@ def learn_from_server(
 
 @register("fedgems")
 @dataclass(frozen=True)
-class FedGEMS(Method):
+class FedGEMS(OnClients):
     """A large server model that learns from the clients that are correct where it is wrong."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=0.05))  # clients, on private data
@@ -149,9 +149,6 @@ class FedGEMS(Method):
             return before
         server.event("server_trained", steps=done.steps, loss=done.loss if done.steps else None)
         return Model(before.architecture, weights)
-
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
         return {state.large.architecture: state.large}

@@ -7,50 +7,39 @@ equations are numbered as in the paper; docs/methods/mnfl.md describes what the 
 `mnfl-code` has the order of the authors' code, `mnfl-twice` learns c from predictions made after distillation.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..core.federation import Federation, Replies, per_client
-from ..core.settings import NonNegativeInt, Positive, PositiveInt
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..core.federation import Federation, Replies
+from ..core.settings import PositiveInt
+from ..method import About, register
 from ..scenario.server import Server
 from ..train.fitting import Local
-from ..train.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mixtures, mse_loss
-from .steps.coefficients import block, note, note_objective, shares, uniform_matrix, with_block
-from .steps.personal import score_own, train_alone
+from ..train.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mse_loss
+from .steps.coefficients import Mixing, block, note, note_objective, shares, with_block
 from .steps.predictions import (
-    StudentNorm,
     ask_and_assess,
     distil_and_predict,
     distil_and_train,
     distil_locally,
-    draw,
-    participants,
-    public_problems,
     usable,
 )
 
 
 @register("mnfl")
 @dataclass(frozen=True)
-class MNFL(Method):
+class MNFL(Mixing):
     """Personal models that learn from each other, with learned coefficients."""
 
-    local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
-    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
     coefficients: Coefficients = field(default_factory=Coefficients)  # eta_3, lambda, rho
-    temperature: Positive = 10.0  # T, of predictions and of distillation
-    public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
     rule: Literal["learned", "uniform"] = "learned"  # uniform: c stays 1/N, the plain mean as in FedMD
     c_loss: Literal["kl", "mse"] = "kl"  # collaborative loss of eq. (7): as in the paper, or in the authors' code
     c_reduction: Reduction = "sum"  # of that loss over samples; with mean, c hardly changes at the paper's rate
     c_batch: PositiveInt = 256  # at most this many public samples for that loss
     grow_epochs: bool = False  # local epochs 1, 2, 3, ... up to local.epochs, as in the authors' code
-    student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
     BESIDE: ClassVar = {
         "order": "another method: method.name = 'mnfl-code' for the order of the authors' code",
@@ -63,47 +52,12 @@ class MNFL(Method):
         state="its model",
     )
 
-    @dataclass(frozen=True)
-    class State:
-        c: Tensor  # row m: giver, column n: receiver; the models are on the clients
-
-    def traits(self) -> Traits:
-        return Traits(across="knowledge", public="everywhere", personal=True)
-
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State(uniform_matrix(fed))  # line 1
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
-        c, x, A = state.c, draw(self.public_size, fed, server), participants(fed)
-        if len(x) == 0:
-            fed.map(train_alone, A, local=self.training(fed))
-            return state
-        return self.State(self.exchange(c, x, A, fed, server))
-
     def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
-        """Clients A train, predict the public samples x and learn from each other; returns the new c."""
         S, s, said = self.predicted(x, A, fed, server)  # lines 11-13, eq. (5)
-        fed.map(distil_locally, S, **self.lesson(c, S, s, fed))  # lines 14-16, eq. (2) and (6)
+        fed.map(distil_locally, S, **self.lesson(block(c, S, fed), S, s))  # lines 14-16, eq. (2) and (6)
         c = self.learned(c, S, s, fed)  # line 7, eq. (7)
         self.note(c, S, s, said, fed, server)  # eq. (4)
         return c
-
-    def predicted(self, x: Tensor, A: list[str], fed: Federation, server: Server) -> tuple[list[str], Tensor, Replies]:
-        """The clients that have trained and predicted x, their predictions, and the whole replies."""
-        S, s, said = ask_and_assess(A, x, self.temperature, self.training(fed), fed, server)
-        server.report_stages(after_training={k: said[k].test for k in S}, after_distilling=None)
-        return S, s, said
-
-    def lesson(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> dict[str, Any]:
-        """Eq. (2): the teacher of client n is sum_m c_mn s_m; with the settings of distillation."""
-        teachers = mixtures(block(c, S, fed), [{"probs": s_m} for s_m in s])
-        targets = {k: teacher["probs"] for k, teacher in zip(S, teachers, strict=True)}
-        return {
-            "targets": per_client(lambda k: targets[k]),
-            "distil": self.distill,
-            "temperature": self.temperature,
-            "student_norm": self.student_norm,
-        }
 
     def learned(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> Tensor:
         """Eq. (7), for the coefficients between clients S with predictions s."""
@@ -139,15 +93,6 @@ class MNFL(Method):
         g = torch.Generator().manual_seed(fed.seed("coefficients"))
         return torch.randperm(samples, generator=g)[: self.c_batch].sort().values
 
-    def fits(self, server: Server) -> Iterator[str]:
-        yield from public_problems("mnfl", self.public_size, server)
-
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
-
-    def models(self, state: State) -> dict[str, Model]:
-        return {}
-
 
 @register("mnfl-code")
 @dataclass(frozen=True)
@@ -161,7 +106,7 @@ class MNFLCode(MNFL):
         first = replace(local, epochs=1, steps=None)  # of clients that were not sampled before
         S, s, said = ask_and_assess(A, x, self.temperature, first, fed, server, only_new=True)
         c = self.learned(c, S, s, fed)
-        taught = fed.map(distil_and_train, S, local=local, **self.lesson(c, S, s, fed))
+        taught = fed.map(distil_and_train, S, local=local, **self.lesson(block(c, S, fed), S, s))
         server.report_stages(after_distilling=taught, after_training=None)
         self.note(c, S, s, said, fed, server)
         return c
@@ -178,7 +123,7 @@ class MNFLTwice(MNFL):
 
     def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
         S, s, _ = self.predicted(x, A, fed, server)
-        said = fed.map(distil_and_predict, S, **self.lesson(c, S, s, fed))
+        said = fed.map(distil_and_predict, S, **self.lesson(block(c, S, fed), S, s))
         S, s = usable(said, fed)
         c = self.learned(c, S, s, fed)
         self.note(c, S, s, said, fed, server)

@@ -16,7 +16,7 @@ from ..core.settings import PositiveInt
 from ..core.task import Client, task
 from ..core.tensors import Weights, weights_of
 from ..core.wire import like
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, evaluate, fit
 from ..train.norms import parameter_names
@@ -33,7 +33,7 @@ from ..train.similarity import (
     mixtures,
 )
 from .steps.coefficients import block, note, note_objective, shares, uniform_matrix, with_block, with_columns
-from .steps.personal import score_own
+from .steps.personal import OnClients
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def personal_update(client: Client, weights: Weights, local: Local) -> Trained:
 
 @register("mnflparam")
 @dataclass(frozen=True)
-class MNFLParameters(Method):
+class MNFLParameters(OnClients):
     """Personal models of one architecture that are mixed by learned coefficients."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.005))  # E, eta_1
@@ -116,9 +116,3 @@ class MNFLParameters(Method):
         names = self.parameters(server)
         parameters = sum(w[0][n].numel() for n in names)
         return gram_loss(gram_matrix(w, names), 1 if self.c_reduction == "sum" else parameters)
-
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
-
-    def models(self, state: State) -> dict[str, Model]:
-        return {}

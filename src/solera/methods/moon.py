@@ -14,12 +14,12 @@ from ..core.federation import Federation
 from ..core.settings import NonNegative, Positive, PositiveInt
 from ..core.task import Client, task
 from ..core.tensors import Weights, weights_of
-from ..method import About, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
 from ..train.representations import contrastive, representations_of
 from ..train.teachers import by_position
-from .steps.averaging import Average, mean_of, models_of
+from .steps.averaging import Averaging
 from .steps.training import Update
 
 
@@ -46,13 +46,12 @@ def slot(age: int) -> str:
 
 @register("moon")
 @dataclass(frozen=True)
-class MOON(Method):
+class MOON(Averaging):
     """Averaging; clients correct their drift with a contrastive loss on representations."""
 
     local: Local = field(
         default_factory=lambda: Local(epochs=10, batch=64, lr=0.01, momentum=0.9, weight_decay=1e-5)
     )  # E, B, eta
-    average: Average = "weighted"
     mu: NonNegative = 5.0  # weight of the contrastive term; 0: FedAvg
     tau: Positive = 0.5  # temperature of the contrastive term
     buffer: PositiveInt = 1  # how many of its last models a client keeps for the contrastive term
@@ -64,21 +63,11 @@ class MOON(Method):
         state="its last model (or `buffer` of them)",
     )
 
-    @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # architecture -> weights
-
     def traits(self) -> Traits:
         return Traits(split="split", replies="means", products=True)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State({A: server.init(A) for A in server.architectures})
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: Averaging.State, fed: Federation, server: Server) -> Averaging.State:
         x = state.weights
-        how = {"local": self.local, "mu": self.mu, "tau": self.tau, "buffer": self.buffer}
-        mean = mean_of(contrastive_update, x, fed, self.average, **how)
+        how = {"mu": self.mu, "tau": self.tau, "buffer": self.buffer}
+        mean = self.mean(contrastive_update, x, fed.sample(), fed, **how)
         return self.State(x | {A: mean[A].weights for A in mean})
-
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)

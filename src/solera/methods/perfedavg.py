@@ -13,11 +13,11 @@ from ..core.randomness import seed_from
 from ..core.settings import NonNegative, NonNegativeInt, Positive
 from ..core.task import Client, task
 from ..core.tensors import Weights, weights_of
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Exchange, Traits, register
 from ..scenario.server import Server
 from ..train.bilevel import after_a_step, endless
 from ..train.fitting import Local, fit
-from .steps.averaging import Average, mean_of, models_of
+from .steps.averaging import Average, Averaging
 from .steps.personal import Tuning, score_tuned, tuning_payload
 from .steps.training import Update
 
@@ -38,7 +38,7 @@ def meta_update(client: Client, weights: Weights, local: Local, mode: Mode, alph
 
 @register("perfedavg")
 @dataclass(frozen=True)
-class PerFedAvg(Method):
+class PerFedAvg(Averaging):
     """Averaging of models that are trained to adapt."""
 
     local: Local = field(default_factory=lambda: Local(steps=10, batch=40, lr=0.001))  # tau, D, beta
@@ -55,26 +55,16 @@ class PerFedAvg(Method):
         state="nothing",
     )
 
-    @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # w: architecture -> weights
-
     def traits(self) -> Traits:
         return Traits(replies="means", personal=True, products=True)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State({A: server.init(A) for A in server.architectures})
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: Averaging.State, fed: Federation, server: Server) -> Averaging.State:
         w = state.weights
-        how = {"local": self.local, "mode": self.mode, "alpha": self.alpha, "delta": self.delta}
-        mean = mean_of(meta_update, w, fed, self.average, **how)
+        how = {"mode": self.mode, "alpha": self.alpha, "delta": self.delta}
+        mean = self.mean(meta_update, w, fed.sample(), fed, **how)
         return self.State(w | {A: mean[A].weights for A in mean})
 
-    def personal(self, state: State, fed: Federation) -> Exchange:
+    def personal(self, state: Averaging.State, fed: Federation) -> Exchange:
         """Each evaluation adapts a copy and discards it: clients keep no state."""
         adapt = Local(steps=self.adapt_steps, batch=self.local.batch, lr=self.alpha)
         return Exchange(score_tuned, {**tuning_payload(state.weights, Tuning(adapt), fed), "tuned": False})
-
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)

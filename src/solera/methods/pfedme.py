@@ -11,11 +11,11 @@ from ..core.federation import Federation
 from ..core.settings import Positive
 from ..core.task import Client, task
 from ..core.tensors import Weights, weights_of
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Exchange, Traits, register
 from ..scenario.server import Server
 from ..train.bilevel import Envelope, follow_envelope
 from ..train.norms import parameter_names
-from .steps.averaging import Average, mean_of, models_of
+from .steps.averaging import Averaging
 from .steps.personal import common_model, score_own_or_received
 from .steps.training import Update
 
@@ -31,11 +31,10 @@ def envelope_update(client: Client, weights: Weights, local: Envelope) -> Update
 
 @register("pfedme")
 @dataclass(frozen=True)
-class PFedMe(Method):
+class PFedMe(Averaging):
     """A common model, and personal models regularised towards it."""
 
-    local: Envelope = field(default_factory=Envelope)
-    average: Average = "weighted"
+    local: Envelope = field(default_factory=Envelope)  # type: ignore[assignment]
     beta: Positive = 1.0  # server step towards the mean of the clients' w; 1: the mean itself, more: beyond it
 
     about: ClassVar[About] = About(
@@ -45,27 +44,17 @@ class PFedMe(Method):
         state="its model theta",
     )
 
-    @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # w: architecture -> weights
-
     def traits(self) -> Traits:
         return Traits(replies="means", personal=True, products=self.beta == 1)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State({A: server.init(A) for A in server.architectures})
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: Averaging.State, fed: Federation, server: Server) -> Averaging.State:
         w = dict(state.weights)
-        mean = mean_of(envelope_update, w, fed, self.average, local=self.local)
+        mean = self.mean(envelope_update, w, fed.sample(), fed)
         for A, reply in mean.items():
             names = parameter_names(server.template(A))
             moved = {n: (1 - self.beta) * w[A][n] + self.beta * reply.weights[n] for n in names}
             w[A] = reply.weights | moved  # statistics: the mean
         return self.State(w)
 
-    def personal(self, state: State, fed: Federation) -> Exchange:
+    def personal(self, state: Averaging.State, fed: Federation) -> Exchange:
         return Exchange(score_own_or_received, common_model(state.weights, fed))
-
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)

@@ -233,7 +233,7 @@ def test_columns_sum_to_one_and_move_towards_clients_alike(tmp_path):
     world = Federation(tmp_path, {"m": lambda: mlp(1)}, parties, public=images(100, seed=3)[0])
     local = Local(epochs=5, batch=20, lr=0.1)
     cfg = Coefficients(lr=0.5, rho=0.05)
-    states = world.run(MNFL(local, DISTIL, cfg, temperature=1.0), 3)
+    states = world.run(MNFL(local, DISTIL, coefficients=cfg, temperature=1.0), 3)
     for state in states:
         assert torch.allclose(state.c.sum(0), torch.ones(4).double(), rtol=0, atol=1e-12)
         assert bool((state.c >= 0).all())

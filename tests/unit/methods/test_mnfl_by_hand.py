@@ -211,7 +211,7 @@ def test_the_objective_names_what_the_coefficients_are_worth(tmp_path):
 
 def test_an_endless_pull_has_no_objective_and_many_clients_one_in_ten_rounds(tmp_path, monkeypatch):
     world = mixed(tmp_path)
-    world.run(MNFL(WHOLE, ALL, Coefficients(rho=float("inf"))))
+    world.run(MNFL(WHOLE, ALL, coefficients=Coefficients(rho=float("inf"))))
     assert not world.events("objective")
     monkeypatch.setattr("solera.methods.steps.coefficients.SEARCHED_CLIENTS", 4)
     noted = []

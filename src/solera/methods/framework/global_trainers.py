@@ -15,7 +15,7 @@ Teachers are copies made before distillation starts, and all students see the sa
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -90,7 +90,7 @@ class GlobalTrainer(Slot):
             return students
         numbers = [i for i, g in enumerate(students) if g in taught]  # random numbers do not depend on other students
         loss = self.loss(fusion) if self.label_weight else None
-        how = {"loss": loss, "validate": self.early_stop, "jobs": numbers, "of_round": seeds.t}
+        how: dict[str, Any] = {"loss": loss, "validate": self.early_stop, "jobs": numbers, "of_round": seeds.t}
         return students | clock.timed("distil", partial(fuse, taught, answers, d, fusion, seeds, server, **how))
 
     def loss(self, fusion: Distill) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from ...core.federation import Federation, per_client
 from ...core.task import Client, task
 from ...core.tensors import Weights, copy_of, weights_of
+from ...method import Exchange, Method, Model
+from ...scenario.server import Server
 from ...train.distill import divergence
 from ...train.fitting import Local, Score, evaluate, fit, logits_of
 from ...train.objectives import Objective
@@ -88,6 +90,24 @@ def scored(client: Client, weights: Weights | None) -> Score:
 def score_own(client: Client) -> Score:
     """Score the client's own model on its own test samples; no samples if it has no model yet."""
     return scored(client, client.state.get("model"))
+
+
+@dataclass(frozen=True)
+class OnClients(Method):
+    """A method whose models stay on the clients, and so does all other state, unless it has a `State` of its own."""
+
+    @dataclass(frozen=True)
+    class State:
+        rounds: int
+
+    def init(self, fed: Federation, server: Server) -> Any:
+        return self.State(0)
+
+    def personal(self, state: Any, fed: Federation) -> Exchange | None:
+        return Exchange(score_own)
+
+    def models(self, state: Any) -> dict[str, Model]:
+        return {}
 
 
 @task("score_own_or_received")
