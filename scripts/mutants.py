@@ -76,7 +76,6 @@ OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*
         "data/test_generator.py",
         "methods/test_fedet.py",
     ),
-    "data/dirichlet.py": ("data/test_partition.py",),
     "methods/fedeed.py": FRAMEWORK,
     **{f"methods/framework/{name}.py": FRAMEWORK for name in ALGORITHM_1},
     "methods/framework/local_trainers.py": FRAMEWORK,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from solera.cli.doctor import devices as doctors_lines
+from solera.cli.info_commands import devices as doctors_lines
 from solera.core.errors import PORTABLE, ConfigError, NotPortable
 from solera.engines import EngineConfig
 from solera.place import devices as compute

@@ -16,7 +16,8 @@ from solera import Scenario, simulate
 from solera.core.errors import ConfigError, DataError
 from solera.core.plugins import code_allowed
 from solera.data import PublicConfig, from_tensors
-from solera.data.site_data import Form, SiteConfig, hold, read_site
+from solera.data.site_data import SiteConfig, hold, read_site
+from solera.data.spec import Spec
 from solera.engines import serve
 from solera.methods import FedAvg
 from solera.place.placement import Placement
@@ -27,7 +28,7 @@ from solera.runs.sites import server_of_sites, site_host
 from solera.scenario.host import check_hellos
 from solera.train.fitting import Local
 
-FORM = Form("own", (2,), 2, class_names=("benign", "malignant"))
+FORM = Spec("own", (2,), 2, class_names=("benign", "malignant"))
 
 
 def photos(folder, seed, classes=("cat", "dog"), size=6):
@@ -216,7 +217,7 @@ def test_a_csv_file_is_read_by_the_names_of_its_columns(tmp_path):
 def test_a_folder_need_not_have_all_classes_and_may_have_a_test_split(tmp_path):
     photos(tmp_path / "a/train", 1, classes=("dog",))
     photos(tmp_path / "a/test", 2, classes=("cat", "dog"))
-    form = Form("own", (3, 4, 4), 2, (0.0,), (1.0,), class_names=("cat", "dog"))
+    form = Spec("own", (3, 4, 4), 2, (0.0,), (1.0,), class_names=("cat", "dog"))
     held = read_site("a", SiteConfig(data=str(tmp_path / "a")), form, 0.5, 0)
     assert held.train.labels.unique().tolist() == [1]
     assert tuple(held.train.inputs.shape) == (6, 3, 4, 4)
@@ -269,7 +270,7 @@ def test_pixels_without_given_constants_are_refused(hospital, tmp_path):
         ([(1, 2, 0)], ["weight"], "has no column 'weight'"),
         ([(1, 2, 0)], ["age"], "samples of shape"),
         ([], [], "no rows below the header"),
-        ([(1, 2)], [], "data row 1 has 2 columns"),
+        ([(1, 2)], [], "line 2 has 2 columns, expected 3"),
         ([(1, "nan", 0)], [], "not finite"),
     ],
 )

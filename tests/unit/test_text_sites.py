@@ -15,16 +15,16 @@ from solera import Scenario, simulate
 from solera.core.errors import ConfigError, DataError
 from solera.core.plugins import code_allowed
 from solera.data import PublicConfig, public_from_dataset, tokenize
-from solera.data.encodings import BYTES
-from solera.data.site_data import Form, SiteConfig, hold, read_site
-from solera.data.tokens import VOCABULARY, WORDS
+from solera.data.encodings import BYTES, VOCABULARY, WORDS
+from solera.data.site_data import SiteConfig, hold, read_site
+from solera.data.spec import Spec
 from solera.engines import serve
 from solera.methods import FedAvg
 from solera.place.placement import Placement
 from solera.runs.config import RunConfig, load_config
 from solera.runs.facts import facts_of
 from solera.runs.loop import check_fit, execute, run, scenario_of
-from solera.runs.sites import server_of_sites, site_host, stated_form
+from solera.runs.sites import server_of_sites, site_host, stated_spec
 from solera.scenario.scenario import DataConfig
 from solera.train.fitting import Local, logits_of
 from solera.use.predict import predict
@@ -220,7 +220,7 @@ def test_a_server_alone_may_have_another_tokenizer(home, tables):
         scenario = scenario_of(config_of(home, tables))
     assert [c.encoding.name.partition("-")[0] for c in scenario.dataset.columns] == ["words", "wordpiece"]
     assert scenario.client("east", 1, {}).train.inputs.shape[1] == 24
-    assert scenario.form_for("lstm").tokenizer == ""
+    assert scenario.spec_for("lstm").tokenizer == ""
 
 
 def test_what_is_sent_of_public_texts_is_the_texts(home, tables):
@@ -275,7 +275,7 @@ def test_python_gives_texts_and_models(tmp_path):
     bytes_ = Spelled()
     scenario = Scenario(
         server_texts(),
-        public=public_from_dataset(Form.of(server_texts().encoded([BYTES, WORDS])), server_texts(), PublicConfig()),
+        public=public_from_dataset(server_texts().encoded([BYTES, WORDS]).spec, server_texts(), PublicConfig()),
         sites={"a": ((TEXTS, LABELS), bytes_), "b": (own, bytes_), "c": ((TEXTS, LABELS), "text-bag")},
         client_test={"a": (["good"], [0]), "b": (["bad"], [1]), "c": (["poor"], [1])},
     )
@@ -294,13 +294,13 @@ def test_python_gives_texts_and_models(tmp_path):
 def test_public_texts_are_read_as_far_as_the_task_s_whatever_length_they_came_with():
     short = solera.from_texts((TEXTS, LABELS), (TEXTS, LABELS), length=1)
     for encodings, wanted in (([WORDS], tokenize(["good film"], 8)), ([BYTES], BYTES.encode(["good film"], 8)[0])):
-        form = Form.of(server_texts().encoded(encodings))
+        form = server_texts().encoded(encodings).spec
         assert torch.equal(public_from_dataset(form, short, PublicConfig()).raw[:1], wanted)
 
 
 # ---- refusals ---------------------------------------------------------------------------------------
 
-FORM = Form("texts", (8,), 2, vocabulary=VOCABULARY, class_names=("good", "bad"))
+FORM = Spec("texts", (8,), 2, vocabulary=VOCABULARY, class_names=("good", "bad"))
 
 
 def test_a_site_with_another_tokenizer_is_named_before_any_work(home, tables, tmp_path):
@@ -390,9 +390,9 @@ def test_token_ids_are_not_enough_for_a_model_with_a_tokenizer():
             hold("a", given, form, 0.0, 0)
     assert hold("a", ids, FORM, 0.0, 0).texts is None
     with pytest.raises(DataError, match="site a: samples are texts; own has images or vectors"):
-        hold("a", (["a b"], [0]), Form("own", (8,), 2), 0.0, 0)
+        hold("a", (["a b"], [0]), Spec("own", (8,), 2), 0.0, 0)
     with pytest.raises(ConfigError, match=r"own: a model brings the tokenizer 'bytes' and needs texts"):
-        Form("own", (8,), 2).read_by(BYTES)
+        Spec("own", (8,), 2).read_by(BYTES)
 
 
 def test_a_table_has_texts_or_pairs_of_them(tmp_path):
@@ -417,7 +417,7 @@ def test_a_table_has_texts_or_pairs_of_them(tmp_path):
 def test_the_form_of_words_is_that_of_before():
     assert FORM.read_by(WORDS) is FORM
     assert FORM.read_by(BYTES).read_by(WORDS) == FORM
-    assert stated_form(DataConfig(name="sst2", length=32)).shape == (32,)
+    assert stated_spec(DataConfig(name="sst2", length=32)).shape == (32,)
 
 
 def test_the_classes_of_a_named_set_have_its_names_at_the_server_and_at_the_sites(home, tmp_path):

@@ -1,7 +1,8 @@
 """A data set: training and test samples in compact form, and how they are prepared for a model."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
@@ -12,14 +13,13 @@ from ..core.errors import ConfigError, DataError
 from ..core.randomness import isolated, seed_from
 from ..core.task import Data
 from ..place.placement import numerics
-from .encodings import Columns, Encoding, Text, encoded
+from .encodings import LENGTH, VOCABULARY, WORDS, Columns, Encoding, Text, encoded, refuse_empty, tokenize
 from .images import channel_statistics, channels_first, stack
 from .sampling import hold_out
-from .tokens import LENGTH, VOCABULARY, WORDS, refuse_empty, tokenize
-from .transforms import DEPTH, normalise
+from .spec import Spec
+from .transforms import DEPTH
 
 Arrays = tuple[Any, Any]  # inputs and labels, as tensors, numpy arrays or lists
-Task = Literal["classification", "causal-lm"]
 SPELLED = 5  # labels that an error names
 COUNTED = "renumber them, or say how many there are with classes= or class_names="
 READ_TWICE = 64  # samples of a torch data set that are read twice, to detect random transforms
@@ -32,35 +32,30 @@ class Texts(NamedTuple):
     test: tuple[Text, ...]
 
 
-@dataclass(frozen=True)
-class Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Spec):
     """Samples as stored: images [N, C, H, W] (uint8, uint16 or float32), float32 vectors [N, F], int64 tokens [N, L].
 
     It keeps its own copy: later changes to the caller's tensors have no effect. A text data set keeps its texts beside
     the tokens of the hashing tokenizer, so that `encoded` can have other tokenizers read them.
     """
 
-    name: str
+    shape: tuple[int, ...] = field(init=False)  # that of the samples
     train: Data[Tensor]
     test: Data[Tensor]
-    classes: int
-    mean: tuple[float, ...] = ()  # per channel, on the scale [0, 1]; empty: no normalisation
-    std: tuple[float, ...] = ()
     users: Tensor | None = None  # int64 [N_train]: the user of each training sample
-    vocabulary: int = 0  # text only: the number of token ids
-    class_names: tuple[str, ...] = ()  # if known
     user_names: tuple[str, ...] = ()  # by number, if known
     texts: Texts | None = None  # text only, if known
-    columns: tuple[Columns, ...] = ()  # whose tokens are where in a sample; empty: one tokenizer's, in all of it
-    task: Task = "classification"  # causal-lm: a sample is a block of tokens, and all but its first are predicted
     found: tuple[int, int] | None = None  # training and test rows of its files, before any of them were chosen
 
     def __post_init__(self) -> None:
-        for field in ("train", "test"):
-            data = getattr(self, field)
-            object.__setattr__(self, field, Data(data.inputs.detach().clone(), data.labels.detach().clone()))
+        for split in ("train", "test"):
+            data = getattr(self, split)
+            object.__setattr__(self, split, Data(data.inputs.detach().clone(), data.labels.detach().clone()))
         if self.users is not None:
             object.__setattr__(self, "users", self.users.detach().clone())
+        shape = tuple(self.train.inputs.shape[1:])
+        object.__setattr__(self, "shape", shape if self.task == "classification" else (shape[0] - 1,))
         for split, data in (("train", self.train), ("test", self.test)):
             check_samples(f"{self.name}, {split}", data, self.classes, self.vocabulary)
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
@@ -82,26 +77,6 @@ class Dataset:
             raise DataError(f"{self.name}: {len(self.users)} users for {len(self.train)} training samples")
         if self.users is not None and self.user_names and int(self.users.max()) >= len(self.user_names):
             raise DataError(f"{self.name}: {len(self.user_names)} user names, but user {int(self.users.max())}")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one prepared sample."""
-        shape = tuple(self.train.inputs.shape[1:])
-        return shape if self.task == "classification" else (shape[0] - 1,)
-
-    @property
-    def outputs(self) -> int:
-        """The number of a model's outputs for one prediction: classes, or tokens."""
-        return self.classes if self.task == "classification" else self.vocabulary
-
-    @property
-    def length(self) -> int:
-        """Text only: the tokens that one model reads of a text."""
-        return self.columns[0].length if self.columns else self.shape[0]
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """Stored samples as input of a model: normalised float32, or tokens unchanged."""
-        return normalise(inputs, self.mean, self.std)
 
     def encoded(self, encodings: Sequence[Encoding], length: int | None = None) -> "Dataset":
         """The same texts, read by these tokenizers: their tokens stand side by side in every sample.
@@ -129,10 +104,6 @@ class Dataset:
             vocabulary=max(e.vocabulary for e in encodings),
             columns=() if words else tuple(columns),
         )
-
-    def tokens(self, texts: Sequence[Text]) -> Tensor:
-        """More texts as samples of this data set."""
-        return encoded(texts, [c.encoding for c in self.columns] or [WORDS], self.length)[0]
 
     def sampled(self, split: Literal["train", "test"], rows: Tensor) -> "Dataset":
         """Only these rows of a split, in this order."""
@@ -214,15 +185,15 @@ def from_tensors(
     numbers, names = (None, ()) if users is None else number_users(users)
     return Dataset(
         name,
-        parts["train"],
-        parts["test"],
         classes if classes is not None else len(class_names) or classes_in(name, labels.numpy(), COUNTED),
         tuple(float(m) for m in mean),
         tuple(float(s) for s in std),
-        numbers,
         vocabulary,
         tuple(class_names),
-        names,
+        train=parts["train"],
+        test=parts["test"],
+        users=numbers,
+        user_names=names,
     )
 
 
@@ -424,3 +395,84 @@ def _check_constants(data: Dataset) -> None:
         raise DataError(f"{data.name}: tokens cannot be normalised; leave mean and std out")
     if mean and len(mean) not in (1, data.shape[0]):
         raise DataError(f"{data.name}: mean has {len(mean)} numbers for {data.shape[0]} channels")
+
+
+# ---- language models: one stream of tokens, cut into blocks -----------------------------------------
+
+
+log = logging.getLogger("solera")
+
+
+def as_blocks(data: Dataset, readers: dict[str, Encoding]) -> Dataset:
+    """The data set for language models with these tokenizers (by model), which must be one and the same.
+
+    The texts of one user on one topic follow each other, each with an end mark, and the stream is cut into blocks of
+    `length` + 1 tokens. A block begins with the last token of the one before, so every token but a stream's first is
+    predicted once, and no position has to be left out of a loss. What does not fill a block is dropped.
+    """
+    encoding = one_encoding(readers)
+    if data.texts is None:
+        raise ConfigError(
+            f"data.task = 'causal-lm' needs texts, but {data.name} has samples of shape {data.shape}; choose a text "
+            "set, or give texts (solera.from_texts)"
+        )
+    length = data.length
+    labels, users = data.train.labels, data.users
+    inputs, first = blocks_of(data.texts.train, encoding, length, labels, users, f"{data.name}, train")
+    held, their = blocks_of(data.texts.test, encoding, length, data.test.labels, None, f"{data.name}, test")
+    return replace(
+        data,
+        train=Data(inputs, labels[first]),
+        test=Data(held, data.test.labels[their]),
+        users=None if users is None else users[first],
+        vocabulary=encoding.vocabulary,
+        texts=None,
+        columns=(Columns(encoding, 0, length),),
+        task="causal-lm",
+    )
+
+
+def one_encoding(readers: dict[str, Encoding]) -> Encoding:
+    """The tokenizer of all models. Raises ConfigError if they have several, or one that cannot make a stream."""
+    first, encoding = next(iter(readers.items()))
+    for name, other in readers.items():
+        if other != encoding:
+            raise ConfigError(
+                f"data.task = 'causal-lm': {first} reads texts with the tokenizer {encoding.name!r}, {name} with "
+                f"{other.name!r}; their tokens cannot be compared, so all models must have the same"
+            )
+    if encoding.stream is None:
+        raise ConfigError(
+            f"data.task = 'causal-lm': {first} reads texts with the tokenizer {encoding.name!r}, which makes no "
+            "stream; choose language models, such as gpt-nano, gpt-micro and lstm-lm"
+        )
+    return encoding
+
+
+def blocks_of(
+    texts: Sequence[Text], encoding: Encoding, length: int, labels: Tensor, users: Tensor | None, what: str
+) -> tuple[Tensor, Tensor]:
+    """Blocks, int64 [blocks, length + 1], and for each a row of the texts whose label and user are the block's."""
+    assert encoding.stream is not None
+    people = torch.zeros_like(labels) if users is None else users
+    streams: dict[tuple[int, int], list[int]] = {}
+    begins: dict[tuple[int, int], int] = {}
+    for i, (text, key) in enumerate(zip(texts, zip(people.tolist(), labels.tolist(), strict=True), strict=True)):
+        begins.setdefault(key, i)
+        streams.setdefault(key, []).extend(encoding.stream(text if isinstance(text, str) else "\n".join(text)))
+    blocks, rows, lost = [], [], 0
+    for key, stream in streams.items():
+        count = max(0, (len(stream) - 1) // length)
+        lost += len(stream) - 1 - count * length
+        if count:
+            tokens = torch.tensor(stream[: count * length + 1], dtype=torch.int64)
+            blocks.append(tokens.unfold(0, length + 1, length))
+            rows += [begins[key]] * count
+    if not blocks:
+        raise DataError(
+            f"{what}: no text of one user and class has the {length + 1} tokens of a block; lower data.length"
+        )
+    total = sum(map(len, streams.values()))
+    if lost > total // 10:
+        log.warning("%s: %d of %d tokens do not fill a block of %d and are left out", what, lost, total, length)
+    return torch.cat(blocks), torch.tensor(rows)

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import safetensors
+import safetensors.torch
 import torch
 from annotated_types import Gt, Le, Lt
 from torch import Tensor, nn
@@ -23,16 +25,14 @@ from ..core.errors import ConfigError, DataError
 from ..core.settings import Positive, PositiveInt, Problem, settings
 from ..core.tensors import sent
 from ..place.placement import Placement
+from ..train.generators import ImageDecoder
 from .augment import Name, augmented, check_steps
-from .blocks import blocks_of
-from .dataset import Dataset
-from .encodings import Columns, Text, as_bytes, digest_of
-from .generator import load_generator
-from .overlap import named_classes
+from .catalogue import named_classes
+from .dataset import Dataset, blocks_of
+from .encodings import LENGTH, WORDS, Columns, Text, as_bytes, digest_of
 from .sampling import hold_out, torch_rng
-from .site_data import Form
 from .sources import STL10, load, read_stl10_unlabelled
-from .tokens import LENGTH, WORDS
+from .spec import Spec
 from .transforms import DEPTH, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
 
@@ -216,7 +216,7 @@ def samples_of(public: Public) -> Samples:
     return Samples(raw, public.labels, lengths)
 
 
-def make_public(cfg: PublicConfig, task: Dataset | Form, held_out: Tensor, seed: int) -> Public | None:
+def make_public(cfg: PublicConfig, task: Spec, held_out: Tensor, seed: int) -> Public | None:
     """The public data of a configuration; `held_out` are the indices of the training samples held out for it (used only
     by the source "held-out")."""
     match cfg.source:
@@ -249,7 +249,7 @@ def chosen_classes(cfg: PublicConfig) -> list[int]:
     return named_classes(cfg.classes) if isinstance(cfg.classes, str) else list(cfg.classes or ())
 
 
-def _from_folder(task: Dataset | Form, cfg: PublicConfig, seed: int) -> Public:
+def _from_folder(task: Spec, cfg: PublicConfig, seed: int) -> Public:
     """All images in a folder and its subfolders, or the texts in a file, without labels."""
     if cfg.path is None:
         raise ConfigError('public.name = "folder" needs public.path: a folder with images in it')
@@ -264,14 +264,14 @@ def _from_folder(task: Dataset | Form, cfg: PublicConfig, seed: int) -> Public:
 
 
 def public_from_samples(
-    task: Dataset | Form, inputs: Tensor, labels: Tensor | None, cfg: PublicConfig | None = None, seed: int = 0
+    task: Spec, inputs: Tensor, labels: Tensor | None, cfg: PublicConfig | None = None, seed: int = 0
 ) -> Public:
     """Public data from samples in the task's stored form. All are used (`cfg.size` was already applied), except those
     that `classes` and `fraction` leave out."""
     return _assemble(task, inputs, labels, cfg or PublicConfig(), None, seed)
 
 
-def public_from_dataset(task: Dataset | Form, other: Dataset, cfg: PublicConfig, seed: int = 0) -> Public:
+def public_from_dataset(task: Spec, other: Dataset, cfg: PublicConfig, seed: int = 0) -> Public:
     """Public data from the training samples of another data set, converted to the task's shape."""
     if bool(task.vocabulary) != bool(other.vocabulary) or len(task.shape) != len(other.shape):
         raise ConfigError(
@@ -292,7 +292,7 @@ def public_from_dataset(task: Dataset | Form, other: Dataset, cfg: PublicConfig,
     return _assemble(task, other.train.inputs, other.train.labels, cfg, cfg.size, seed, texts=_texts(other))
 
 
-def _public_blocks(task: Dataset | Form, other: Dataset, cfg: PublicConfig, seed: int) -> Public:
+def _public_blocks(task: Spec, other: Dataset, cfg: PublicConfig, seed: int) -> Public:
     """The training texts of another data set for language models, read with the tokenizer of the task."""
     if other.texts is None:
         raise ConfigError(f"public.name: {other.name} has no texts, and data.task = 'causal-lm' needs some")
@@ -306,7 +306,7 @@ def _texts(data: Dataset) -> tuple[Text, ...] | None:
     return None if data.texts is None else data.texts.train
 
 
-def public_from_noise(task: Dataset | Form, cfg: PublicConfig, seed: int = 0) -> Public:
+def public_from_noise(task: Spec, cfg: PublicConfig, seed: int = 0) -> Public:
     """Noise images: `uniform` in [0, 1] per pixel, or `gauss`: N(0, 1) rescaled to [0, 1] by the extremes of each batch
     of 128. Pixels are rounded to bytes like those of other images, then normalised with the task's constants.
 
@@ -323,10 +323,10 @@ def public_from_noise(task: Dataset | Form, cfg: PublicConfig, seed: int = 0) ->
     return _made(task, cfg, make, "public noise", seed)
 
 
-def _noise_vectors(task: Dataset | Form, bound: float | None) -> Make:
+def _noise_vectors(task: Spec, bound: float | None) -> Make:
     if bound is not None:
         return lambda size, rng: bound * (2 * torch.rand(size, *task.shape, generator=rng) - 1)
-    if isinstance(task, Form):
+    if not isinstance(task, Dataset):
         raise ConfigError('public.source = "noise": the range of vectors is not known where sites hold the samples')
     low, high = task.train.inputs.amin(0), task.train.inputs.amax(0)
     return lambda size, rng: low + (high - low) * torch.rand(size, *task.shape, generator=rng)
@@ -347,7 +347,7 @@ def _noise_images(kind: Noise, shape: tuple[int, ...]) -> Make:
     return make
 
 
-def _made(task: Dataset | Form, cfg: PublicConfig, make: Make, purpose: str, seed: int) -> Public:
+def _made(task: Spec, cfg: PublicConfig, make: Make, purpose: str, seed: int) -> Public:
     """Generated samples; with `fresh`, each draw generates new ones."""
     raw = make(_size_to_make(cfg), torch_rng(seed, purpose))
     return _assemble(task, raw, None, cfg, None, seed, make if cfg.fresh else None)
@@ -364,7 +364,7 @@ def _size_to_make(cfg: PublicConfig) -> int:
     return cfg.size
 
 
-def _from_generator_file(task: Dataset | Form, cfg: PublicConfig, seed: int) -> Public:
+def _from_generator_file(task: Spec, cfg: PublicConfig, seed: int) -> Public:
     """Images from the generator in the file `cfg.path`, then treated like others."""
     if cfg.path is None:
         raise ConfigError('public.source = "generator" needs public.path: a file written by scripts/train_generator.py')
@@ -375,7 +375,7 @@ def _from_generator_file(task: Dataset | Form, cfg: PublicConfig, seed: int) -> 
 
 def public_from_generator(
     generate: Callable[[Tensor], Tensor] | nn.Module,
-    task: Dataset | Form,
+    task: Spec,
     size: int,
     latent: int | tuple[int, ...],
     seed: int = 0,
@@ -397,7 +397,7 @@ def public_from_generator(
 
 def _generating(
     generate: Callable[[Tensor], Tensor] | nn.Module,
-    task: Dataset | Form,
+    task: Spec,
     latent: int | tuple[int, ...],
     value_range: tuple[float, float],
 ) -> Make:
@@ -443,7 +443,7 @@ def _generated_bytes(
 
 
 def _assemble(
-    task: Dataset | Form,
+    task: Spec,
     inputs: Tensor,
     labels: Tensor | None,
     cfg: PublicConfig,
@@ -486,7 +486,7 @@ def _choose(total: int, labels: Tensor | None, cfg: PublicConfig, size: int | No
     return chosen
 
 
-def _fit(raw: Tensor, task: Dataset | Form) -> Tensor:
+def _fit(raw: Tensor, task: Spec) -> Tensor:
     """Samples in the task's shape: images are converted, texts are cut or padded with token 0."""
     if tuple(raw.shape[1:]) == task.shape:
         return raw
@@ -503,3 +503,60 @@ def _transformed(raw: Tensor, steps: Sequence[Name], seed: int) -> Tensor:
     rng = torch_rng(seed, "public augment")
     kind = raw.dtype if raw.dtype in DEPTH else torch.uint8
     return torch.cat([to_depth(augmented(part, steps, rng), kind) for part in raw.split(CHUNK)])
+
+
+# ---- a generator of images --------------------------------------------------------------------------
+
+
+FORMAT = "solera generator 1"
+LIMITS = {"channels": 4, "height": 256, "width": 256, "latent": 4096, "features": 1024}  # largest values in a file
+
+
+class Generator(ImageDecoder):
+    """Images of one `shape` (C, H, W) from vectors of `latent` numbers; `features` sets the width of the layers."""
+
+    def __init__(self, shape: tuple[int, int, int], latent: int = 64, features: int = 32):
+        channels, height, width = shape
+        settings = {"channels": channels, "height": height, "width": width, "latent": latent, "features": features}
+        for name, most in LIMITS.items():
+            if not 1 <= settings[name] <= most:
+                raise DataError(f"a generator with {name} = {settings[name]}: expected 1 to {most}")
+        super().__init__((channels, height, width), latent, features)
+        self.settings, self.latent = settings, latent
+
+
+def save_generator(generator: Generator, path: str | Path) -> None:
+    """Write a generator as safetensors, with its settings in the header."""
+    about = {"format": FORMAT} | {name: str(value) for name, value in generator.settings.items()}
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    safetensors.torch.save_file({n: t.contiguous() for n, t in generator.state_dict().items()}, path, about)
+
+
+def load_generator(path: str | Path) -> Generator:
+    """Read a generator written by `save_generator`; in eval mode and frozen."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            if about.get("format") != FORMAT:
+                raise DataError(f"{path} is not a generator: its format is {about.get('format')!r}, not {FORMAT!r}")
+            s = {name: _whole(about.get(name), f"{path}: {name}") for name in LIMITS}
+            with torch.device("meta"):  # allocates nothing: the header's sizes may be wrong
+                generator = Generator((s["channels"], s["height"], s["width"]), s["latent"], s["features"])
+            wanted = generator.state_dict()
+            if odd := sorted(set(wanted) ^ set(file.keys())):
+                raise DataError(f"{path}: the tensors are not those of a generator: {', '.join(odd[:3])}")
+            weights = {name: file.get_tensor(name) for name in wanted}
+    except (OSError, safetensors.SafetensorError) as e:
+        raise DataError(f"cannot read the generator {path}: {e}; scripts/train_generator.py writes one") from None
+    for name, t in wanted.items():
+        if weights[name].shape != t.shape or weights[name].dtype != t.dtype:
+            raise DataError(f"{path}: {name} is {tuple(weights[name].shape)}, a generator has {tuple(t.shape)}")
+    generator.load_state_dict(weights, assign=True)
+    generator.eval()
+    return generator.requires_grad_(False)
+
+
+def _whole(text: Any, what: str) -> int:
+    if not (isinstance(text, str) and text.isdecimal() and len(text) < 8):
+        raise DataError(f"{what} = {text!r} is not an integer")
+    return int(text)

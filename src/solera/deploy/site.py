@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..core.calls import SHA256, Call, Host, Reply
+from ..core.calls import SHA256, Call, Host, Reply, text_in
 from ..core.errors import ConfigError, SoleraError
 from ..core.plugins import code_allowed
 from ..core.task import TASKS
@@ -29,7 +29,6 @@ from ..core.wire import Limits, Packed, WireError, decode, digest, safe_name
 from ..data import Public
 from ..data.encodings import from_bytes
 from ..data.public import Samples
-from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
 from ..method import prepare_scoring
@@ -37,10 +36,11 @@ from ..place.devices import compute_of
 from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Placement
 from ..runs.config import load_config
-from ..runs.sites import form_of_site, site_host
+from ..runs.sites import site_host, spec_of_site
 from ..scenario.host import SiteHost
 from .agreed import check_asked, noted
 from .commands import settings_of
+from .flower import PROTOCOL, pack, unpack
 from .journal import write_line
 
 log = logging.getLogger("solera")
@@ -123,12 +123,12 @@ class OwnSite:
     def public_of(self, samples: Samples) -> Public:
         """Normalised and augmented as its own file says; texts are read with its own model's tokenizer."""
         with code_allowed(self.folder):
-            form = form_of_site(self.config, self.name)
+            spec = spec_of_site(self.config, self.name)
         public = self.config.public
         texts = None if samples.lengths is None else from_bytes(samples.raw, samples.lengths)
-        raw = samples.raw if texts is None else form.tokens(texts)
+        raw = samples.raw if texts is None else spec.tokens(texts)
         steps = public.augment if public.fresh else ()
-        return Public(raw, form.mean, form.std, samples.labels, steps, texts=texts)
+        return Public(raw, spec.mean, spec.std, samples.labels, steps, texts=texts)
 
     def lend(self, host: SiteHost, public: Public) -> None:
         """Its host had none."""
@@ -187,7 +187,7 @@ def _call(facts: Mapping[str, Any], blob: bytes, site: Site, asked: dict[str, An
     asked.update((a, getattr(inbox, a)) for a in TASKS[task].takes)
     message = Packed(asked)
     message.memo[task] = inbox
-    call = call_of_facts(facts, message)
+    call = Call.of({**facts, "client": site.name}, message)
     run = site.folder / "state" / "runs" / safe_name(text_in(facts, "run"), "run name")
     _check_room(run, MOST_RUNS, "the state of {} runs")
     TRICKS["cpu"].set_allocator()

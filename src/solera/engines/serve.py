@@ -5,6 +5,7 @@ import functools
 import pathlib
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -72,8 +73,25 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
         return Reply(call.client, error=_reason(e), seconds=time.monotonic() - begun)
 
 
-# The server and the worker forget messages by the same rule: those of another exchange, and all but the last few.
-KEEP_MESSAGES = 4
+KEEP_MESSAGES = 4  # the server and the worker forget messages by the same rule: of another exchange, or before these
+
+
+class Held:
+    """The messages that a worker holds: many clients share one, and it is sent once."""
+
+    def __init__(self) -> None:
+        self.messages: dict[Any, Packed] = {}
+        self.step = -1
+
+    def message(self, name: Any, facts: Mapping[str, Any], fetch: Callable[[], bytes]) -> Packed:
+        """The message of a call with these facts; fetched if none of that name is held."""
+        if facts["step"] != self.step:
+            self.messages, self.step = {}, facts["step"]
+        if name not in self.messages:
+            self.messages[name] = Received(fetch(), facts["task"])
+            for old in list(self.messages)[:-KEEP_MESSAGES]:
+                del self.messages[old]
+        return self.messages[name]
 
 
 class Received(Packed):

@@ -1,7 +1,7 @@
-"""What `engine.device` and the settings beside it come to on this machine.
+"""The devices of this machine that a run uses, by `engine.device` and the settings beside it.
 
-`compute_of` reads them from the settings of any engine and refuses, before any work, what is not here. What comes out
-is a `Compute`: the devices by name, and the `Placement` of each worker. An engine asks it for `place(worker)` in the
+`compute_of` reads them from the settings of any engine and refuses, before any work, devices that are not here. It
+returns a `Compute`: the devices by name, and the `Placement` of each worker. An engine calls its `place(worker)` in the
 worker's own process.
 
 Nothing here opens a device in this process. Worker processes are forked, and a process that was forked from one with an
@@ -48,7 +48,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """Where and how a run computes. `devices` has the name of every device that it uses."""
+    """The devices and the precision of a run. `devices` has the name of every device that it uses."""
 
     devices: tuple[str, ...] = (CPU,)
     per_device: int = 1
@@ -56,6 +56,7 @@ class Compute:
     deterministic: bool = True
     resident: float = 0.5
     portable: bool = False
+    workers_on: str = ""  # the kind of device that the workers have, where this machine has none and they are elsewhere
 
     @property
     def kind(self) -> str:
@@ -64,7 +65,7 @@ class Compute:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether there is no other device."""
+        """True if there is no other device."""
         return self.kind == CPU
 
     @property
@@ -80,23 +81,33 @@ class Compute:
         """The place of a worker. Ask in its own process, after the fork: another process cannot use it."""
         device = self.device_of(worker)
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
-        return Placement(device, self.resident / sharing, self.precision, self.deterministic, self.portable)
+        precision: Precision = "float32" if self.on_cpu else self.precision
+        return Placement(device, self.resident / sharing, precision, self.deterministic, self.portable)
 
     def facts(self) -> dict[str, Any]:
         """Settings that change results; none on the CPU by default."""
-        if self.on_cpu:
+        if self.on_cpu and not self.workers_on:
             return {"portable": True} if self.portable else {}
-        return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic}
+        return {
+            "device": self.workers_on or self.kind,
+            "precision": self.precision,
+            "deterministic": self.deterministic,
+        }
 
 
 def compute_of(engine: Any) -> Compute:
-    """What the settings of an engine say about devices. One that has none of these settings computes on the CPU.
+    """The devices by the settings of an engine. One that has none of these settings computes on the CPU.
 
-    With `elsewhere` it says that its workers are not on this machine, so that the devices here do not limit them.
+    With `elsewhere` it says that its workers are not on this machine: the devices here do not limit them, and where
+    there are none, the server computes on the CPU.
     """
     told = {f.name: getattr(engine, f.name) for f in dataclasses.fields(Compute)[1:] if hasattr(engine, f.name)}
-    compute = Compute(_devices(str(getattr(engine, "device", CPU))), **told)
-    _check_precision(compute)
+    asked = str(getattr(engine, "device", CPU))
+    if getattr(engine, "elsewhere", False) and asked in FINDERS and asked not in found():
+        compute = Compute(**told, workers_on=asked)
+    else:
+        compute = Compute(_devices(asked), **told)
+        _check_precision(compute)
     if compute.portable:
         _check_portable(compute)
     if not getattr(engine, "elsewhere", False):
@@ -203,7 +214,7 @@ def _check_workers(compute: Compute, workers: int) -> None:
 
 
 def can_fork(compute: Compute) -> bool:
-    """Whether processes forked from this one could open the devices. Those that it has used itself they cannot."""
+    """True if processes forked from this one could open the devices: this one has not used them itself."""
     return compute.on_cpu or not _used_here(compute.kind)
 
 
@@ -222,7 +233,7 @@ def check_fork(compute: Compute) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Finder:
-    """How the devices of one kind are found. `built`: whether torch can have any at all, known without asking one."""
+    """The search for the devices of one kind. `built`: whether torch can have any at all, known without asking one."""
 
     built: Callable[[], bool]
     look: Callable[[], list[Device]]
@@ -276,7 +287,7 @@ _ERRORS: dict[str, str] = {}  # by kind: why a look at its devices failed
 
 
 def _used_here(kind: str) -> bool:
-    """Whether this process has used devices of a kind, so that a forked one cannot.
+    """True if this process has used devices of a kind, so that a forked one cannot.
 
     torch sets its mark at the fork, so only a forked process can tell: with CUDA a mere `torch.cuda.is_available()`
     is enough, although `torch.cuda.is_initialized()` still says no.
@@ -294,7 +305,7 @@ def _used_here(kind: str) -> bool:
 
 
 def _in_a_child(look: Callable[[], list[Device]]) -> list[dict[str, Any]] | str:
-    """What a forked process sees, or its error; nothing if it does not answer in time."""
+    """The devices that a forked process sees, or its error; nothing if it does not answer in time."""
     r, w = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,12 +1,12 @@
-"""Where a run computes: torch's global state meanwhile, and what is particular to one kind of device.
+"""Torch's global state while a run computes, and what is particular to one kind of device.
 
 A program may have turned on autocast, another default type or a faster kind of matrix product for work of its own.
 Each of these changes the bits of a result, or ends a run with an error that says nothing, and some hold in one
-thread only, so that engines would differ. Whoever computes something that must be repeatable does it in `numerics`,
-one context that sets that state, records it and puts it back.
+thread only, so that engines would differ. Repeatable work is done in `numerics`, one context that sets that state,
+records it and restores it.
 
 `TRICKS` is a table of what is done for the speed or the bits of one kind of device; `Placement` puts data and models
-on one. Which devices this machine has, and what the settings of an engine say about them, is in `compute.py`.
+on one. Which devices this machine has, and what the settings of an engine say about them, is in `devices.py`.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ _CUDA_PRECISIONS = tuple(
 
 
 def _device_knobs(kind: str, precision: Precision, deterministic: bool) -> tuple[_Knob, ...]:
-    """What is set beside `_KNOBS` where a run computes on a device of this kind. None of it opens the device."""
+    """The settings beside `_KNOBS` for a run on a device of this kind. None of them opens the device."""
     if kind == "cpu":
         return ()
     knobs = [_Knob("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode,
@@ -150,7 +150,7 @@ _HOOKS: dict[str, dict] = {
 
 @dataclasses.dataclass(frozen=True)
 class Numerics:
-    """What a run computes with, and what the program had set otherwise."""
+    """The settings that a run computes with, and those that the program had before."""
 
     needed: dict[str, Any]
     found: dict[str, Any]
@@ -217,7 +217,7 @@ def numerics(
 
 
 def _casts(kind: str) -> bool:
-    """Whether autocast is on there. Some kinds of devices (meta) have none."""
+    """True if autocast is on there. Some kinds of devices (meta) have none."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
@@ -275,7 +275,7 @@ def keep_freed_memory() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Tricks:
-    """What makes one kind of device fast, or keeps its bits. `TRICKS` has the reasons."""
+    """The settings that make one kind of device fast, or keep its bits. `TRICKS` has the reasons."""
 
     asked: int
     least_rows: int
@@ -442,7 +442,7 @@ class Placement:
         return tensor.to(self.device)
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether it is here, or the budget has room for it."""
+        """True if the tensor is here, or the budget has room for it."""
         if tensor.device == self.device or id(tensor) in self._there:
             return True
         budget = self.budget

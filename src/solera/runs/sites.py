@@ -18,8 +18,9 @@ from ..core.task import Data
 from ..data import Dataset, load, make_public
 from ..data.augment import check_steps
 from ..data.catalogue import SOURCES
-from ..data.site_data import Form, Holding, SiteConfig, read_site, read_source
-from ..data.tokens import VOCABULARY
+from ..data.encodings import VOCABULARY
+from ..data.site_data import Holding, SiteConfig, read_site, read_source
+from ..data.spec import Spec
 from ..engines import default_workers
 from ..models import check_output
 from ..scenario.host import Hello, Remote, SiteHost, check_hellos, form_digest, layout_digest
@@ -38,12 +39,12 @@ def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Sc
     for k, site in sorted(config.sites.items()):
         model = _model_of(k, site)
         if hellos is None:
-            own = form_of_site(config, k)
+            own = spec_of_site(config, k)
             sites[k] = (read_site(k, site, own, share_for_sites(data.client_test), seed), model)
         else:
             sites[k] = (Remote(hellos[k].num_examples, hellos[k].num_test), model)
     return Scenario(
-        server_data(data, stated_form(data), seed),
+        server_data(data, stated_spec(data), seed),
         public=config.public,
         sites=sites,
         server=models.server,
@@ -70,16 +71,16 @@ def site_host(config: Config, name: str) -> SiteHost:
         raise ConfigError(f"there is no [sites.{name}] in this configuration; it has {', '.join(config.sites)}")
     site, data, public, seed = config.sites[name], config.data, config.public, config.run.seed
     models, model = config.models, _model_of(name, site)
-    form = form_of_site(config, name)
+    spec = spec_of_site(config, name)
     A = next(iter(architectures([model])))
-    holding = read_site(name, site, form, share_for_sites(data.client_test), seed)
+    holding = read_site(name, site, spec, share_for_sites(data.client_test), seed)
     check_steps("data.augment", data.augment, holding.train.inputs, f"site {name}")
     elsewhere = public.source == "none" or public.where == "server"
-    samples = None if elsewhere else make_public(public, form, torch.empty(0), seed_from(seed, "public"))
-    made = builder_of(A, model, models.norm, models.head, form, models.options, models.weights, models.lora)
-    server = Server({A: made}, [A], seed, form.classes)
-    check_output(server.template(A), form.shape, form.classes, A, bool(form.vocabulary))
-    return SiteHost(name, holding, form, A, partial(server.template, A), samples, data.augment, seed)
+    samples = None if elsewhere else make_public(public, spec, torch.empty(0), seed_from(seed, "public"))
+    made = builder_of(A, model, models.norm, models.head, spec, models.options, models.weights, models.lora)
+    server = Server({A: made}, [A], seed, spec.classes)
+    check_output(server.template(A), spec.shape, spec.classes, A, bool(spec.vocabulary))
+    return SiteHost(name, holding, spec, A, partial(server.template, A), samples, data.augment, seed)
 
 
 def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
@@ -101,8 +102,8 @@ def expected_hellos(scenario: Scenario, public: bool) -> dict[str, Hello]:
     expected = {}
     theirs = scenario.public.digest if public and scenario.public is not None else ""
     for A in scenario.server.architectures:
-        form, layout = scenario.form_for(A), layout_digest(scenario.server.template(A))
-        expected[A] = Hello("", A, 0, 0, scenario.seed, form_digest(form), layout, theirs, form.tokenizer)
+        spec, layout = scenario.spec_for(A), layout_digest(scenario.server.template(A))
+        expected[A] = Hello("", A, 0, 0, scenario.seed, form_digest(spec), layout, theirs, spec.tokenizer)
     return {
         k: dataclasses.replace(expected[info.architecture], name=k, num_examples=info.num_examples)
         for k, info in scenario.roster.items()
@@ -114,14 +115,14 @@ def _check_deployable(config: Config) -> None:
         raise ConfigError("there are no sites in this configuration: write [sites.NAME] for each")
 
 
-def form_of_site(config: Config, name: str) -> Form:
+def spec_of_site(config: Config, name: str) -> Spec:
     """What the samples of the site `name` look like: it reads texts with its own model's tokenizer."""
     model = _model_of(name, config.sites[name])
-    return stated_form(config.data).read_by(tokenizer_of(model, config.models.options))
+    return stated_spec(config.data).read_by(tokenizer_of(model, config.models.options))
 
 
-def stated_form(data: DataConfig) -> Form:
-    """The form of samples, from the configuration alone: no site's data is read."""
+def stated_spec(data: DataConfig) -> Spec:
+    """The spec of samples, from the configuration alone: no site's data is read."""
     if data.task != "classification":
         raise ConfigError(f"data.task = {data.task!r} with [sites]: sites learn to classify; leave data.task out")
     info = None if is_path(data.name) else SOURCES.get(data.name)
@@ -141,42 +142,44 @@ def stated_form(data: DataConfig) -> Form:
         )
     vocabulary = VOCABULARY if text else 0
     names = tuple(data.classes) or (info.class_names if info else ())
-    return Form(data.name, shape, classes, tuple(mean), tuple(std), vocabulary, names)
+    return Spec(data.name, shape, classes, tuple(mean), tuple(std), vocabulary, names)
 
 
-def server_data(data: DataConfig, form: Form, seed: int) -> Dataset:
+def server_data(data: DataConfig, spec: Spec, seed: int) -> Dataset:
     """The server's own samples, on which models are judged."""
     if data.path is not None and data.name in ("folder", TABLE):
-        train, test = read_source(data.path, form, (), SiteConfig.label_column, "data.path")
+        train, test = read_source(data.path, spec, (), SiteConfig.label_column, "data.path")
         if test is None and data.validation:
             raise ConfigError(f"data.validation = {data.validation}: {data.path} has no test split of its own")
-        found = Dataset(data.name, train.data, (test or train).data, form.classes, vocabulary=form.vocabulary)
+        found = Dataset(
+            data.name, spec.classes, vocabulary=spec.vocabulary, train=train.data, test=(test or train).data
+        )
     else:
         found = load(
             data.name, data.path, data.train_size, data.test_size, seed, data.length, data.image_size,
             text_column=data.text_column, pair_column=data.pair_column, label_column=data.label_column,
         )  # fmt: skip
-        found = _as_stated(found, data, form)
-    if found.vocabulary and not form.vocabulary:
+        found = _as_stated(found, data, spec)
+    if found.vocabulary and not spec.vocabulary:
         raise ConfigError(
             f"data.name = {data.name!r} has texts, but sites cannot know that: use a named data set of texts, or "
             f"data.name = {TEXTS!r} with a table at data.path"
         )
-    if (found.shape, found.classes, found.vocabulary) != (form.shape, form.classes, form.vocabulary):
+    if (found.shape, found.classes, found.vocabulary) != (spec.shape, spec.classes, spec.vocabulary):
         raise ConfigError(
             f"data.name = {data.name!r} has samples of shape {found.shape} in {found.classes} classes; data.shape and "
-            f"data.classes say {form.shape} in {form.classes}"
+            f"data.classes say {spec.shape} in {spec.classes}"
         )
-    return dataclasses.replace(found, mean=form.mean, std=form.std, class_names=form.class_names or found.class_names)
+    return dataclasses.replace(found, mean=spec.mean, std=spec.std, class_names=spec.class_names or found.class_names)
 
 
-def _as_stated(found: Dataset, data: DataConfig, form: Form) -> Dataset:
+def _as_stated(found: Dataset, data: DataConfig, spec: Spec) -> Dataset:
     """The classes of a table in the order of data.classes: a table alone knows only those that are in it, by name."""
-    if data.name != TEXTS or found.classes > form.classes:
+    if data.name != TEXTS or found.classes > spec.classes:
         return found
-    numbers = form.numbers(found.class_names or range(found.classes), f"data.path = {data.path!r}")
+    numbers = spec.numbers(found.class_names or range(found.classes), f"data.path = {data.path!r}")
     train, test = (Data(part.inputs, numbers[part.labels]) for part in (found.train, found.test))
-    return dataclasses.replace(found, train=train, test=test, classes=form.classes, class_names=form.class_names)
+    return dataclasses.replace(found, train=train, test=test, classes=spec.classes, class_names=spec.class_names)
 
 
 def _model_of(name: str, site: SiteConfig) -> str:

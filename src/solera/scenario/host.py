@@ -17,7 +17,8 @@ from ..core.task import Client, Data
 from ..core.tensors import Brought, Weights
 from ..data import Public
 from ..data.augment import Name, Step, drawn_anew
-from ..data.site_data import Form, Holding
+from ..data.site_data import Holding
+from ..data.spec import Spec
 from ..models.lora import base_digest
 from ..place.placement import Placement
 
@@ -57,14 +58,14 @@ class SiteHost:
         self,
         name: str,
         holding: Holding,
-        form: Form,
+        spec: Spec,
         architecture: str,
         template: Callable[[], nn.Module],
         public: Public | None,
         augment: Sequence[Name | Step],
         seed: int,
     ):
-        self.name, self.holding, self.form, self.architecture = name, holding, form, architecture
+        self.name, self.holding, self.spec, self.architecture = name, holding, spec, architecture
         self.template, self.public, self.augment, self.seed = template, public, tuple(augment), seed
         self.roster = Roster.of({name: ClientInfo(architecture, len(holding.train))})
 
@@ -72,11 +73,11 @@ class SiteHost:
         """The site as a client, for one call."""
         if k != self.name:
             raise KeyError(k)
-        train = prepared(self.holding.train, slice(None), place, self.form.prepare, self.augment)
-        test = prepared(self.holding.test, slice(None), place, self.form.prepare)
+        train = prepared(self.holding.train, slice(None), place, self.spec.prepare, self.augment)
+        test = prepared(self.holding.test, slice(None), place, self.spec.prepare)
         template = place.module(self.template())
         public = None if self.public is None else self.public.at(place)
-        return Client(k, self.architecture, train, test, public, self.form.classes, seed, state, template)
+        return Client(k, self.architecture, train, test, public, self.spec.classes, seed, state, template)
 
     def hello(self) -> Hello:
         """What the site says of itself."""
@@ -86,10 +87,10 @@ class SiteHost:
             len(self.holding.train),
             len(self.holding.test),
             self.seed,
-            form_digest(self.form),
+            form_digest(self.spec),
             layout_digest(self.template()),
             "" if self.public is None else self.public.digest,
-            self.form.tokenizer,
+            self.spec.tokenizer,
         )
 
 
@@ -112,9 +113,9 @@ def prepared(
     return Data(prepare(inputs) if here else Brought(inputs, place.device, prepare), labels)
 
 
-def form_digest(form: Form) -> str:
+def form_digest(spec: Spec) -> str:
     """sha256 of what samples look like; the name of the data set is not part of it."""
-    about = [form.shape, form.classes, form.class_names, form.mean, form.std, form.vocabulary]
+    about = [spec.shape, spec.classes, spec.class_names, spec.mean, spec.std, spec.vocabulary]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 

@@ -35,13 +35,12 @@ from ..data import (
     split_test,
 )
 from ..data.augment import Name, Step, check_steps
-from ..data.blocks import as_blocks
-from ..data.dataset import Arrays, Task
-from ..data.encodings import Columns, Encoding, reading, unique
+from ..data.dataset import Arrays, as_blocks
+from ..data.encodings import LENGTH, WORDS, Columns, Encoding, reading, unique
 from ..data.public import samples_of
-from ..data.site_data import Form, Holding, hold
+from ..data.site_data import Holding, hold
 from ..data.site_data import Own as SiteData
-from ..data.tokens import LENGTH, WORDS
+from ..data.spec import Spec, Task
 from ..engines import default_workers
 from ..models import build, check_output, encoding_of, model_info
 from ..models.hf import origins_of
@@ -188,7 +187,7 @@ class Scenario:
         else:
             dataset = dataset.encoded(unique(self._encodings.values()))
         self.dataset, self.seed, self.place = dataset, seed, Placement()
-        self.form: Form = Form.of(dataset)
+        self.spec = dataset.spec
         self._publics: dict[Columns, Public] = {}  # of sites, by what their models read
         self.hosts: dict[str, SiteHost] = {}  # of the sites whose data is here
         self.elsewhere = False  # whether any site's data is elsewhere
@@ -220,7 +219,7 @@ class Scenario:
             size = (len(dataset.train) - count) // 5 if public.size is None else public.size
             free, held = self._take(free, size, "public", given)
         if isinstance(public, PublicConfig):
-            like = dataset if sites is None else self.form  # a site that is elsewhere has no more to go by
+            like = dataset if sites is None else self.spec  # a site that is elsewhere has no more to go by
             self.public = make_public(public, like, held, seed_from(seed, "public"))
         else:
             self.public = public
@@ -288,9 +287,9 @@ class Scenario:
             labels = self.dataset.train.labels[self._train.indices(i)]
         return labels.bincount(minlength=self.dataset.classes)
 
-    def form_for(self, A: str) -> Form:
+    def spec_for(self, A: str) -> Spec:
         """What the samples of a site with this model look like: it reads texts with its own tokenizer alone."""
-        return self.form.read_by(self._encodings[A])
+        return self.spec.read_by(self._encodings[A])
 
     def public_for(self, A: str) -> Public:
         """The public samples as a site with this model has them."""
@@ -432,13 +431,13 @@ class Scenario:
                 continue
             own = self.client_test.get(k) if isinstance(self.client_test, Mapping) else None
             share = 0.0 if isinstance(self.client_test, Mapping) else share_for_sites(self.client_test)
-            form = self.form_for(A)
-            holding = given if isinstance(given, Holding) else hold(k, given, form, share, self.seed)
+            spec = self.spec_for(A)
+            holding = given if isinstance(given, Holding) else hold(k, given, spec, share, self.seed)
             if own is not None:
-                holding = dataclasses.replace(holding, test=hold(k, own, form, 0.0, self.seed).train)
+                holding = dataclasses.replace(holding, test=hold(k, own, spec, 0.0, self.seed).train)
             public = None if self.public is None else self.public_for(A)
             template = partial(self._template, A)
-            self.hosts[k] = SiteHost(k, holding, form, A, template, public, self.augment, self.seed)
+            self.hosts[k] = SiteHost(k, holding, spec, A, template, public, self.augment, self.seed)
             infos[k] = ClientInfo(A, len(holding.train))
         if isinstance(self.client_test, Mapping):
             _check_clients("client_test", self.client_test, Roster.of(infos))
@@ -485,8 +484,8 @@ class Scenario:
         if data.columns:  # models have different tokenizers: each takes the columns of its own
             own = self._columns_of(name)
             read, shape, vocabulary = partial(reading, columns=own), (own.length,), own.encoding.vocabulary
-        form = dataclasses.replace(self.form, shape=shape, vocabulary=vocabulary, classes=data.outputs)
-        made = builder_of(name, architecture, norm, head, form, self.options, self._weights, self.lora)
+        spec = dataclasses.replace(self.spec, shape=shape, vocabulary=vocabulary)
+        made = builder_of(name, architecture, norm, head, spec, self.options, self._weights, self.lora)
         return lambda: read(made())
 
 
@@ -495,21 +494,21 @@ def builder_of(
     architecture: Architecture,
     norm: str,
     head: str,
-    form: Form,
+    spec: Spec,
     options: Options,
     weights: str = "pretrained",
     lora: Lora | None = None,
 ) -> Builder:
-    """A function that makes the model called `name`, for samples of this form."""
+    """A function that makes the model called `name`, for samples of this spec."""
     safe_name(name, "model name")
     variant = variant_of(architecture if isinstance(architecture, str) else name, options, lora)
-    made = _plain_builder(variant, architecture, norm, head, form, weights)
+    made = _plain_builder(variant, architecture, norm, head, spec, weights)
     own = variant.lora
     return made if own is None else lambda: adapted(made(), own, name)
 
 
 def _plain_builder(
-    variant: Variant, architecture: Architecture, norm: str, head: str, form: Form, weights: str
+    variant: Variant, architecture: Architecture, norm: str, head: str, spec: Spec, weights: str
 ) -> Builder:
     """The same without LoRA."""
     if isinstance(architecture, nn.Module):
@@ -518,9 +517,9 @@ def _plain_builder(
     if isinstance(architecture, str):
         info = model_info(variant.model)
         kind = info.name  # a path is resolved now, where code may be allowed
-        wanted: dict[str, Any] = {"vocabulary": form.vocabulary} if form.vocabulary else {}
+        wanted: dict[str, Any] = {"vocabulary": spec.vocabulary} if spec.vocabulary else {}
         wanted |= ({"weights": weights} if "weights" in info.options else {}) | variant.build
-        return lambda: build(kind, form.classes, form.shape, norm, head, **wanted)  # type: ignore[arg-type]
+        return lambda: build(kind, spec.outputs, spec.shape, norm, head, **wanted)  # type: ignore[arg-type]
     return architecture
 
 

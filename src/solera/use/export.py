@@ -18,8 +18,9 @@ from ..core.errors import ConfigError, RunError
 from ..core.files import read_file
 from ..core.plugins import label
 from ..core.version import __version__
+from ..data.spec import Spec
 from ..place.placement import numerics
-from .trained import Input, Trained
+from .trained import Trained
 
 Format = Literal["safetensors", "torchscript", "torch-export", "onnx"]
 ENDING: dict[str, str] = {"safetensors": ".safetensors", "torchscript": ".pt", "torch-export": ".pt2", "onnx": ".onnx"}
@@ -56,7 +57,7 @@ def export(trained: Trained, form: Format, out: Path, names: list[str]) -> dict[
 
 
 def _manifest(trained: Trained, form: str, models: list[dict[str, Any]]) -> dict[str, Any]:
-    takes = trained.input
+    takes = trained.spec
     return {
         "solera": __version__,
         "torch": torch.__version__,
@@ -73,8 +74,8 @@ def _manifest(trained: Trained, form: str, models: list[dict[str, Any]]) -> dict
             "normalise": "(x / 255 - mean) / std for bytes x" if takes.mean else "nothing",
             **({"vocabulary": takes.vocabulary} if takes.vocabulary else {}),
         },
-        "output": {"name": "logits", "shape": ["batch", trained.classes]},
-        "labels": list(trained.class_names or range(trained.classes)),
+        "output": {"name": "logits", "shape": ["batch", takes.outputs]},
+        "labels": list(takes.class_names or range(takes.outputs)),
         "models": models,
         **({"ensemble_rule": trained.rule} if any("share" in m for m in models) else {}),
     }
@@ -91,11 +92,11 @@ def _write(form: Format, model: nn.Module, trained: Trained, name: str, file: Pa
     with _quiet():
         try:
             if form == "torchscript":
-                torch.jit.save(_traced(model, trained.input), file)
+                torch.jit.save(_traced(model, trained.spec), file)
                 return
             # Two samples: with one, an exporter treats the batch size as a constant.
             batch = ({0: torch.export.Dim("batch")},)
-            program = torch.export.export(model, (_example(trained.input, 2),), dynamic_shapes=batch)
+            program = torch.export.export(model, (_example(trained.spec, 2),), dynamic_shapes=batch)
             if form == "torch-export":
                 torch.export.save(program, file)
             else:
@@ -110,7 +111,7 @@ def _write(form: Format, model: nn.Module, trained: Trained, name: str, file: Pa
             raise RunError(f"{name} ({trained.architectures[name]}) cannot be exported as {form}: {why}") from e
 
 
-def _traced(model: nn.Module, takes: Input) -> Any:
+def _traced(model: nn.Module, takes: Spec) -> Any:
     """A trace of the model. It is made with one batch size, and checked with another."""
     traced = torch.jit.trace(model, (_example(takes, 2),))
     other = _example(takes, 3)
@@ -119,7 +120,7 @@ def _traced(model: nn.Module, takes: Input) -> Any:
     return traced
 
 
-def _example(takes: Input, rows: int) -> Tensor:
+def _example(takes: Spec, rows: int) -> Tensor:
     shape, g = (rows, *takes.shape), torch.Generator().manual_seed(0)
     return torch.randint(takes.vocabulary, shape, generator=g) if takes.vocabulary else torch.rand(shape, generator=g)
 

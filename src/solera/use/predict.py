@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ConfigError, DataError, RunError
+from ..data import from_tensors
 from ..data.encodings import Text
+from ..data.spec import Spec
 from ..data.tables import Given
 from ..data.unlabelled import holds_texts, read_samples, texts_in
 from ..place.placement import numerics
-from ..runs.sites import server_data, stated_form
+from ..runs.sites import server_data, stated_spec
 from ..runs.trust import code_of_run, warn_if_changed
 from ..scenario.scenario import DataConfig, load_data
 from ..train.fitting import logits_of
@@ -71,22 +73,36 @@ def predict(trained: Trained, source: Path | None, model: str | None = None, ens
         by = trained.choose(model)
         module = trained.model(by)
         ask = lambda x: logits_of(module, x).softmax(-1)  # noqa: E731
-    labels, texts = None, []
+    labels, texts, spec = None, [], trained.spec
     if trained.run.config.get("data", {}).get("task") == "causal-lm":
         raise RunError(f"{trained.run.path}: its models predict the next token, and texts have no class")
     if source is None:
         names, samples, labels = _own_test_set(trained)
-    elif trained.input.vocabulary and holds_texts(source):
+    elif spec.vocabulary and holds_texts(source):
         texts = texts_in(source, _columns(trained))
         if not texts:
             raise DataError(f"{source}: there are no texts in it")
         names, samples = [str(i) for i in range(len(texts))], trained.tokens(texts)
     else:
-        names, samples = read_samples(source, trained.input.shape, trained.tokens if trained.input.vocabulary else None)
+        names, samples = read_samples(source, spec.shape, trained.tokens if spec.vocabulary else None)
     what = str(source or "the test set")
     with torch.no_grad():
-        said = [ask(trained.input.prepare(part, trained.classes, what)) for part in samples.split(CHUNK)]
-    return Predictions(by, names, torch.cat(said), labels, trained.class_names, texts)
+        said = [ask(prepared(spec, part, what)) for part in samples.split(CHUNK)]
+    return Predictions(by, names, torch.cat(said), labels, spec.class_names, texts)
+
+
+def prepared(spec: Spec, samples: Tensor, what: str) -> Tensor:
+    """Samples of a user's own (bytes 0..255, or floats), checked, as input of a model."""
+    if spec.vocabulary and samples.dtype.is_floating_point:
+        raise DataError(f"{what}: samples are {samples.dtype}; expected token ids (integers)")
+    if not spec.vocabulary and len(spec.shape) == 1:
+        samples = samples.float()  # integers would be treated as token ids
+    if spec.mean and samples.dtype.is_floating_point and float(samples.max()) > 1.5:
+        raise DataError(f"{what}: values up to {float(samples.max()):g}; give bytes 0..255, or floats from 0 to 1")
+    nothing = torch.zeros(len(samples), dtype=torch.int64)
+    pair, vocabulary = (samples, nothing), spec.vocabulary or None
+    known = from_tensors(pair, pair, spec.classes, what, spec.mean, spec.std, None, vocabulary)
+    return known.prepare(known.test.inputs)
 
 
 def _shown(text: Text) -> str:
@@ -94,7 +110,7 @@ def _shown(text: Text) -> str:
 
 
 def _columns(trained: Trained) -> Given:
-    """Where the run had its texts."""
+    """The columns in which the run had its texts."""
     data = trained.run.config.get("data", {})
     return Given(data.get("text_column"), data.get("pair_column"))
 
@@ -109,7 +125,7 @@ def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
             f"{trained.run.path}: its test set cannot be made again ({e}); name the samples to predict"
         ) from e
     with code_of_run(trained.run.path, trained.trust_code):
-        known = server_data(data, stated_form(data), seed) if config.get("sites") else load_data(data, seed)
+        known = server_data(data, stated_spec(data), seed) if config.get("sites") else load_data(data, seed)
     known = known.encoded(trained.encodings) if trained.encodings else known
     warn_if_changed(trained.run.path, data.name)
     return [str(i) for i in range(len(known.test))], known.test.inputs, known.test.labels

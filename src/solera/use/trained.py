@@ -17,16 +17,14 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor, nn
 
-from ..core.errors import ConfigError, DataError, RunError
+from ..core.errors import ConfigError, RunError
 from ..core.files import check_file, open_file
 from ..core.plugins import architectures
 from ..core.randomness import repeatable
-from ..data import from_tensors
-from ..data.encodings import Columns, Encoding, Text, encoded, reading, unique
-from ..data.tokens import WORDS, tokenize
+from ..data.encodings import WORDS, Columns, Encoding, Text, reading, unique
+from ..data.spec import Spec
 from ..models import build, encoding_of, model_info
 from ..models.hf import drop_poolers
 from ..models.lora import Lora, adapted, base_digest, lora_from, merged
@@ -43,42 +41,16 @@ MEMBER = re.compile(r"ensemble-(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Input:
-    """The input of the models of a run."""
-
-    shape: tuple[int, ...]
-    mean: tuple[float, ...]  # per channel, on the scale [0, 1]; empty: no normalisation
-    std: tuple[float, ...]
-    vocabulary: int  # of text: the number of token ids; otherwise 0
-    encodings: tuple[tuple[str, int], ...] = ()  # of texts that models read with different tokenizers: name and length
-
-    def prepare(self, samples: Tensor, classes: int, what: str) -> Tensor:
-        """Stored samples (bytes 0..255, or floats) as input of a model."""
-        if self.vocabulary and samples.dtype.is_floating_point:
-            raise DataError(f"{what}: samples are {samples.dtype}; expected token ids (integers)")
-        if not self.vocabulary and len(self.shape) == 1:
-            samples = samples.float()  # integers would be treated as token ids
-        if self.mean and samples.dtype.is_floating_point and float(samples.max()) > 1.5:
-            raise DataError(f"{what}: values up to {float(samples.max()):g}; give bytes 0..255, or floats from 0 to 1")
-        nothing = torch.zeros(len(samples), dtype=torch.int64)
-        known = from_tensors(
-            (samples, nothing), (samples, nothing), classes, what, self.mean, self.std, None, self.vocabulary or None
-        )
-        return known.prepare(known.test.inputs)
-
-
-@dataclasses.dataclass(frozen=True)
 class Trained:
     """The models of a finished run."""
 
     run: Run
-    classes: int
-    input: Input
+    spec: Spec  # without its columns, which are those of the tokenizers
     architectures: dict[str, str]  # name of the model -> its architecture
     members: list[tuple[str, float]]  # of the saved ensemble: name and share
     rule: str  # how the ensemble combines them
-    class_names: tuple[str, ...] = ()  # if known
     trust_code: bool = False  # import the code that the run names, even if the run is another user's
+    tokenizers: tuple[tuple[str, int], ...] = ()  # that models bring: name and tokens of a text, in order
     bases: dict[str, str] = dataclasses.field(default_factory=dict)  # architecture -> digest of its frozen base (LoRA)
 
     @property
@@ -87,22 +59,22 @@ class Trained:
         return [name for name in self.architectures if not MEMBER.fullmatch(name)]
 
     @cached_property
-    def columns(self) -> list[Columns]:
-        """Where the tokens of each tokenizer are in a sample; empty if all models have the data set's."""
-        if not self.input.encodings:
-            return []
+    def columns(self) -> tuple[Columns, ...]:
+        """The columns of each tokenizer in a sample; empty if all models have the data set's."""
+        if not self.tokenizers:
+            return ()
         found = unique(encoding_of(given) or WORDS for given in self._given().values())
         here = {e.name: e for e in found}
-        if missing := [name for name, _ in self.input.encodings if name not in here]:
+        if missing := [name for name, _ in self.tokenizers if name not in here]:
             there = ", ".join(here)
             raise RunError(
                 f"{self.run.path} was trained with the tokenizer {missing[0]!r}; its models now have {there}"
             )
         columns, start = [], 0
-        for name, length in self.input.encodings:
+        for name, length in self.tokenizers:
             columns.append(Columns(here[name], start, start + length))
             start += length
-        return columns
+        return tuple(columns)
 
     @property
     def encodings(self) -> list[Encoding]:
@@ -111,9 +83,7 @@ class Trained:
 
     def tokens(self, texts: Sequence[Text]) -> Tensor:
         """Texts as samples of these models."""
-        if not self.columns:
-            return tokenize(texts, self.input.shape[0])
-        return encoded(texts, self.encodings, self.columns[0].length)[0]
+        return dataclasses.replace(self.spec, columns=self.columns).tokens(texts)
 
     def choose(self, name: str | None) -> str:
         """The model called `name`. Default: the server's own model, or the only one."""
@@ -145,7 +115,7 @@ class Trained:
             except ConfigError as e:
                 raise RunError(f"{self.run.path}: {e}; {_load_it_yourself(self.run.path, name)}") from e
         warn_if_changed(self.run.path, given)
-        shape, vocabulary, read = self.input.shape, self.input.vocabulary, None
+        shape, vocabulary, read = self.spec.shape, self.spec.vocabulary, None
         if self.columns:
             wanted = encoding_of(given) or WORDS
             read = next(c for c in self.columns if c.encoding == wanted)
@@ -156,7 +126,9 @@ class Trained:
             if variant.lora is not None:  # but for those that never travelled
                 text["weights"] = options.get("weights", "pretrained")
         norm, head = options.get("norm", "batch"), options.get("head", "plain")
-        model = self._initialised(kind, variant.lora, lambda: build(given, self.classes, shape, norm, head, **text))
+        model = self._initialised(
+            kind, variant.lora, lambda: build(given, self.spec.outputs, shape, norm, head, **text)
+        )
         model = model if read is None else reading(model, read)
         check_sha256(self.run, self.file(name))
         try:
@@ -258,7 +230,6 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
     try:
         takes = json.loads(first["input"])
         read = tuple((str(name), int(length)) for name, length in takes.get("encodings", ()))
-        given = Input(tuple(takes["shape"]), tuple(takes["mean"]), tuple(takes["std"]), takes["vocabulary"], read)
         kinds = {name: f["architecture"] for name, f in facts.items()}
         members = [(name, float(f["share"])) for name, f in facts.items() if MEMBER.fullmatch(name)]
         rule = next((f["rule"] for f in facts.values() if "rule" in f), "avg_logits")
@@ -266,7 +237,9 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
         if len(called) not in (0, classes):
             raise ValueError(f"{len(called)} names for {classes} classes")
         bases = {f["architecture"]: f["base"] for f in facts.values() if "base" in f}
-        return Trained(run, classes, given, kinds, members, rule, called, trust_code, bases)
+        constants = tuple(takes["mean"]), tuple(takes["std"])
+        spec = Spec(run.name, tuple(takes["shape"]), classes, *constants, takes["vocabulary"], called)
+        return Trained(run, spec, kinds, members, rule, trust_code, read, bases)
     except (KeyError, ValueError, TypeError) as e:
         for file in files:  # a flipped bit in a description is no other version
             check_sha256(run, file)

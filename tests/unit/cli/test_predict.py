@@ -17,16 +17,17 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import solera as library
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.errors import DataError, RunError
 from solera.data import load, tokenize
+from solera.data.spec import Spec
 from solera.data.unlabelled import read_samples
 from solera.models import build
 from solera.runs.config import load_config
 from solera.runs.loop import execute, scenario_of, simulate
-from solera.use.predict import _own_test_set, predict
-from solera.use.trained import Input, open_run
+from solera.use.predict import _own_test_set, predict, prepared
+from solera.use.trained import open_run
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
 
@@ -198,15 +199,15 @@ def test_text(tmp_path):
     (tmp_path / "x.txt").write_text("a good film\na bad film\n")
     names, tokens = read_samples(tmp_path / "x.txt", (16,), lambda texts: tokenize(texts, 16))
     assert (names, tuple(tokens.shape), tokens.dtype) == (["0", "1"], (2, 16), torch.int64)
-    assert torch.equal(Input((16,), (), (), 1 << 20).prepare(tokens, 2, "x"), tokens)
+    assert torch.equal(prepared(Spec("own", (16,), 2, vocabulary=1 << 20), tokens, "x"), tokens)
     with pytest.raises(DataError, match="token ids"):
-        Input((16,), (), (), 100).prepare(torch.zeros(2, 16), 2, "x")
+        prepared(Spec("own", (16,), 2, vocabulary=100), torch.zeros(2, 16), "x")
     with pytest.raises(DataError, match=r"vocabulary of 5"):
-        Input((16,), (), (), 5).prepare(torch.full((2, 16), 7), 2, "x")
+        prepared(Spec("own", (16,), 2, vocabulary=5), torch.full((2, 16), 7), "x")
 
 
 def test_vectors_of_whole_numbers_are_no_tokens():
-    assert Input((2,), (), (), 0).prepare(torch.tensor([[1, 2]]), 3, "x").dtype == torch.float32
+    assert prepared(Spec("own", (2,), 3), torch.tensor([[1, 2]]), "x").dtype == torch.float32
 
 
 # ---- outputs ----------------------------------------------------------------------------------------
@@ -400,6 +401,6 @@ def test_classes_that_have_names_are_called_by_them(tmp_path, images):
     found = solera("predict", tmp_path / "run")
     assert {row["name"] for row in rows(found.stdout)} <= {"'=dog", "cat"}
     assert "of 4 correct" in found.stderr
-    assert open_run(tmp_path / "run").class_names == ("=dog", "cat")
+    assert open_run(tmp_path / "run").spec.class_names == ("=dog", "cat")
     manifest = json.loads(solera("export", tmp_path / "run", "--json").stdout)
     assert manifest["labels"] == ["=dog", "cat"]

@@ -148,7 +148,7 @@ def test_train_and_test_must_fit_together():
         from_tensors((pixels(2, 1, 2, 2), [0, 1]), (pixels(2, 1, 3, 3), [0, 1]))
     x = pixels(2, 1, 2, 2)
     with pytest.raises(DataError, match=r"uint8, test samples torch\.float32"):
-        Dataset("own", Data(x, labels(2)), Data(x.float(), labels(2)), 2)
+        Dataset("own", 2, train=Data(x, labels(2)), test=Data(x.float(), labels(2)))
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -225,10 +225,10 @@ def test_hugging_face_texts_with_users_and_named_labels():
     [
         ({"a": [1], "label": [0]}, {}, "needs the columns image or text and label, but has a, label"),
         ({"text": ["x"], "label": [0]}, {"label": "mood"}, "has no column 'mood'; it has text, label"),
-        ({"text": ["x"], "label": [None]}, {}, "row 0 has no label"),
+        ({"text": ["x"], "label": [None]}, {}, r"row 0 .* of column 'label' is empty"),
         ({"text": ["x"], "label": [-1]}, {}, "rows without a label"),
         ({"text": ["x"], "label": [0.5]}, {}, "labels are floats"),
-        ({"text": [3], "label": [0]}, {}, "row 0 is int; expected text"),
+        ({"text": [3], "label": [0]}, {}, r"row 0 .* of column 'text' is int; expected text"),
         ({"text": ["x"], "label": [0]}, {"image": "text", "text": "text"}, "not both"),
         ({"text": ["x"], "label": [0]}, {"mean": (1.0,)}, "give both mean and std"),
     ],
@@ -248,8 +248,8 @@ def test_hugging_face_tables_that_do_not_fit_are_refused(columns, options, messa
 def test_a_data_set_is_a_copy(make, form):
     x, y, users = make(), labels(6), torch.tensor([0, 0, 1, 1, 2, 2])
     whole = from_tensors((form(x), form(y)), (form(x), form(y)), classes=7, users=form(users))
-    bare = Dataset("own", whole.train, whole.test, 7, whole.mean, whole.std, users)
-    direct = Dataset("own", Data(whole.train.inputs, y), whole.test, 7, whole.mean, whole.std)
+    bare = Dataset("own", 7, whole.mean, whole.std, train=whole.train, test=whole.test, users=users)
+    direct = Dataset("own", 7, whole.mean, whole.std, train=Data(whole.train.inputs, y), test=whole.test)
     kept = whole.train.inputs.clone(), y.clone(), users.clone()
     for theirs in (x, y, users):
         theirs.zero_()

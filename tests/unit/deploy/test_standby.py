@@ -1,5 +1,6 @@
 """The process that is kept ready at a site: a copy of it is, in every respect, the program that Flower meant."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -32,7 +33,7 @@ def program(name):
     sys.exit(int(what))
 
 standby.behind_the_gate = program
-standby.Standby(pathlib.Path(sys.argv[1])).run()
+standby.Standby(pathlib.Path(sys.argv[1])).serve_forever()
 """
 
 
@@ -42,11 +43,16 @@ def ready(tmp_path):
     write_programs(folder, standby=True)
     p = subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder)])
     try:
-        wait(lambda: (folder / SOCKET).exists())
+        wait(lambda: listens(folder))
         yield folder, p
     finally:
         p.kill()
         p.wait()
+
+
+def listens(folder):
+    with contextlib.chdir(folder), contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as s:
+        return s.connect(SOCKET) is None
 
 
 def wait(true, seconds=30):

@@ -250,7 +250,7 @@ def test_mn4_without_a_pull_it_reaches_the_identity(tmp_path):
     parties = [("m", Data(x[y == c], y[y == c])) for c in range(4)]
     world = Federation(tmp_path, {"m": lambda: mlp(1)}, parties, public=images(PUBLIC, seed=3)[0])
     cfg = Coefficients(lr=1.0, rho=0.0, steps=500)
-    alone = MNFL(Local(epochs=3, batch=10, lr=0.05), Local(epochs=0), cfg, temperature=1.0)
+    alone = MNFL(Local(epochs=3, batch=10, lr=0.05), Local(epochs=0), coefficients=cfg, temperature=1.0)
     end = world.run(alone)[-1]
     assert torch.allclose(end.c, torch.eye(4).double(), rtol=0, atol=1e-9)
 
