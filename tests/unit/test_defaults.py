@@ -13,6 +13,8 @@ from solera.methods.decentralised import Decentralised
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
 from solera.methods.fedet import FedET
+from solera.methods.fedftg import FineTune
+from solera.methods.fedgen import LatentGenerator
 from solera.methods.fedma import BBP
 from solera.methods.framework.algorithm import Framework
 from solera.methods.fusionlarge import FusionLarge
@@ -21,12 +23,11 @@ from solera.methods.mnfl import MNFL
 from solera.methods.mnflparam import MNFLParameters
 from solera.methods.pfeddf import FedDFPrevious, PFedDF
 from solera.methods.pfedhn import Hypernet
+from solera.methods.pfedme import Envelope
 from solera.methods.steps.low_bit import LowBit, LowBitUpload
 from solera.methods.steps.screen import Robust
 from solera.methods.steps.teaching import ByAccuracy, LowEntropy, Memory, Several, Swag
 from solera.scenario.scenario import DataConfig, ModelsConfig
-from solera.train.bilevel import Envelope
-from solera.train.data_free import FineTune, LatentGenerator
 from solera.train.distill import Distill
 from solera.train.fitting import Local
 

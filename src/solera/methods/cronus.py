@@ -5,6 +5,7 @@ them sample by sample with a robust mean, which excludes outliers. Clients conti
 samples, and the public samples with the combined labels. Models stay on the clients and may be of any architecture.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
@@ -17,11 +18,11 @@ from torch.nn.functional import one_hot
 from ..core.federation import Federation
 from ..core.settings import Hint
 from ..core.task import Client, task
-from ..core.tensors import joined, weights_of
+from ..core.tensors import CPU, joined, sent, weights_of
 from ..method import About, Traits, register
+from ..place.placement import finest_type
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
-from ..train.robust import filtered_mean
 from .steps.fusion import logits_problems
 from .steps.personal import OnClients
 from .steps.predictions import Done, ask, asked_inputs, draw, public_problems, towards_targets
@@ -72,3 +73,37 @@ class Cronus(OnClients):
     def fits(self, server: Server) -> Iterator[str]:
         yield from public_problems("cronus", None, server)
         yield from logits_problems("cronus", server)
+
+
+FILTERED = 1024  # samples filtered at a time
+
+
+def filtered_mean(answers: Tensor, epsilon: float, passes: int = 2) -> Tensor:
+    """The mean over teachers of `answers` [teachers, samples, classes] without outliers, sample by sample.
+
+    In each pass the predictions for a sample are centred, and those furthest from the mean along the direction of
+    largest variance (the top right-singular vector) are dropped: the share `epsilon` of all teachers, spread over the
+    passes. Ties keep the first. A deterministic version of the filter of Diakonikolas et al., as used for Cronus.
+    """
+    if not 0 <= epsilon < 0.5:
+        raise ValueError(f"epsilon (the share of malicious teachers) must be in [0, 0.5), not {epsilon}")
+    dropped = math.floor(epsilon * len(answers) / passes + 0.5)
+    there = answers.device
+    if finest_type(there) != torch.float64:  # a tie has to be told from rounding errors: nothing less will do
+        answers = sent(answers, CPU)
+    parts = [_filtered(part.double().transpose(0, 1), dropped, passes) for part in answers.split(FILTERED, 1)]
+    return sent(torch.cat(parts).to(answers.dtype), there)
+
+
+def _filtered(kept: Tensor, dropped: int, passes: int) -> Tensor:
+    """The mean of `kept` [samples, teachers, classes] after dropping `dropped` teachers in each pass."""
+    for _ in range(passes):
+        left = kept.shape[1] - dropped
+        if dropped == 0 or left < 1:
+            break
+        centred = kept - kept.mean(1, keepdim=True)
+        direction = torch.linalg.svd(centred, full_matrices=False).Vh[:, :1]
+        distance = (centred * direction).sum(-1).abs().round(decimals=9)  # two are equally far from their mean: a tie
+        inner = distance.sort(dim=1, stable=True).indices[:, :left].sort(1).values
+        kept = kept.gather(1, inner[..., None].expand(-1, -1, kept.shape[-1]))
+    return kept.mean(1)

@@ -9,7 +9,7 @@ With several architectures, the average of each is distilled from all clients' m
 disagreement is then the mean over the architectures. With no fine-tuning steps this is FedAvg.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
@@ -19,15 +19,120 @@ from torch import Tensor, nn
 
 from ..core.federation import Federation, Replies, per_client
 from ..core.randomness import repeatable
+from ..core.settings import NonNegative, NonNegativeInt, PositiveInt, settings
 from ..core.tensors import Weights, device_of, is_finite, weights_of
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
-from ..train.data_free import FineTune, fine_tune
-from ..train.fitting import Diverged, Local
-from ..train.generators import Conditional, draw, input_generator, label_prior, label_weights, restored
+from ..train.distill import divergence
+from ..train.effort import steps_to_take
+from ..train.fitting import Diverged, Local, logits_of, make_optimizer
+from ..train.generators import (
+    AtLeastTwo,
+    Conditional,
+    ImageDecoder,
+    _hidden,
+    diversity,
+    draw,
+    label_prior,
+    label_weights,
+    restored,
+    weighted_cross_entropy,
+)
+from ..train.losses import backward
+from ..train.norms import train_mode
+from ..train.optimizers import Optimizer
+from ..train.teachers import entropy
 from .steps.averaging import average_of, models_of
 from .steps.counts import train_and_count, usable_counts
 from .steps.fusion import finite_models, side_by_side
+
+
+@settings
+class FineTune:
+    """The generator of inputs, and how it and the global models are trained in turn."""
+
+    steps: NonNegativeInt = 10  # alternations between generator and global models; 0: FedAvg
+    batch: AtLeastTwo = 50  # generated inputs per alternation
+    noise: PositiveInt = 100  # length of the noise
+    features: PositiveInt = 32  # width of the generator's layers
+    generator_steps: NonNegativeInt = 1  # per alternation, for each client's model
+    generator_lr: NonNegative = 0.01  # of Adam
+    student_steps: NonNegativeInt = 5  # per alternation
+    student_lr: NonNegative = 0.01  # of SGD
+    decay: NonNegative = 0.998  # student_lr is multiplied by this every round
+    fidelity: NonNegative = 1.0  # lambda_cls: weight of the clients' models predicting the label
+    hardness: NonNegative = 1.0  # weight of the disagreement between clients' models and global model
+    diversity: NonNegative = 1.0  # lambda_dis: weight of the term that makes outputs depend on the noise
+    student_norm: Literal["frozen", "train"] = "frozen"  # BatchNorm statistics of the global model
+
+
+def hard_sample_loss(
+    x: Tensor, y: Tensor, teacher: nn.Module, students: Sequence[nn.Module], shares: Tensor, cfg: FineTune
+) -> Tensor:
+    """The generator's loss for one client's model: it should predict the labels, and global models should disagree.
+
+    Cross-entropy minus disagreement, each sample weighted by the client's share of its label. Several global models
+    have equal weights.
+    """
+    logits = teacher(x)
+    apart = torch.stack([disagreement(logits, student(x), shares) for student in students]).mean()
+    return cfg.fidelity * weighted_cross_entropy(logits, y, shares) - cfg.hardness * apart
+
+
+def fine_tune(
+    G: Conditional,
+    students: Sequence[nn.Module],
+    teachers: Sequence[nn.Module],
+    alpha: Tensor,
+    prior: Tensor,
+    cfg: FineTune,
+    lr: float,
+    rng: torch.Generator,
+) -> list[float | None]:
+    """Train generator and students (the global models) in place, alternating; returns each student's last loss, if any.
+
+    The teachers, the clients' models, are frozen and in evaluation mode: their BatchNorm statistics never change.
+    `alpha` [teachers, classes] are their shares of the labels. Labels are sampled with the probabilities `prior`.
+    """
+    G.requires_grad_(True)
+    for model in (*teachers, *students):
+        model.eval()
+    for teacher in teachers:
+        teacher.requires_grad_(False)
+    G_parameters, alpha = list(G.parameters()), alpha.to(device_of(G))
+    G_optimizer = make_optimizer("adam", G_parameters, cfg.generator_lr, 0.0, 0.0)
+    optimizers = [make_optimizer("sgd", list(student.parameters()), lr, 0.0, 0.0) for student in students]
+    last: list[Tensor | None] = [None] * len(students)
+    for _ in range(steps_to_take(cfg.steps)):
+        noise, y = draw(prior, cfg.batch, G.noise, rng, device_of(G))
+        G.train()
+        for _ in range(cfg.generator_steps):
+            for teacher, alpha_k in zip(teachers, alpha, strict=True):
+                x = G(noise, y)
+                loss = hard_sample_loss(x, y, teacher, students, alpha_k[y], cfg)
+                loss = loss + cfg.diversity * diversity(noise, x) / len(teachers)
+                backward(loss, G_optimizer, G_parameters)
+                G_optimizer.step()
+        G.eval()
+        with torch.no_grad():
+            x = G(noise, y)
+        targets = class_ensemble(torch.stack([logits_of(teacher, x) for teacher in teachers]), y, alpha)
+        for i, student in enumerate(students):
+            last[i] = _towards(targets, student, x, optimizers[i], cfg)
+    return [None if loss is None else loss.item() for loss in last]
+
+
+def _towards(targets: Tensor, student: nn.Module, x: Tensor, optimizer: Optimizer, cfg: FineTune) -> Tensor | None:
+    """One alternation of a student: steps towards the ensemble; returns the divergence before the last step."""
+    train_mode(student, frozen=cfg.student_norm == "frozen")
+    loss = None
+    for _ in range(cfg.student_steps):
+        loss = divergence(student(x), targets, entropy(targets))
+        backward(loss, optimizer)
+        optimizer.step()
+    optimizer.zero_grad()
+    student.eval()
+    return None if loss is None else loss.detach()
 
 
 @register("fedftg")
@@ -134,3 +239,31 @@ class FedFTG(Method):
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)
+
+
+def input_generator(shape: tuple[int, ...], noise: int, classes: int, features: int) -> Conditional:
+    """FedFTG's generator: images [C, H, W] or vectors [F], the inputs of a model.
+
+    Normalised inputs have a mean of about 0 and a variance of about 1, for images per channel. A last BatchNorm
+    without parameters gives generated inputs the same. Without it, the generator could increase the disagreement by
+    simply making its outputs larger.
+    """
+    if len(shape) == 3:
+        image = (shape[0], shape[1], shape[2])
+        decoder = ImageDecoder(image, noise + classes, features)
+        return Conditional(nn.Sequential(decoder, nn.BatchNorm2d(shape[0], affine=False)), noise, classes)
+    if len(shape) != 1:
+        raise ValueError(f"inputs of shape {shape}: only images [C, H, W] and vectors [F] can be generated")
+    (width,) = shape
+    layers = [*_hidden(noise + classes, 4 * features), nn.Linear(4 * features, width), nn.Tanh()]
+    return Conditional(nn.Sequential(*layers, nn.BatchNorm1d(width, affine=False)), noise, classes)
+
+
+def disagreement(one: Tensor, other: Tensor, shares: Tensor) -> Tensor:
+    """Mean over the samples of `share` times the mean absolute difference of the logits (FedFTG's hard samples)."""
+    return (shares * (one - other).abs().mean(-1)).mean()
+
+
+def class_ensemble(logits: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
+    """sum_k alpha_k^y softmax(logits_k) of logits [teachers, samples, classes]: FedFTG's class-level ensemble."""
+    return (alpha[:, labels, None] * logits.softmax(-1)).sum(0)

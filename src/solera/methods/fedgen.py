@@ -8,6 +8,7 @@ Clients of one architecture are averaged as in FedAvg. With several architecture
 shape, are averaged over all clients ("share only the predictor"): all share one latent space and one generator.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -19,15 +20,26 @@ from torch import Tensor, nn
 from ..core.errors import ConfigError
 from ..core.federation import Federation, Replies, per_client
 from ..core.randomness import repeatable
-from ..core.settings import NonNegative, NonNegativeInt, Share
+from ..core.settings import NonNegative, NonNegativeInt, PositiveInt, Share, settings
 from ..core.task import Client, task
 from ..core.tensors import Weights, device_of, is_finite, sent, weights_of
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
-from ..train.data_free import LatentGenerator, teach_latents
 from ..train.distill import divergence
-from ..train.fitting import Diverged, Local, fit, logits_of
-from ..train.generators import Conditional, draw, label_prior, label_weights, latent_generator, latent_generator_of
+from ..train.effort import steps_to_take
+from ..train.fitting import Diverged, Local, fit, logits_of, make_optimizer
+from ..train.generators import (
+    AtLeastTwo,
+    Conditional,
+    _hidden,
+    diversity,
+    draw,
+    label_prior,
+    label_weights,
+    restored,
+    weighted_cross_entropy,
+)
+from ..train.losses import Losses, backward
 from ..train.norms import evaluating
 from ..train.objectives import Objective
 from ..train.teachers import soft_targets
@@ -35,6 +47,52 @@ from .steps.averaging import average_of, models_of
 from .steps.counts import CountedUpdate, label_counts, usable_counts
 from .steps.heads import head_of
 from .steps.training import Update
+
+
+@settings
+class LatentGenerator:
+    """The generator of latents, and how the server trains it each round."""
+
+    noise: PositiveInt = 32  # length of the noise
+    hidden: PositiveInt = 256  # width of the hidden layer
+    steps: NonNegativeInt = 50  # on the server, each round
+    batch: AtLeastTwo = 32  # latents in a step
+    lr: NonNegative = 3e-4  # of Adam
+    weight_decay: NonNegative = 1e-2  # of Adam
+    diversity: NonNegative = 1.0  # eta: weight of the term that makes outputs depend on the noise
+    ensemble: Literal["avg_logits", "avg_losses"] = "avg_logits"  # average before or after the cross-entropy
+
+
+def teach_latents(
+    G: Conditional,
+    heads: Sequence[nn.Module],
+    alpha: Tensor,
+    prior: Tensor,
+    cfg: LatentGenerator,
+    rng: torch.Generator,
+) -> float | None:
+    """Train `G` in place so that the heads, weighted by `alpha`, predict a latent's label; the mean loss, if any.
+
+    The heads are frozen. Labels are sampled with the probabilities `prior`.
+    """
+    G.train()
+    G.requires_grad_(True)
+    for head in heads:
+        head.eval()
+        head.requires_grad_(False)
+    optimizer = make_optimizer("adam", list(G.parameters()), cfg.lr, 0.0, cfg.weight_decay)
+    alpha = alpha.to(device_of(G))
+    losses = Losses(device_of(G), lambda loss: True)  # no loss ends it
+    for _ in range(steps_to_take(cfg.steps)):
+        noise, y = draw(prior, cfg.batch, G.noise, rng, device_of(G))
+        z = G(noise, y)
+        logits = torch.stack([head(z) for head in heads])
+        loss = ensemble_loss(logits, y, alpha, cfg.ensemble) + cfg.diversity * diversity(noise, z)
+        backward(loss, optimizer)
+        optimizer.step()
+        losses.add(loss)
+    G.eval()
+    return losses.mean if losses.steps else None
 
 
 @task("train_with_generator")
@@ -221,3 +279,27 @@ def latent_size(server: Server) -> int:
     if z.ndim != 2:
         raise ConfigError(f"fedgen generates latents that are vectors; those of this model are {tuple(z.shape[1:])}")
     return z.shape[1]
+
+
+def latent_generator(latent: int, noise: int, classes: int, hidden: int) -> Conditional:
+    """FedGen's generator: one hidden layer, and latents of `latent` numbers."""
+    net = nn.Sequential(*_hidden(noise + classes, hidden), nn.Linear(hidden, latent))
+    return Conditional(net, noise, classes)
+
+
+def latent_generator_of(weights: Weights, classes: int) -> Conditional:
+    """The latent generator with these weights; its sizes follow from the weights."""
+    (hidden, inputs), (latent, _) = weights["net.0.weight"].shape, weights["net.3.weight"].shape
+    return restored(lambda: latent_generator(latent, inputs - classes, classes, hidden), weights)
+
+
+def ensemble_loss(logits: Tensor, labels: Tensor, alpha: Tensor, rule: Literal["avg_logits", "avg_losses"]) -> Tensor:
+    """The ensemble's loss for predicting the labels of generated samples: FedGen's term for the generator.
+
+    `logits` are [clients, samples, classes], `alpha` [clients, classes]. avg_logits: cross-entropy of
+    sum_k alpha_k^y logits_k (the paper); avg_losses: sum_k alpha_k^y times client k's cross-entropy (its code).
+    """
+    shares = alpha[:, labels]
+    if rule == "avg_logits":
+        return F.cross_entropy((shares[..., None] * logits).sum(0), labels)
+    return torch.stack([weighted_cross_entropy(z, labels, a) for z, a in zip(logits, shares, strict=True)]).sum()

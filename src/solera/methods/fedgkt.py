@@ -36,9 +36,6 @@ from .steps.fusion import outcome_of
 from .steps.personal import scored
 from .steps.predictions import finite
 
-# ---- A server model on features that clients extract, and the objective for distillation in b --------
-
-
 # ---- the clients' features --------------------------------------------------------------------------
 
 

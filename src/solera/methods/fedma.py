@@ -22,7 +22,7 @@ from ..core.tensors import Shapes, Weights, weights_of
 from ..core.wire import sized
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
-from ..train.chain import Layer, chain, redraw, resized
+from ..train.chain import Layer, chain, resized
 from ..train.fitting import Local, fit
 from .steps.averaging import models_of
 from .steps.counts import all_of_one, label_counts, usable_counts
@@ -355,3 +355,12 @@ class FedMA(Method):
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)
+
+
+def redraw(model: nn.Module, rng: torch.Generator) -> None:
+    """New random weights for every convolution and Linear layer: He's normal initialisation, biases zero."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=rng)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

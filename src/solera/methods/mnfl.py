@@ -18,7 +18,7 @@ from ..core.settings import PositiveInt
 from ..method import About, register
 from ..scenario.server import Server
 from ..train.fitting import Local
-from ..train.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mse_loss
+from ..train.similarity import SMALLEST, Coefficients, Loss, Reduction, learn
 from .steps.coefficients import Mixing, block, note, note_objective, shares, with_block
 from .steps.predictions import (
     ask_and_assess,
@@ -128,3 +128,34 @@ class MNFLTwice(MNFL):
         c = self.learned(c, S, s, fed)
         self.note(c, S, s, said, fed, server)
         return c
+
+
+def kl_loss(s: Tensor, reduction: Reduction) -> Loss:
+    """KL(sum_m w_mn s_m || s_n), the sum (or mean) over samples, of predictions s [clients, samples, classes].
+
+    The receiver's own s_n on the right is a constant.
+    """
+    scale = 1.0 if reduction == "sum" else 1 / s.shape[1]
+    s = s.double().clamp_min(SMALLEST)
+    s = (s / s.sum(-1, keepdim=True)).flatten(1)
+    log = s.log()
+
+    def value(weights: Tensor) -> Tensor:
+        mixed = (weights.T @ s).clamp_min(SMALLEST)
+        return scale * (mixed * (mixed.log() - log)).sum(1)
+
+    def slope(weights: Tensor) -> Tensor:
+        mixed = (weights.T @ s).clamp_min(SMALLEST)
+        return scale * (s @ (mixed.log() - log + 1).T)
+
+    return Loss(value, slope)
+
+
+def mse_loss(s: Tensor, reduction: Reduction) -> Loss:
+    """(sum_m w_mn s_m - s_n)^2, the mean over classes and the sum (or mean) over samples."""
+    scale = 1 / s.shape[2] if reduction == "sum" else 1 / (s.shape[1] * s.shape[2])
+    s = s.double().flatten(1)
+    return Loss(
+        lambda weights: scale * (weights.T @ s - s).square().sum(1),
+        lambda weights: scale * 2 * s @ (weights.T @ s - s).T,
+    )

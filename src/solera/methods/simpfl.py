@@ -14,7 +14,7 @@ from ..core.federation import Federation
 from ..core.settings import PositiveInt
 from ..method import About, register
 from ..scenario.server import Server
-from ..train.similarity import by_cosine, by_rank, cosines
+from ..train.similarity import SMALLEST, by_cosine, by_rank
 from .steps.coefficients import Mixing, note, with_columns
 from .steps.predictions import distil_locally
 
@@ -65,3 +65,13 @@ class TopKPFL(Similar):
 
     def mixture(self, cosine: Tensor) -> Tensor:
         return by_rank(cosine, self.k)
+
+
+def cosines(s: Tensor) -> Tensor:
+    """Cosine between the flattened predictions of every two clients.
+
+    Rounded to 12 digits, so that equal predictions have a cosine of exactly 1.
+    """
+    flat = s.double().flatten(1)
+    unit = flat / flat.norm(dim=1, keepdim=True).clamp_min(SMALLEST)
+    return (unit @ unit.T).round(decimals=12)

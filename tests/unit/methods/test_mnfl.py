@@ -22,7 +22,7 @@ from solera.methods.local import LocalOnly
 from solera.methods.mnfl import MNFL, MNFLCode, MNFLTwice
 from solera.methods.mnflparam import MNFLParameters
 from solera.methods.pfeddf import PFedDF, score_tuned
-from solera.methods.simpfl import SimPFL, TopKPFL
+from solera.methods.simpfl import SimPFL, TopKPFL, cosines
 from solera.methods.steps import predictions
 from solera.methods.steps.coefficients import uniform_matrix
 from solera.methods.steps.screen import Robust
@@ -33,7 +33,7 @@ from solera.testing import check_method
 from solera.train.aggregate import weighted_mean
 from solera.train.distill import Distill, divergence
 from solera.train.fitting import Local, evaluate, fit, logits_of
-from solera.train.similarity import Coefficients, by_cosine, by_rank, cosines
+from solera.train.similarity import Coefficients, by_cosine, by_rank
 from solera.train.teachers import entropy
 from toys import Conv, Samples, World, images, kept_by, mlp, same_bits
 

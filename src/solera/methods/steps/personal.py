@@ -1,6 +1,6 @@
 """Personal models: fine-tuning of a received model, and evaluation on the client's own test samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,17 @@ from torch import Tensor, nn
 
 from ...core.federation import Federation, per_client
 from ...core.task import Client, task
-from ...core.tensors import Weights, copy_of, weights_of
+from ...core.tensors import Inputs, Weights, copy_of, weights_of
 from ...method import Exchange, Method, Model
 from ...scenario.server import Server
 from ...train.distill import divergence
-from ...train.fitting import Local, Score, evaluate, fit, logits_of
+from ...train.fitting import Local, Score, evaluate, fit, logits_of, minibatches
+from ...train.norms import has_batchnorm
 from ...train.objectives import Objective
 from ...train.representations import represented
 from ...train.teachers import Targets, by_position, soft_targets
+
+Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -133,3 +136,9 @@ def common_model(x: dict[str, Weights], fed: Federation) -> dict[str, Any]:
 def score_received(client: Client, weights: Weights | None) -> Score:
     """Score the received model on the client's own test samples; None, for a client never sampled, counts no sample."""
     return scored(client, weights)
+
+
+def batches(model: nn.Module, inputs: Inputs, labels: Tensor, cfg: Local, seed: int) -> Batches:
+    """The minibatches `fit` trains on: with BatchNorm, those of one sample are skipped unless there is no other."""
+    smallest = 2 if has_batchnorm(model) and min(cfg.batch, len(labels)) > 1 else 1
+    return (b for b in minibatches(inputs, labels, cfg, seed) if len(b[1]) >= smallest)
