@@ -53,10 +53,7 @@ class Cronus(OnClients):
     epsilon: Malicious = 0.2  # share of clients that may be malicious: this share of predictions is excluded per sample
 
     about: ClassVar[About] = About(
-        title="Cronus",
-        paper="Chang et al., 2019",
-        wire="indices down, predictions up, targets down",
-        state="its model",
+        "Cronus", "Chang et al., 2019", "indices down, predictions up, targets down", "its model"
     )
 
     def traits(self) -> Traits:
@@ -64,7 +61,7 @@ class Cronus(OnClients):
 
     def round(self, state: OnClients.State, fed: Federation, server: Server) -> OnClients.State:
         x = draw(None, fed, server)
-        S, Y = ask(fed.sample(), x, 1.0, self.first, fed, server, only_new=True)  # soft labels Y_k of all x
+        S, Y, _ = ask(fed.sample(), x, 1.0, self.first, fed, server, only_new=True)  # soft labels Y_k of all x
         Y = Y.repeat_interleave(torch.tensor([fed.copies.get(k, 1) for k in S]), 0)
         y = filtered_mean(Y, self.epsilon if self.aggregate == "robust" else 0.0)
         fed.map(train_mixed, S, targets=y, local=self.local)

@@ -45,18 +45,12 @@ class Ditto(Averaging):
 
     lam: NonNegative = 0.1  # lambda, pull of the global model; 0: every client for itself
 
-    about: ClassVar[About] = About(
-        title="Ditto",
-        paper="Li, Hu, Beirami, Smith, ICML 2021",
-        wire="model down, model up",
-        state="its model",
-    )
+    about: ClassVar[About] = About("Ditto", "Li, Hu, Beirami, Smith, ICML 2021", "model down, model up", "its model")
 
     def traits(self) -> Traits:
         return Traits(replies="means", personal=True, products=True)
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         pull, most = self.lam * self.local.lr, 2 * (1 + self.local.momentum)
         if self.local.optimizer == "sgd" and pull >= most:
             yield (

@@ -51,10 +51,7 @@ class DSFL(OnClients):
     judge_clients: bool = True  # score the clients' own models too, which needs data.client_test
 
     about: ClassVar[About] = About(
-        title="DS-FL",
-        paper="Itahara et al., IEEE TMC 2021",
-        wire="indices down, predictions up, targets down",
-        state="its model",
+        "DS-FL", "Itahara et al., IEEE TMC 2021", "indices down, predictions up, targets down", "its model"
     )
 
     @dataclass(frozen=True)

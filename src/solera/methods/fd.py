@@ -77,10 +77,7 @@ class FD(OnClients):
     final_pass: bool = False  # average the outputs of the trained model, not the outputs during training
 
     about: ClassVar[About] = About(
-        title="FD",
-        paper="Jeong et al., 2018",
-        wire="a table of classes x classes up, another down",
-        state="its model, and the others' table",
+        "FD", "Jeong et al., 2018", "a table of classes x classes up, another down", "its model, and the others' table"
     )
 
     @dataclass(frozen=True)

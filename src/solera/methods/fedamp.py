@@ -51,7 +51,6 @@ class FedAMP(Method):
         return Traits(personal=True)
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         step = self.local.lr * self.lam / self.alpha
         if self.local.optimizer == "sgd" and step >= 2:
             yield f"lam = {self.lam}: overshoots; lower it until local.lr * lam / alpha is below 2, not {step:.3g}"

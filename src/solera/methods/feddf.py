@@ -15,7 +15,7 @@ from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import Ensemble, Frozen, Rule, Teacher
 from .steps.averaging import models_of
-from .steps.fusion import copies_of, finite_models, fuse, public_indices
+from .steps.fusion import copies_of, fuse, public_indices
 from .steps.reporting import report_averages, report_fusion
 from .steps.screen import Screen
 from .steps.teaching import Lesson, Teaching, current, teaching_problems
@@ -56,11 +56,9 @@ class FedDF(Method):
         M = current(state.weights)
         S, sent = fed.sample(), by_architecture(M, fed)  # line 6
         x = self.upload.ask(sent, S, self.local, self.mu, fed, server)  # lines 7-8
-        x = self.screen.uploads(x, sent, fed, server)
         d = public_indices(self.fusion, fed.seed, server)  # the source of the minibatches of line 13
         at = Lesson(fed, server, self.fusion, d, self.upload.build(server), self.ensemble, self.report_ensemble)
-        members = self.screen.members(finite_models(x, at.first_batch, fed, server, build=at.build), x, fed, server)
-        teachers = self.screen.teachers(members, fed, server)
+        x, members, teachers = self.screen.screened(x, sent, at.first_batch, fed, server, at.build)
         report_fusion(self, FedDF, teachers, x, at)
         x_0 = self.start(x, members, M, at)
         teachers = self.teaching.join(teachers, state.weights, at)

@@ -28,11 +28,11 @@ from ..train.distill import Distill
 from ..train.fitting import Local, logits_of
 from ..train.teachers import BATCH, Cache
 from .steps.averaging import models_of
-from .steps.fusion import Asked, asked, finite_models, first_batch, fuse, visited
+from .steps.fusion import Asked, asked, first_batch, fuse, visited
 from .steps.heads import head_of
 from .steps.reporting import note_teachers
 from .steps.screen import Screen
-from .steps.training import local_update
+from .steps.training import by_architecture, local_update
 
 
 def tau_s_steps() -> Distill:
@@ -52,12 +52,7 @@ class FedET(Method):
     screen: Screen = field(default_factory=lambda: Screen("uniform"))  # lines 9, 10; heads always count the same
     report_ensemble: bool = True  # evaluate the teachers' consensus each round (one pass per teacher)
 
-    about: ClassVar[About] = About(
-        title="Fed-ET",
-        paper="Cho et al., IJCAI 2022",
-        wire="model down, model up",
-        state="nothing",
-    )
+    about: ClassVar[About] = About("Fed-ET", "Cho et al., IJCAI 2022", "model down, model up", "nothing")
 
     @dataclass(frozen=True)
     class State:
@@ -68,7 +63,6 @@ class FedET(Method):
         return Traits(across="knowledge", public="server", split="shared head", server_model="larger", products=True)
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         if self.local.steps is not None and self.local.epochs != Local.epochs:
             yield (
                 f"local.epochs = {self.local.epochs} has no effect beside local.steps = {self.local.steps}: "
@@ -91,13 +85,10 @@ class FedET(Method):
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, w, large = state.small, state.large.weights, state.large.architecture
         S = fed.sample()  # lines 1 and 12
-        sent = per_client(lambda k: M[fed.architecture(k)])  # line 5: M[M(k)]
-        x = fed.map(local_update, S, weights=sent, local=self.local, mu=0.0)  # lines 4-6, eq. (1)
-        x = self.screen.uploads(x, lambda k: M[fed.architecture(k)], fed, server)
+        sent = by_architecture(M, fed)  # line 5: M[M(k)]
+        x = fed.map(local_update, S, weights=per_client(sent), local=self.local, mu=0.0)  # lines 4-6, eq. (1)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
-        models = finite_models(x, first_batch(d, self.fusion, server), fed, server)
-        members = self.screen.members(models, x, fed, server)
-        teachers = self.screen.teachers(members, fed, server)
+        x, members, teachers = self.screen.screened(x, sent, first_batch(d, self.fusion, server), fed, server)
         if self.report_ensemble:
             self.report(x, teachers, d, fed, server)
 

@@ -17,22 +17,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..core.federation import Federation, Replies, per_client
+from ..core.federation import Federation, per_client
 from ..core.randomness import repeatable
 from ..core.settings import NonNegative, NonNegativeInt, PositiveInt, settings
 from ..core.tensors import Weights, device_of, is_finite, weights_of
-from ..method import About, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.distill import divergence
 from ..train.effort import steps_to_take
-from ..train.fitting import Diverged, Local, logits_of, make_optimizer
+from ..train.fitting import Diverged, logits_of, make_optimizer
 from ..train.generators import (
     AtLeastTwo,
     Conditional,
     ImageDecoder,
-    _hidden,
     diversity,
     draw,
+    hidden_layer,
     label_prior,
     label_weights,
     restored,
@@ -42,9 +42,10 @@ from ..train.losses import backward
 from ..train.norms import train_mode
 from ..train.optimizers import Optimizer
 from ..train.teachers import entropy
-from .steps.averaging import average_of, models_of
+from .steps.averaging import Averaging, averages_of
 from .steps.counts import train_and_count, usable_counts
 from .steps.fusion import finite_models, side_by_side
+from .steps.training import by_architecture
 
 
 @settings
@@ -137,23 +138,17 @@ def _towards(targets: Tensor, student: nn.Module, x: Tensor, optimizer: Optimize
 
 @register("fedftg")
 @dataclass(frozen=True)
-class FedFTG(Method):
+class FedFTG(Averaging):
     """FedAvg; then the global model is distilled from the clients' models on generated hard samples."""
 
-    local: Local = field(default_factory=Local)
-    average: Literal["weighted", "uniform"] = "weighted"
     tune: FineTune = field(default_factory=FineTune)
 
     about: ClassVar[About] = About(
-        title="FedFTG",
-        paper="Zhang et al., CVPR 2022",
-        wire="model down, model up, label counts up once",
-        state="nothing",
+        "FedFTG", "Zhang et al., CVPR 2022", "model down, model up, label counts up once", "nothing"
     )
 
     @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # architecture -> weights
+    class State(Averaging.State):
         generator: Weights
         counts: dict[str, Tensor]  # client -> its samples of each label, as reported in its first round
 
@@ -169,14 +164,14 @@ class FedFTG(Method):
     def round(self, state: State, fed: Federation, server: Server) -> State:
         w, known = state.weights, state.counts
         S = fed.sample()
-        sent = per_client(lambda k: w[fed.architecture(k)])
+        sent = per_client(by_architecture(w, fed))
         unknown = per_client(lambda k: server.num_classes if self.tune.steps > 0 and k not in known else None)
         x = fed.map(train_and_count, S, weights=sent, local=self.local, classes=unknown)
         if self.tune.steps == 0:
-            return self.State(w | self.averages(x, list(x), fed), state.generator, known)
+            return self.State(w | averages_of(self.average, x, list(x), fed), state.generator, known)
         counts = usable_counts(x, known, fed, server)
         teachers = finite_models(x, self.probe(state, fed, server), fed, server, "generated samples")
-        w_0 = self.averages(x, list(teachers), fed)
+        w_0 = averages_of(self.average, x, list(teachers), fed)
         n = torch.stack([counts[k] * fed.copies.get(k, 1) for k in teachers])
         tune = partial(self.fine_tune, w_0, list(teachers.values()), n, state.generator, fed, server)
         ((tuned, generator, losses),) = side_by_side(fed.seed, server, [tune])  # one job: dropout draws random numbers
@@ -212,11 +207,6 @@ class FedFTG(Method):
             return w_0, generator, None
         return tuned, weights, dict(zip(students, losses, strict=True))
 
-    def averages(self, x: Replies, S: list[str], fed: Federation) -> dict[str, Weights]:
-        """FedAvg's step for each architecture with an upload."""
-        groups = {A: [k for k in S if fed.architecture(k) == A] for A in sorted({fed.architecture(k) for k in S})}
-        return {A: average_of(self.average, x, S_A, fed) for A, S_A in groups.items()}
-
     def probe(self, state: State, fed: Federation, server: Server) -> Tensor:
         """Some generated inputs, to check that the logits of an uploaded model are finite."""
         C, rng = server.num_classes, torch.Generator().manual_seed(fed.seed("probe"))
@@ -237,9 +227,6 @@ class FedFTG(Method):
         elif server.shape is None or len(server.shape) not in (1, 3):
             yield f"fedftg generates images [C, H, W] or vectors [F], but an input here is {server.shape}"
 
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
-
 
 def input_generator(shape: tuple[int, ...], noise: int, classes: int, features: int) -> Conditional:
     """FedFTG's generator: images [C, H, W] or vectors [F], the inputs of a model.
@@ -255,7 +242,7 @@ def input_generator(shape: tuple[int, ...], noise: int, classes: int, features: 
     if len(shape) != 1:
         raise ValueError(f"inputs of shape {shape}: only images [C, H, W] and vectors [F] can be generated")
     (width,) = shape
-    layers = [*_hidden(noise + classes, 4 * features), nn.Linear(4 * features, width), nn.Tanh()]
+    layers = [*hidden_layer(noise + classes, 4 * features), nn.Linear(4 * features, width), nn.Tanh()]
     return Conditional(nn.Sequential(*layers, nn.BatchNorm1d(width, affine=False)), noise, classes)
 
 

@@ -129,7 +129,7 @@ class FedGEMS(OnClients):
         """The clients that replied, their fused logits for these samples, and which samples any client got right."""
         if len(indices) == 0:
             return S, torch.empty(0, server.num_classes), torch.empty(0, dtype=torch.bool)
-        S, p = ask(S, indices, 1.0, self.local, fed, server, only_new=True)
+        S, p, _ = ask(S, indices, 1.0, self.local, fed, server, only_new=True)
         p = p.repeat_interleave(torch.tensor([fed.copies.get(k, 1) for k in S]), 0)  # S is a multiset
         weights = reliable_weights(p, labels) if self.selective else torch.full(p.shape[:2], 1 / len(p))
         return S, fused_logits(p, weights), weights.sum(0) > 0

@@ -23,7 +23,7 @@ from ..core.randomness import repeatable
 from ..core.settings import NonNegative, NonNegativeInt, PositiveInt, Share, settings
 from ..core.task import Client, task
 from ..core.tensors import Weights, device_of, is_finite, sent, weights_of
-from ..method import About, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.distill import divergence
 from ..train.effort import steps_to_take
@@ -31,9 +31,9 @@ from ..train.fitting import Diverged, Local, fit, logits_of, make_optimizer
 from ..train.generators import (
     AtLeastTwo,
     Conditional,
-    _hidden,
     diversity,
     draw,
+    hidden_layer,
     label_prior,
     label_weights,
     restored,
@@ -43,10 +43,10 @@ from ..train.losses import Losses, backward
 from ..train.norms import evaluating
 from ..train.objectives import Objective
 from ..train.teachers import soft_targets
-from .steps.averaging import average_of, models_of
+from .steps.averaging import Averaging, average_of, averages_of
 from .steps.counts import CountedUpdate, label_counts, usable_counts
 from .steps.heads import head_of
-from .steps.training import Update
+from .steps.training import Update, by_architecture
 
 
 @settings
@@ -150,11 +150,10 @@ def phases(local: Local, epochs: int, n: int) -> tuple[Local, Local]:
 
 @register("fedgen")
 @dataclass(frozen=True)
-class FedGen(Method):
+class FedGen(Averaging):
     """FedAvg with a generator of latents that transfers knowledge between clients."""
 
     local: Local = field(default_factory=lambda: Local(batch=32, lr=0.01))
-    average: Literal["weighted", "uniform"] = "weighted"
     generator: LatentGenerator = field(default_factory=LatentGenerator)
     generated_weight: NonNegative | None = None  # alpha: weight of generated latents; none: 0.1 / local.lr, at most 10
     agreement_weight: NonNegative = 0.0  # beta: weight of the divergence from predictions for latents of the same label
@@ -164,15 +163,11 @@ class FedGen(Method):
     share_head: bool = True  # several architectures: one head for all, not one for each
 
     about: ClassVar[About] = About(
-        title="FedGen",
-        paper="Zhu et al., ICML 2021",
-        wire="model, generator and label prior down, model and label counts up",
-        state="nothing",
+        "FedGen", "Zhu et al., ICML 2021", "model, generator and label prior down, model and label counts up", "nothing"
     )
 
     @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # theta: architecture -> weights
+    class State(Averaging.State):  # weights: theta
         generator: Weights  # w
         prior: Tensor  # p(y); all 0 until the generator was trained
 
@@ -204,7 +199,7 @@ class FedGen(Method):
         x = fed.map(
             train_with_generator,
             S,
-            weights=per_client(lambda k: theta[fed.architecture(k)]),
+            weights=per_client(by_architecture(theta, fed)),
             generator=state.generator,
             prior=state.prior,
             classes=server.num_classes,
@@ -215,10 +210,7 @@ class FedGen(Method):
         )
         counts = usable_counts(x, {}, fed, server)
         heads = self.heads(x, counts, state, fed, server)
-        for A in server.architectures:
-            S_A = [k for k in heads if fed.architecture(k) == A]
-            if S_A:
-                theta = theta | {A: average_of(self.average, x, S_A, fed)}
+        theta = theta | averages_of(self.average, x, list(heads), fed)
         if self.share_head:
             sent = Replies((k, Update(head_of(x[k].weights))) for k in heads)
             h = average_of(self.average, sent, list(heads), fed)
@@ -265,9 +257,6 @@ class FedGen(Method):
                 fed.reject(x, k, "non-finite logits on generated latents")
         return heads
 
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
-
 
 def latent_size(server: Server) -> int:
     """The size of a head's input, from a forward pass on blank inputs."""
@@ -283,7 +272,7 @@ def latent_size(server: Server) -> int:
 
 def latent_generator(latent: int, noise: int, classes: int, hidden: int) -> Conditional:
     """FedGen's generator: one hidden layer, and latents of `latent` numbers."""
-    net = nn.Sequential(*_hidden(noise + classes, hidden), nn.Linear(hidden, latent))
+    net = nn.Sequential(*hidden_layer(noise + classes, hidden), nn.Linear(hidden, latent))
     return Conditional(net, noise, classes)
 
 

@@ -22,6 +22,7 @@ from ..core.tensors import Shapes, Weights, weights_of
 from ..core.wire import sized
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
+from ..train.aggregate import by_row
 from ..train.chain import Layer, chain, resized
 from ..train.fitting import Local, fit
 from .steps.averaging import models_of
@@ -149,7 +150,7 @@ def merge_neurons(layers: Sequence[Weights], places: Sequence[Tensor], n: Sequen
         sums = torch.zeros(width, *t.shape[1:], dtype=torch.float64)
         for layer, here, n_k in zip(layers, places, n, strict=True):
             sums[here] += layer[name].double() * n_k
-        merged[name] = (sums / _by_row(total, sums)).to(t.dtype)
+        merged[name] = (sums / by_row(total, sums)).to(t.dtype)
     return merged
 
 
@@ -160,8 +161,8 @@ def merge_classes(layers: Sequence[Weights], shares: Tensor) -> Weights:
     for name, t in layers[0].items():
         sums = torch.zeros_like(t, dtype=torch.float64)
         for layer, share in zip(layers, shares, strict=True):
-            sums += layer[name].double() * _by_row(share, sums)
-        merged[name] = (sums / _by_row(total, sums)).to(t.dtype)
+            sums += layer[name].double() * by_row(share, sums)
+        merged[name] = (sums / by_row(total, sums)).to(t.dtype)
     return merged
 
 
@@ -174,10 +175,6 @@ def move_columns(weight: Tensor, places: Tensor, width: int, block: int) -> Tens
     moved = weight.new_zeros(out, width, block, *rest)
     moved[:, places] = weight.reshape(out, len(places), block, *rest)
     return moved.reshape(out, width * block, *rest)
-
-
-def _by_row(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 # ---- the method ---------------------------------------------------------------------------------------

@@ -91,12 +91,7 @@ class FedMD(OnClients):
     loss: Distance = "l1"  # of digest: mean absolute difference of the logits, or KL of their softmax
     student_norm: StudentNorm = "train"  # BatchNorm statistics during digest
 
-    about: ClassVar[About] = About(
-        title="FedMD",
-        paper="Li and Wang, 2019",
-        wire="indices down, scores up, consensus down",
-        state="its model",
-    )
+    about: ClassVar[About] = About("FedMD", "Li and Wang, 2019", "indices down, scores up, consensus down", "its model")
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="everywhere", public_labels="used", replies="means", personal=True)

@@ -85,7 +85,6 @@ class Hierarchical(Method):
         return Traits(across="knowledge", public=public, precision=self.upload.precision, products=True)
 
     def problems(self) -> Iterator[str]:
-        """Settings that contradict each other."""
         if self.exchange == "logits" and self.above.steps == 0:
             yield "above.steps = 0: with exchange = 'logits' groups learn from each other by distillation alone"
 

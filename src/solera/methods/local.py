@@ -17,12 +17,7 @@ class LocalOnly(OnClients):
 
     local: Local = field(default_factory=Local)
 
-    about: ClassVar[About] = About(
-        title="Local training only",
-        paper="baseline",
-        wire="nothing",
-        state="its model",
-    )
+    about: ClassVar[About] = About("Local training only", "baseline", "nothing", "its model")
 
     def traits(self) -> Traits:
         return Traits(replies="none", personal=True, next_token=True)

@@ -21,10 +21,11 @@ from ..train.fitting import Local
 from ..train.similarity import SMALLEST, Coefficients, Loss, Reduction, learn
 from .steps.coefficients import Mixing, block, note, note_objective, shares, with_block
 from .steps.predictions import (
-    ask_and_assess,
+    ask,
     distil_and_predict,
     distil_and_train,
     distil_locally,
+    train_and_assess,
     usable,
 )
 
@@ -104,7 +105,7 @@ class MNFLCode(MNFL):
     def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
         local = self.training(fed)
         first = replace(local, epochs=1, steps=None)  # of clients that were not sampled before
-        S, s, said = ask_and_assess(A, x, self.temperature, first, fed, server, only_new=True)
+        S, s, said = ask(A, x, self.temperature, first, fed, server, only_new=True, task=train_and_assess)
         c = self.learned(c, S, s, fed)
         taught = fed.map(distil_and_train, S, local=local, **self.lesson(block(c, S, fed), S, s))
         server.report_stages(after_distilling=taught, after_training=None)

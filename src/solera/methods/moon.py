@@ -61,10 +61,7 @@ class MOON(Averaging):
     buffer: PositiveInt = 1  # how many of its last models a client keeps for the contrastive term
 
     about: ClassVar[About] = About(
-        title="MOON",
-        paper="Li, He, Song, CVPR 2021",
-        wire="model down, model up",
-        state="its last model (or `buffer` of them)",
+        "MOON", "Li, He, Song, CVPR 2021", "model down, model up", "its last model (or `buffer` of them)"
     )
 
     def traits(self) -> Traits:

@@ -58,12 +58,7 @@ class PerFedAvg(Averaging):
     delta: Positive = 0.001  # mode hf: step of the difference, in multiples of the gradient
     adapt_steps: NonNegativeInt = 1  # adaptation steps of a client, on its training samples, before evaluation
 
-    about: ClassVar[About] = About(
-        title="Per-FedAvg",
-        paper="Fallah et al., NeurIPS 2020",
-        wire="model down, model up",
-        state="nothing",
-    )
+    about: ClassVar[About] = About("Per-FedAvg", "Fallah et al., NeurIPS 2020", "model down, model up", "nothing")
 
     def traits(self) -> Traits:
         return Traits(replies="means", personal=True, products=True)

@@ -36,7 +36,6 @@ class Envelope:
     inner_lr: NonNegative = 0.09  # their step size
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         for name, lr in (("lr", self.lr), ("inner_lr", self.inner_lr)):
             if not lr * self.lam < 2:
                 yield f"{name} = {lr}: with lam = {self.lam} a step overshoots; {name} * lam must be below 2"
@@ -79,12 +78,7 @@ class PFedMe(Averaging):
     local: Envelope = field(default_factory=Envelope)  # type: ignore[assignment]
     beta: Positive = 1.0  # server step towards the mean of the clients' w; 1: the mean itself, more: beyond it
 
-    about: ClassVar[About] = About(
-        title="pFedMe",
-        paper="Dinh et al., NeurIPS 2020",
-        wire="model down, model up",
-        state="its model theta",
-    )
+    about: ClassVar[About] = About("pFedMe", "Dinh et al., NeurIPS 2020", "model down, model up", "its model theta")
 
     def traits(self) -> Traits:
         return Traits(replies="means", personal=True, products=self.beta == 1)

@@ -91,10 +91,7 @@ class Scaffold(Method):
 
     BESIDE: ClassVar = {"derive_dc": "another method: method.name = 'scaffold-up'"}
     about: ClassVar[About] = About(
-        title="SCAFFOLD",
-        paper="Karimireddy et al., ICML 2020",
-        wire="model and control variate down and up",
-        state="its control variate",
+        "SCAFFOLD", "Karimireddy et al., ICML 2020", "model and control variate down and up", "its control variate"
     )
 
     @dataclass(frozen=True)
@@ -107,7 +104,6 @@ class Scaffold(Method):
         return Traits(replies="means", next_token=True)
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         if (self.local.momentum or self.local.optimizer != "sgd") and not self.allow_momentum:
             yield "local needs plain SGD (momentum 0); set allow_momentum = true to try anyway"
 
@@ -156,7 +152,6 @@ class ScaffoldUp(Scaffold):
         return replace(super().traits(), replies="individual")
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         yield from super().problems()
         if self.option == "I":
             yield "option = 'I': the server can derive the change with option = 'II' only"

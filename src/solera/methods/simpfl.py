@@ -44,10 +44,7 @@ class SimPFL(Similar):
     scale: Literal["minmax", "l1"] = "minmax"  # cosine minus the column's minimum (the authors' code), or unchanged
 
     about: ClassVar[About] = About(
-        title="Sim-pFL",
-        paper="comparison method of MNFL",
-        wire="indices down, predictions up, targets down",
-        state="its model",
+        "Sim-pFL", "comparison method of MNFL", "indices down, predictions up, targets down", "its model"
     )
 
     def mixture(self, cosine: Tensor) -> Tensor:

@@ -72,7 +72,8 @@ def restored(build: Callable[[], Conditional], weights: Weights) -> Conditional:
     return generator
 
 
-def _hidden(inputs: int, outputs: int) -> list[nn.Module]:
+def hidden_layer(inputs: int, outputs: int) -> list[nn.Module]:
+    """A layer of a generator, with BatchNorm."""
     return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
 
 

@@ -186,7 +186,6 @@ class PerGroup(LocalTrainer):
         return all(part.sends_models for part in self.parts)
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         if any(getattr(part, "shared_c", False) for part in self.parts):
             yield "parts: groups of different kinds have no control variate to share; leave out shared_c"
 

@@ -56,7 +56,6 @@ class Slots(Method):
         return replace(said, state=self.local_trainer.client_state, privacy=privacy)
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         if self.R > 1 and self.ensemble_trainer.needs_client_models:
             yield f"R = {self.R}: only ensemble_trainer.kind = 'aggregated' keeps checkpoints"
         if self.group_sizes is not None and len(self.group_sizes) != self.K:

@@ -52,6 +52,12 @@ def average_of(how: Literal["weighted", "uniform", "median"], x: Replies, S: lis
     return weighted_mean(uploads, [fed.copies.get(k, 1) * (fed.num_examples(k) if how == "weighted" else 1) for k in S])
 
 
+def averages_of(average: Average, x: Replies, S: list[str], fed: Federation) -> dict[str, Weights]:
+    """The average of each architecture with an upload of clients S."""
+    groups = {A: [k for k in S if fed.architecture(k) == A] for A in sorted({fed.architecture(k) for k in S})}
+    return {A: average_of(average, x, S_A, fed) for A, S_A in groups.items()}
+
+
 def models_of(weights: dict[str, Weights]) -> dict[str, Model]:
     """One model to evaluate for each architecture."""
     return {A: Model(A, w) for A, w in weights.items()}

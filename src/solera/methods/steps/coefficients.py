@@ -20,7 +20,7 @@ from ...scenario.server import Server
 from ...train.fitting import Local
 from ...train.similarity import Coefficients, Loss, best, mixtures, terms
 from .personal import OnClients, train_alone
-from .predictions import StudentNorm, ask_and_assess, draw, participants, public_problems
+from .predictions import StudentNorm, ask, draw, participants, public_problems, train_and_assess
 
 MOST_CLIENTS = 5000  # 200 MB of coefficients, in every checkpoint
 NOTED_CLIENTS = 100  # with more, the matrix is recorded only every tenth round
@@ -68,7 +68,7 @@ class Mixing(OnClients):
 
     def predicted(self, x: Tensor, A: list[str], fed: Federation, server: Server) -> tuple[list[str], Tensor, Replies]:
         """The clients that have trained and predicted x, their predictions, and the whole replies."""
-        S, s, said = ask_and_assess(A, x, self.temperature, self.training(fed), fed, server)
+        S, s, said = ask(A, x, self.temperature, self.training(fed), fed, server, task=train_and_assess)
         server.report_stages(after_training={k: said[k].test for k in S}, after_distilling=None)
         return S, s, said
 

@@ -30,9 +30,9 @@ from ...train.aggregate import uniform_mean
 from ...train.fitting import evaluate
 from ...train.norms import parameter_names
 from ...train.robust import by_number, clip_updates, weighted_median
-from ...train.teachers import Frozen, drop_worst
+from ...train.teachers import Build, Frozen, drop_worst
 from .averaging import average_of
-from .fusion import side_by_side
+from .fusion import finite_models, side_by_side
 from .heads import head_of
 from .training import Sent, Update
 
@@ -83,6 +83,15 @@ class Screen(Slot):
         """Those of them whose models teach."""
         return models
 
+    def screened(
+        self, x: Replies, sent: Sent, probe: Tensor, fed: Federation, server: Server, build: Build | None = None
+    ) -> tuple[Replies, dict[str, Frozen], dict[str, Frozen]]:
+        """All of that: the uploads as they count, the clients that count, and those whose models teach. Models whose
+        logits on `probe` are not finite are rejected."""
+        x = self.uploads(x, sent, fed, server)
+        members = self.members(finite_models(x, probe, fed, server, build=build), x, fed, server)
+        return x, members, self.teachers(members, fed, server)
+
     def averages(self, x: Replies, members: Iterable[str], fed: Federation, server: Server) -> dict[str, Weights]:
         """The average of each architecture's clients; architectures without a client are left out."""
         S = {A: [k for k in members if fed.architecture(k) == A] for A in server.architectures}
@@ -121,7 +130,6 @@ class Robust(Screen):
     update_clip: Positive | None = None  # largest norm of a client's update, in multiples of its architecture's median
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         if self.drop_outliers and not self.drop_worst:
             yield "drop_outliers = true has no effect without drop_worst = true"
 
