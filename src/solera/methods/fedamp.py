@@ -120,7 +120,7 @@ class FedAMP(Method):
         return {}
 
 
-# ---- Attention between clients' models: the weight of each model in a client's mixture (FedAM --------
+# ---- attention between clients' models ---------------------------------------------------------------
 
 # A matrix xi has a row for each receiver i and a column for each giver j; every row sums to 1. All computations are
 # float64 and start from the inner products of the models (`similarity.gram_matrix`).

@@ -140,7 +140,7 @@ class FedFomo(OnClients):
         return [known[i] for i in epsilon_greedy(scores, self.M, epsilon, generator)]
 
 
-# ---- First-order model mixing (FedFomo): which models lower a client's own loss, and which to --------
+# ---- first-order model mixing ------------------------------------------------------------------------
 
 
 LIMIT = 1e6  # upper bound of a gain: an infinite loss would make sums infinite

@@ -154,7 +154,7 @@ class FedGEMS(OnClients):
         return {state.large.architecture: state.large}
 
 
-# ---- Selective knowledge fusion (FedGEMS): the weights of clients for a public sample, and th --------
+# ---- selective knowledge fusion ----------------------------------------------------------------------
 
 
 SUREST = 1e-6  # smallest entropy: the weight of a certain client stays finite

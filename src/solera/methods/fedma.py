@@ -28,7 +28,7 @@ from ..train.fitting import Local, fit
 from .steps.averaging import models_of
 from .steps.counts import all_of_one, label_counts, usable_counts
 
-# ---- Matching neurons: which neuron of one network corresponds to which neuron of another ------------
+# ---- matching neurons --------------------------------------------------------------------------------
 
 # The neurons of a hidden layer can be permuted, so averaging two networks position by position mixes unrelated neurons.
 # FedMA (Wang et al., ICLR 2020) matches them first: it solves an assignment problem (Hungarian algorithm, from scipy)

@@ -218,7 +218,7 @@ def _text(rate: float) -> str:
     return f"{rate:g}"
 
 
-# ---- Sub-networks: the first channels of every hidden layer (HeteroFL; Diao et al., ICLR 2021 --------
+# ---- sub-networks: the first channels of every hidden layer ------------------------------------------
 
 # A rate r keeps the first ceil(r * width) channels of each hidden layer, and all inputs and logits of the model. The
 # sub-network of a smaller rate is contained in that of a larger one, so one set of weights serves devices of different

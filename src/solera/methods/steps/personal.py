@@ -1,7 +1,7 @@
 """Personal models: fine-tuning of a received model, and evaluation on the client's own test samples."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.federation import Federation, per_client
+from ...core.settings import NonNegativeInt
 from ...core.task import Client, task
 from ...core.tensors import Inputs, Weights, copy_of, weights_of
 from ...method import Exchange, Method, Model
@@ -44,6 +45,29 @@ def score_tuned(client: Client, weights: Weights, tuning: Tuning, tuned: bool) -
     own = client.state.get("model") if tuned else None
     model = _tuned(client, weights, tuning) if own is None else client.model(own)
     return evaluate(model, client.test.inputs, client.test.labels)
+
+
+@dataclass(frozen=True)
+class FineTuned(Method):
+    """A method at whose end every client fine-tunes the model of its architecture on its own data.
+
+    Its state has `weights`, and `tuned`: whether the clients hold fine-tuned copies of these.
+    """
+
+    tune_epochs: NonNegativeInt = 5  # epochs of fine-tuning, otherwise as local training; 0: keep the common model
+
+    @property
+    def tuning(self) -> Tuning:
+        """How the received model is fine-tuned."""
+        return Tuning(replace(self.local, epochs=self.tune_epochs, steps=None))  # type: ignore[attr-defined]
+
+    def finish(self, state: Any, fed: Federation, server: Server) -> Any:
+        """Send every client the model of its architecture, also clients outside the last cohort."""
+        fed.map(fine_tune, list(fed.clients), **tuning_payload(state.weights, self.tuning, fed))
+        return replace(state, tuned=True)
+
+    def personal(self, state: Any, fed: Federation) -> Exchange:
+        return Exchange(score_tuned, {**tuning_payload(state.weights, self.tuning, fed), "tuned": state.tuned})
 
 
 def tuning_payload(x: dict[str, Weights], tuning: Tuning, fed: Federation) -> dict[str, Any]:
