@@ -62,7 +62,6 @@ OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*
     "methods/fedftg.py": ("train/test_generators.py",),
     "methods/fedgen.py": ("train/test_generators.py",),
     "train/diversity.py": ("train/test_diversity.py",),
-    "train/effort.py": ("runner/test_dry.py",),
     "train/robust.py": ("train/test_filtered_mean.py",),
     "train/consensus.py": ("train/test_agreement.py",),
     "train/similarity.py": ABSENT,

@@ -99,7 +99,7 @@ def test_portable_is_part_of_what_a_run_is(monkeypatch):
     fit_for_portable(monkeypatch)
     found = compute_of(EngineConfig(portable=True))
     assert found.facts() == {"portable": True}
-    with found.place().numerics() as held:
+    with found.place().training() as held:
         assert not torch._C._get_mkldnn_enabled()
         assert not torch._C._get_nnpack_enabled()
     assert (held.needed["oneDNN"], held.needed["NNPACK"]) == (False, False)

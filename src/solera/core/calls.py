@@ -16,7 +16,7 @@ from .wire import Packed, WireError, safe_name
 
 @dataclasses.dataclass(frozen=True)
 class ClientInfo:
-    """What a client registered when it joined; never what it claims in a reply."""
+    """The facts that a client registered when it joined; a reply never changes them."""
 
     architecture: str
     num_examples: int
@@ -137,7 +137,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What came back: a message (as an object or as bytes), or the reason why there is none."""
+    """A message that came back (as an object or as bytes), or the reason why there is none."""
 
     client: str
     message: Packed | bytes = b""
@@ -149,7 +149,7 @@ class Reply:
     fatal: Literal["", "task", "run"] = ""
 
     def facts(self) -> dict[str, Any]:
-        """All of the reply but its message and who sends it, in values that JSON has."""
+        """All of the reply but its message and its sender, in values that JSON has."""
         return {name: getattr(self, name) for name in ("version", "error", "seconds", "fatal")}
 
     @classmethod

@@ -48,7 +48,9 @@ def copy_of(model: nn.Module) -> nn.Module:
 
 def device_of(model: nn.Module, otherwise: torch.device = CPU) -> torch.device:
     """Where `model` is, going by its first tensor; `otherwise` for one without any."""
-    return next((t.device for t in chain(model.parameters(), model.buffers())), otherwise)
+    for tensor in chain(model.parameters(), model.buffers()):
+        return tensor.device
+    return otherwise
 
 
 def beside(model: nn.Module, weights: Weights) -> Weights:

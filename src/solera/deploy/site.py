@@ -143,7 +143,7 @@ def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:
     try:
         facts, blob = unpack(record, limits or Limits())
         size = len(blob)
-        with site.place.numerics(threads=1):  # as on every engine: the number of threads changes the bits of a sum
+        with site.place.training(threads=1):  # as on every engine: the number of threads changes the bits of a sum
             told, body = _act(facts, blob, site, asked)
     except (Exception, SystemExit, KeyboardInterrupt) as e:
         told, body = {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}, None

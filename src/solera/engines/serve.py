@@ -46,7 +46,7 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
             loaded = states.load(call.client, call.after)
             client = host.client(call.client, call.seed, loaded, place)
             before = _snapshot(loaded)
-            with place.numerics(), place.autocast():  # what a task sets is not left to the next one
+            with place.training():  # what a task sets is not left to the next one
                 return task.fn(client, **arguments), client.state, before
 
         once = functools.partial(repeatable, call.seed, work) if seed_global else work
@@ -134,12 +134,12 @@ Snapshot = dict[str, dict[str, tuple[Tensor, int]]]
 
 
 def _snapshot(state: dict[str, Weights]) -> Snapshot:
-    """What a client's state is now. It holds on to the tensors: an identity says nothing once its object is gone."""
+    """A client's state as it is now. It keeps the tensors: an identity says nothing once its object is gone."""
     return {name: {n: (t, t._version) for n, t in weights.items()} for name, weights in state.items()}
 
 
 def _changed(state: dict[str, Weights], before: Snapshot) -> bool:
-    """Whether anything was assigned, removed or written to."""
+    """True if anything was assigned, removed or written to."""
     if {k: list(v) for k, v in state.items()} != {k: list(v) for k, v in before.items()}:
         return True
     return any(
@@ -150,7 +150,7 @@ def _changed(state: dict[str, Weights], before: Snapshot) -> bool:
 
 
 def _reason(e: BaseException) -> str:
-    """One line that finds the place: the error, and where in whose code it was raised."""
+    """The error in one line, with the file and line that raised it."""
     where = traceback.extract_tb(e.__traceback__)[-1]
     text = " ".join(str(e).split())
     return f"{type(e).__name__}: {text[:300]} ({pathlib.Path(where.filename).name}:{where.lineno})"

@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from ..core.federation import Federation
 from ..core.settings import Hint
-from ..core.task import Client, task
+from ..core.task import Client, PublicRows, task
 from ..core.tensors import CPU, joined, sent, weights_of
 from ..method import About, Traits, register
 from ..place.placement import finest_type
@@ -29,7 +29,7 @@ from .steps.predictions import Done, ask, asked_inputs, draw, public_problems, t
 
 
 @task("train_mixed")
-def train_mixed(client: Client, targets: Tensor, local: Local) -> Done:
+def train_mixed(client: Client, targets: PublicRows, local: Local) -> Done:
     """Train on one set: private samples with their labels, and the public samples just predicted with `targets`."""
     own = one_hot(client.train.labels, client.classes).to(targets.dtype)
     inputs, labels = joined(client.train.inputs, asked_inputs(client)), torch.cat([own, client.bring(targets)])

@@ -22,9 +22,9 @@ from ..core.randomness import repeatable
 from ..core.settings import NonNegative, NonNegativeInt, PositiveInt, settings
 from ..core.tensors import Weights, device_of, is_finite, weights_of
 from ..method import About, Traits, register
+from ..place.placement import steps_to_take
 from ..scenario.server import Server
 from ..train.distill import divergence
-from ..train.effort import steps_to_take
 from ..train.fitting import Diverged, logits_of, make_optimizer
 from ..train.generators import (
     AtLeastTwo,

@@ -24,9 +24,9 @@ from ..core.settings import NonNegative, NonNegativeInt, PositiveInt, Share, set
 from ..core.task import Client, task
 from ..core.tensors import Weights, device_of, is_finite, sent, weights_of
 from ..method import About, Traits, register
+from ..place.placement import steps_to_take
 from ..scenario.server import Server
 from ..train.distill import divergence
-from ..train.effort import steps_to_take
 from ..train.fitting import Diverged, Local, fit, logits_of, make_optimizer
 from ..train.generators import (
     AtLeastTwo,

@@ -1,4 +1,4 @@
-"""What a configuration says of one architecture, `[models.options.NAME]`: whose variant it is, precision, LoRA, size.
+"""The options of one architecture, `[models.options.NAME]`: the model it is a variant of, precision, LoRA, size.
 
 Two names may stand for one model of the zoo, so that clients with the same network but different precision are two
 architectures, which are averaged apart:

@@ -16,11 +16,11 @@ from ..core.plugins import architectures, is_path
 from ..core.randomness import seed_from
 from ..core.task import Data
 from ..data import Dataset, load, make_public
-from ..data.augment import check_steps
 from ..data.catalogue import SOURCES
 from ..data.encodings import VOCABULARY
 from ..data.site_data import Holding, SiteConfig, read_site, read_source
 from ..data.spec import Spec
+from ..data.transforms import check_steps
 from ..engines import default_workers
 from ..models import check_output
 from ..scenario.host import Hello, Remote, SiteHost, check_hellos, form_digest, layout_digest

@@ -34,13 +34,13 @@ from ..data import (
     partition,
     split_test,
 )
-from ..data.augment import Name, Step, check_steps
 from ..data.dataset import Arrays, as_blocks
 from ..data.encodings import LENGTH, WORDS, Columns, Encoding, reading, unique
 from ..data.public import samples_of
 from ..data.site_data import Holding, hold
 from ..data.site_data import Own as SiteData
 from ..data.spec import Spec, Task
+from ..data.transforms import Name, Step, check_steps
 from ..engines import default_workers
 from ..models import build, check_output, encoding_of, model_info
 from ..models.hf import origins_of

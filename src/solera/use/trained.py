@@ -51,6 +51,7 @@ class Trained:
     rule: str  # how the ensemble combines them
     trust_code: bool = False  # import the code that the run names, even if the run is another user's
     tokenizers: tuple[tuple[str, int], ...] = ()  # that models bring: name and tokens of a text, in order
+    servers: str | None = None  # the model that only the server has
     bases: dict[str, str] = dataclasses.field(default_factory=dict)  # architecture -> digest of its frozen base (LoRA)
 
     @property
@@ -94,10 +95,8 @@ class Trained:
             return name
         if not self.names:
             raise RunError(f"{self.run.path} has no global model: {_stay_with_clients(self.run)}")
-        own = self.run.settings.get("models.server")
-        called = next((name for name, given in self._given().items() if given == own), None)
-        if called in self.names:
-            return called
+        if self.servers is not None:
+            return self.servers
         if len(self.names) > 1:
             raise ConfigError(f"{self.run.path} has several models: choose one with --model: {', '.join(self.names)}")
         return self.names[0]
@@ -239,7 +238,8 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
         bases = {f["architecture"]: f["base"] for f in facts.values() if "base" in f}
         constants = tuple(takes["mean"]), tuple(takes["std"])
         spec = Spec(run.name, tuple(takes["shape"]), classes, *constants, takes["vocabulary"], called)
-        return Trained(run, spec, kinds, members, rule, trust_code, read, bases)
+        servers = next((name for name, f in facts.items() if f.get("kind") == "server"), None)
+        return Trained(run, spec, kinds, members, rule, trust_code, read, servers, bases)
     except (KeyError, ValueError, TypeError) as e:
         for file in files:  # a flipped bit in a description is no other version
             check_sha256(run, file)

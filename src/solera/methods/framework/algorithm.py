@@ -11,6 +11,7 @@ updates have the same bits as without overlap. A round reports the designated mo
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ...core.federation import Federation
 from ...core.tensors import Weights
@@ -117,8 +118,9 @@ class Framework(Slots):
     def models(self, state: State) -> dict[str, Model]:
         """The first model of each architecture under its name; the others as name.1, name.2, ... if not designated."""
         shown = 1 if self.global_trainer.designated else self.K
-        first = {A: Model(A, own[0]) for A, own in state.models.items()}
-        return first | {f"{A}.{k}": Model(A, state.models[A][k]) for A in first for k in range(1, shown)}
+        kind: Literal["part", "model"] = "part" if shown > 1 else "model"
+        first = {A: Model(A, own[0], kind) for A, own in state.models.items()}
+        return first | {f"{A}.{k}": Model(A, state.models[A][k], kind) for A in first for k in range(1, shown)}
 
     def ensemble_of(self, state: State) -> EnsembleReport | None:
         """The ensemble itself, for inference."""

@@ -58,6 +58,14 @@ def averages_of(average: Average, x: Replies, S: list[str], fed: Federation) -> 
     return {A: average_of(average, x, S_A, fed) for A, S_A in groups.items()}
 
 
+@dataclass(frozen=True)
+class Own:
+    """The server's own model in a state."""
+
+    architecture: str
+    weights: Weights
+
+
 def models_of(weights: dict[str, Weights]) -> dict[str, Model]:
     """One model to evaluate for each architecture."""
     return {A: Model(A, w) for A, w in weights.items()}

@@ -17,7 +17,7 @@ All models count the same, whatever their numbers of examples: a Byzantine clien
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -142,6 +142,9 @@ class Robust(Screen):
     @property
     def individual(self) -> bool:
         return self != Robust(self.average) or self.average not in ("weighted", "uniform")
+
+    def for_dry_run(self) -> Self:
+        return replace(self, drop_worst=False, drop_outliers=False) if self.drop_worst else self  # zeros: all dropped
 
     def uploads(self, x: Replies, sent: Sent, fed: Federation, server: Server) -> Replies:
         """The uploads, with each update's norm clipped to `update_clip` times the median of its architecture's clients.
