@@ -205,6 +205,13 @@ def test_a_csv_file_is_read_by_the_names_of_its_columns(tmp_path):
     assert swapped.inputs[0].tolist() == [0.5, 61.0]
 
 
+def test_json_lines_are_read_like_other_tables(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"age": 61, "size": 0.5, "label": "malignant"}\n{"age": 40, "size": 1.5, "label": 0.0}\n')
+    held = read_site("a", SiteConfig(data=str(file)), FORM, 0.0, 0).train
+    assert (held.inputs.tolist(), held.labels.tolist()) == ([[61.0, 0.5], [40.0, 1.5]], [1, 0])
+
+
 def test_a_folder_need_not_have_all_classes_and_may_have_a_test_split(tmp_path):
     photos(tmp_path / "a/train", 1, classes=("dog",))
     photos(tmp_path / "a/test", 2, classes=("cat", "dog"))
@@ -232,7 +239,7 @@ def test_the_split_follows_from_the_seed_and_the_name_of_the_site():
     ("change", "said"),
     [
         ({"partition": {"clients": 3}}, r"\[partition\] with \[sites\]"),
-        ({"public": {"source": "held-out"}}, 'public.source = "held-out": nobody takes samples'),
+        ({"public": {"source": "held-out"}}, 'public.source = "held-out": no samples are taken out'),
         ({"models": {"clients": ["lenet5"]}}, "models.clients = .* each names its own model"),
         ({"sites": {"A b": {"model": "mlp"}}}, "only lower-case letters"),
         ({"sites": {"a": {"modle": "mlp"}}}, "sites.a.modle"),
