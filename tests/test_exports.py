@@ -11,7 +11,7 @@ def test_every_public_name_exists_and_nothing_else_is_promised():
     for name in solera.__all__:
         assert getattr(solera, name) is not None
     assert set(solera.__all__) == set(dir(solera))
-    assert len(solera.__all__) == 43
+    assert len(solera.__all__) == 45
 
 
 def test_importing_the_package_does_not_import_torch():

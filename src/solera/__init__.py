@@ -32,12 +32,14 @@ if TYPE_CHECKING:
         load,
     )
     from .method import About, Exchange, Method, Model, Traits, register
+    from .models.factory import ModelsConfig
     from .runs.config import Config, EngineConfig, RunConfig, load_config
     from .runs.frame import frame
     from .runs.loop import Result, resume_run, simulate
     from .runs.tracking import TrackConfig
     from .scenario.scenario import Scenario
     from .scenario.server import Server
+    from .scenario.task_data import DataConfig
 
 _HOME = {
     "methods": "", "models": "", "testing": "",
@@ -50,6 +52,7 @@ _HOME = {
     "register": "method",
     "Result": "runs.loop", "resume_run": "runs.loop", "simulate": "runs.loop",
     "frame": "runs.frame",
+    "DataConfig": "scenario.task_data", "ModelsConfig": "models.factory",
     "Scenario": "scenario.scenario", "Server": "scenario.server",
     "Client": "core.task", "Data": "core.task",
     "TrackConfig": "runs.tracking",
@@ -79,6 +82,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Data",
+    "DataConfig",
     "DataError",
     "Dataset",
     "EngineConfig",
@@ -87,6 +91,7 @@ __all__ = [
     "FederationConfig",
     "Method",
     "Model",
+    "ModelsConfig",
     "Partition",
     "PartitionConfig",
     "Public",

@@ -22,6 +22,7 @@ from solera.data import PartitionConfig, PublicConfig, from_folder, from_tensors
 from solera.data.partition import Partition
 from solera.engines import default_workers
 from solera.methods import FedAvg, FedAvgFT, FedDF, FedMD
+from solera.models.factory import ModelsConfig
 from solera.report.figures import report_data
 from solera.report.loading import read_all
 from solera.runs.config import EngineConfig, RunConfig, load_config, to_toml
@@ -244,7 +245,8 @@ CALLED = ["charite-berlin", "lyon", "st.-mary-s"]
 def sites(n=ROWS, **options):
     data = vectors(n, users=[SITES[i % 3] for i in range(n)])
     options = {"partition": PartitionConfig(kind="user"), "public": PublicConfig("none"), **options}
-    return Scenario(data, {"small": lambda: nn.Linear(2, 3), "large": lambda: mlp()}, **options)
+    models = ModelsConfig(clients=["small", "large"], assign=options.pop("assign", "even"))
+    return Scenario(data, models, modules={"small": lambda: nn.Linear(2, 3), "large": lambda: mlp()}, **options)
 
 
 def mlp():
@@ -305,12 +307,13 @@ def test_names_are_in_all_that_a_run_leaves(tmp_path):
         return Broken()
 
     data = vectors(users=[SITES[i % 3] for i in range(ROWS)])
+    assign = {"charite-berlin": "good", "lyon": "broken", "st.-mary-s": "good"}
     scenario = Scenario(
         data,
-        {"good": lambda: nn.Linear(2, 3), "broken": broken},
+        ModelsConfig(clients=["good", "broken"], assign=assign),
         PartitionConfig(kind="user"),
         PublicConfig("none"),
-        assign={"charite-berlin": "good", "lyon": "broken", "st.-mary-s": "good"},
+        modules={"good": lambda: nn.Linear(2, 3), "broken": broken},
         client_test=0.2,
     )
     simulate(scenario, small(FedAvgFT()), tmp_path, RunConfig(rounds=1), engine=EngineConfig("inprocess"))

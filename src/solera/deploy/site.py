@@ -38,7 +38,7 @@ from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Placement
 from ..runs.config import load_config
 from ..runs.sites import site_host, spec_of_site
-from ..scenario.host import SiteHost
+from ..scenario.host import ClientHost
 from .agreed import check_asked, noted
 from .commands import settings_of
 from .journal import write_line
@@ -98,7 +98,7 @@ class OwnSite:
             )
         self.own = self.config.sites[self.name]
 
-    def host(self, run_seed: int) -> SiteHost:
+    def host(self, run_seed: int) -> ClientHost:
         """Its own data and model."""
         seeded = dataclasses.replace(self.config, run=dataclasses.replace(self.config.run, seed=run_seed))
         with code_allowed(self.folder):
@@ -112,11 +112,11 @@ class OwnSite:
         versions = {"solera": __version__, "torch": torch.__version__}
         return {**told, "weights": weights, **versions, "fingerprint": fingerprint(self.place.portable)}
 
-    def hello(self, host: SiteHost) -> str:
+    def hello(self, host: ClientHost) -> str:
         """Of its host as it is now."""
         return host.hello().digest
 
-    def check(self, task: str, arguments: Mapping[str, Any], host: SiteHost) -> None:
+    def check(self, task: str, arguments: Mapping[str, Any], host: ClientHost) -> None:
         """By the tasks and bounds in its file."""
         check_asked(self.name, self.own.tasks, self.own.bounds or {}, task, arguments, host)
 
@@ -130,7 +130,7 @@ class OwnSite:
         steps = public.augment if public.fresh else ()
         return Public(raw, spec.mean, spec.std, samples.labels, steps, texts=texts)
 
-    def lend(self, host: SiteHost, public: Public) -> None:
+    def lend(self, host: ClientHost, public: Public) -> None:
         """Its host had none."""
         host.public = public
 

@@ -24,7 +24,7 @@ from ..runs.read import Run, read_run
 from ..runs.results import Lines, Result, compared_results
 from ..runs.series import Point, spent
 from ..runs.stand_ins import NOT_RUN, StandIns, listed
-from ..scenario.scenario import Scenario, build_scenario
+from ..scenario.scenario import Scenario
 from .estimate import estimated
 from .papers import NOT_PRINTED, PAPERS, Cell, Paper, load_paper, paper_names
 from .scales import EMBEDDED, scaled, scaled_round, told
@@ -379,7 +379,7 @@ def _scenario(text: str) -> tuple[Scenario, StandIns]:
     """The clients and the server of a configuration, and the sizes of its data where files hold only a part."""
     tables = tomllib.loads(text)
     config = load_config(tables)
-    made = build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, 1)
+    made = Scenario(config.data, config.models, config.partition, config.public, seed=config.run.seed, workers=1)
     return made, sampled(config.run.stand_ins or {}, tables, made.dataset.name, made.dataset.found)
 
 

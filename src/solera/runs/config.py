@@ -54,8 +54,8 @@ from ..data.sources import source_info
 from ..engines import ENGINES, EngineConfig, EngineSettings
 from ..method import METHODS, Method, find_method, name_of
 from ..models import model_info
-from ..models.options import variant_of
-from ..scenario.scenario import DataConfig, ModelsConfig
+from ..models.factory import ModelsConfig
+from ..scenario.task_data import DataConfig
 from .dotted import dig, flat
 from .stop import StopConfig
 from .supply import supplied
@@ -311,11 +311,11 @@ def _names(tables: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield _raise, "public.name is missing: public.source = 'dataset' needs the name of a data set"
     for k, site in sites.items():
         if site.model is not None:
-            yield model_info, variant_of(site.model, models.options).model, f"sites.{k}.model"
+            yield model_info, models.variant(site.model).model, f"sites.{k}.model"
     for key, names in (("clients", [] if sites else models.clients), ("server", [models.server])):
         for name in names:
             if name is not None:
-                model = variant_of(name, models.options).model
+                model = models.variant(name).model
                 yield model_info, model, f"models.{key}" if model == name else f"models.options.{name}.model"
     for key, source in (("data.name", data.name), ("public.name", public.name)):
         if source is not None and is_path(source):  # other names are looked up when the data is loaded

@@ -80,7 +80,7 @@ def facts_of(
         "server": scenario.server.large,
         "public": None if scenario.public is None else scenario.public.digest[:16],
     }
-    if scenario.hosts or scenario.elsewhere:
+    if scenario.sites:
         experiment["clients"]["sites"] = list(roster)
     if federation.availability is None:  # only if there is a clock, so that run.json of other runs does not change
         del experiment["federation"]["availability"]

@@ -15,9 +15,8 @@ from ..data.spec import Spec
 from ..data.tables import Given
 from ..data.unlabelled import holds_texts, read_samples, texts_in
 from ..place.placement import numerics
-from ..runs.sites import server_data, stated_spec
 from ..runs.trust import code_of_run, warn_if_changed
-from ..scenario.scenario import DataConfig, load_data
+from ..scenario.task_data import DataConfig, load_data, server_data
 from ..train.fitting import logits_of
 from .trained import Trained
 
@@ -125,7 +124,7 @@ def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
             f"{trained.run.path}: its test set cannot be made again ({e}); name the samples to predict"
         ) from e
     with code_of_run(trained.run.path, trained.trust_code):
-        known = server_data(data, stated_spec(data), seed) if config.get("sites") else load_data(data, seed)
+        known = server_data(data, seed) if config.get("sites") else load_data(data, seed)
     known = known.encoded(trained.encodings) if trained.encodings else known
     warn_if_changed(trained.run.path, data.name)
     return [str(i) for i in range(len(known.test))], known.test.inputs, known.test.labels
