@@ -6,22 +6,26 @@ the people who are responsible for the data.
 """
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from ..core.calls import SHA256, Call, Host, Reply
 from ..core.errors import ConfigError, SoleraError
-from ..core.plugins import code_allowed
+from ..core.plugins import code_allowed, is_path
 from ..core.task import TASKS
 from ..core.tensors import weights_of
 from ..core.version import __version__
@@ -33,6 +37,7 @@ from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
 from ..method import prepare_scoring
+from ..models.hf import PREFIX
 from ..place.devices import compute_of
 from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Placement
@@ -54,7 +59,11 @@ class Site(Protocol):
 
     name: str
     folder: Path
-    place: Placement  # where it computes
+
+    @property
+    def place(self) -> Placement:
+        """Where it computes."""
+        ...
 
     def host(self, run_seed: int) -> Host:
         """Its data and its model, as a run's seed initialises it."""
@@ -90,7 +99,7 @@ class OwnSite:
         with code_allowed(folder):
             self.config = load_config(folder / "site.toml")
         prepare_scoring()
-        self.place = compute_of(self.config.engine).place()
+        self.kept: ClientHost | None = None
         if set(self.config.sites) != {self.name}:
             raise ConfigError(
                 f"{folder / 'site.toml'} describes {', '.join(sorted(self.config.sites)) or 'no site'}, deploy.toml "
@@ -98,11 +107,50 @@ class OwnSite:
             )
         self.own = self.config.sites[self.name]
 
+    @cached_property
+    def place(self) -> Placement:
+        """Where it computes. Ask in the process that does: a device must not be opened in one that forks."""
+        return compute_of(self.config.engine).place()
+
+    def keep(self) -> None:
+        """Make its host now, for the messages to come; the last run's seed is taken for theirs, too."""
+        seed = self.config.run.seed
+        with contextlib.suppress(OSError, ValueError):
+            seed = int(self._seed_file.read_text())
+        compute = compute_of(self.config.engine)
+        place = Placement("cpu", 1.0, compute.precision, compute.deterministic, compute.portable)
+        with place.numerics(threads=1):
+            self.kept = self._made(seed)
+            self.kept.hello()  # makes its model, and the digest of its public samples
+
     def host(self, run_seed: int) -> ClientHost:
-        """Its own data and model."""
+        """Its own data and model. Of a host that is kept it is a copy, so that no call sees what another has changed.
+
+        Samples that own code gives are asked for again: there is no telling whether they have changed.
+        """
+        kept = self.kept if self.kept is not None and self.kept.seed == run_seed else None
+        if kept is None:
+            with contextlib.suppress(OSError):
+                if not self._seed_file.is_file() or self._seed_file.read_bytes() != str(run_seed).encode():
+                    self._seed_file.write_text(str(run_seed))
+            return self._made(run_seed)
+        by_code = is_path(self.own.data) or is_path(self.config.public.name)
+        return self._made(run_seed, kept.template) if by_code else copy.copy(kept)
+
+    def _made(self, run_seed: int, template: Callable[[], nn.Module] | None = None) -> ClientHost:
         seeded = dataclasses.replace(self.config, run=dataclasses.replace(self.config.run, seed=run_seed))
         with code_allowed(self.folder):
-            return site_host(seeded, self.name)
+            return site_host(seeded, self.name, template)
+
+    @property
+    def _seed_file(self) -> Path:
+        return self.folder / "state" / "seed"
+
+    def watched(self) -> list[Path]:
+        """What its host is made of, beside code: files and folders."""
+        model = self.config.models.variant(self.own.model or "").model
+        found = [self.own.data, self.config.data.path, self.config.public.path, model.removeprefix(PREFIX)]
+        return [self._seed_file, *(self.folder / name for name in found if name and not is_path(name))]
 
     def about(self, run_seed: int) -> dict[str, Any]:
         """The hello of its host, and the versions of what it computes with."""
@@ -131,8 +179,52 @@ class OwnSite:
         return Public(raw, spec.mean, spec.std, samples.labels, steps, texts=texts)
 
     def lend(self, host: ClientHost, public: Public) -> None:
-        """Its host had none."""
+        """Attach the server's public samples."""
         host.public = public
+
+
+# ---- a site that is kept between messages -------------------------------------------------------------
+
+_KEPT: dict[Path, OwnSite] = {}  # by folder
+
+
+def site_of(folder: Path) -> OwnSite:
+    """The site of this folder, as this process keeps it or made anew."""
+    return _KEPT.get(folder) or OwnSite(folder)
+
+
+def keep_site(folder: Path) -> Callable[[], bool]:
+    """Make the site of this folder ready for `site_of`. Returns a function that says whether what it is made of has
+    changed since: its files, its data, its own code. A site that cannot be made is left to each message, which says
+    why."""
+    before, watched = set(sys.modules), [folder / "site.toml", folder / "deploy.toml"]
+    stamps = _stamps(watched)
+    try:
+        with contextlib.chdir(folder):
+            site = OwnSite(folder)
+            watched += (more := site.watched())
+            stamps |= _stamps(more)
+            site.keep()
+        _KEPT[folder] = site
+    except (Exception, SystemExit) as e:
+        log.warning("%s is not ready for messages: %s", folder, e)
+    files = [getattr(sys.modules[name], "__file__", None) for name in set(sys.modules) - before]
+    watched += (code := [Path(file) for file in files if file])
+    stamps |= _stamps(code)
+    return lambda: _stamps(watched) != stamps
+
+
+def _stamps(paths: Iterable[Path]) -> dict[Path, Any]:
+    """What files, and all files in folders, look like from outside: sizes, times, identities."""
+    found: dict[Path, Any] = {}
+    for path in paths:
+        inside = [Path(home, name) for home, _, names in os.walk(path, followlinks=True) for name in names]
+        for file in (path, *inside):
+            found[file] = None
+            with contextlib.suppress(OSError):
+                seen = file.stat()
+                found[file] = (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+    return found
 
 
 def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:

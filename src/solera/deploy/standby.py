@@ -1,9 +1,10 @@
-"""A site's process that has loaded Flower, torch and Solera, and splits off a new process for each message.
+"""A site's process that has loaded Flower, torch, Solera and the site, and splits off a new process for each message.
 
 Flower starts a program for every message, and a new Python with torch takes seconds of a core to get ready. Here it
 starts a few lines (`handover.py`) that ask this process for a copy of itself. The copy does what the program would have
 done, with the program's arguments, environment and output, behind the same gate, and ends. So every message still has a
-process of its own, which nothing outlives; the site's own code is read anew each time.
+process of its own, which nothing outlives. The site's files, code, data and model are read once, before the first
+message (`site.keep_site`). When any of them has changed, this process starts itself anew before the next message.
 
 Linux only, like everything here that forks. Nothing listens on a network: the socket is a file in the site's folder,
 which only its owner can enter.
@@ -17,44 +18,62 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..core.flower_inside import GATED
 from .gate import main as behind_the_gate
 from .handover import SOCKET
-from .programs import die_with_parent
+from .programs import FOLDER, die_with_parent
 
 PROGRAM = "flwr-clientapp"
 LOAD = ("solera.deploy.site", "solera.deploy.clientapp", *GATED[PROGRAM][:2])
 MOST_BYTES = 1 << 22  # of a request: arguments and environment
+AGAIN = ("-m", "solera.deploy.standby")  # what this process is, for starting it anew
 LOOK_S = 0.05  # how often it is seen that a copy has ended
 
 
 class Standby:
-    """Answers requests at a socket in `folder`, one copy each."""
+    """Answers requests at a socket in `folder`, one copy each. `listener`: the socket, where it is open already."""
 
-    def __init__(self, folder: Path):
-        self.listener = socket.socket(socket.AF_UNIX)
+    def __init__(self, folder: Path, listener: int | None = None):
+        self.folder = folder
         os.chdir(folder)  # the path of a socket must be short
-        Path(SOCKET).unlink(missing_ok=True)
-        self.listener.bind(SOCKET)
-        os.chmod(SOCKET, 0o600)
-        self.listener.listen()
+        self.listener = socket.socket(socket.AF_UNIX, fileno=listener)
+        if listener is None:
+            Path(SOCKET).unlink(missing_ok=True)
+            self.listener.bind(SOCKET)
+            os.chmod(SOCKET, 0o600)
+            self.listener.listen()
+        os.set_inheritable(self.listener.fileno(), False)
+        self.changed: Callable[[], bool] = lambda: False  # whether what the copies begin with is out of date
         self.waiting = selectors.DefaultSelector()
         self.waiting.register(self.listener, selectors.EVENT_READ)
         self.copies: dict[int, socket.socket] = {}  # by process
 
     def run(self) -> None:
-        """For ever."""
+        """Serve until killed."""
         while True:
             for key, _ in self.waiting.select(LOOK_S if self.copies else None):
-                if key.fileobj is self.listener:
-                    self.begin(self.listener.accept()[0])
-                else:
+                if key.fileobj is not self.listener:
                     self.abandon(key.data)
+                elif not self.changed():
+                    self.begin(self.listener.accept()[0])
+                elif not self.copies:
+                    self.start_anew()
+                else:  # the request waits until the others are done
+                    time.sleep(LOOK_S)
             self.collect()
+
+    def start_anew(self) -> None:
+        """Become a new process that listens at the same socket, where the request waits."""
+        print("the site has changed: starting anew", flush=True)
+        os.set_inheritable(self.listener.fileno(), True)
+        os.chdir(os.environ[FOLDER])
+        os.execv(sys.executable, [sys.executable, *AGAIN, str(self.folder), str(self.listener.fileno())])  # noqa: S606
 
     def begin(self, connection: socket.socket) -> None:
         """Read a request and split off a copy that does it."""
@@ -137,11 +156,14 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         os._exit(code & 255)
 
 
-def main(folder: str) -> None:
+def main(folder: str, listener: str | None = None) -> None:
     """Load everything, then wait for requests."""
-    standby = Standby(Path(folder))  # who comes early waits in line
+    standby = Standby(Path(folder), None if listener is None else int(listener))  # early requests wait in line
     for name in LOAD:
         importlib.import_module(name)
+    from .site import keep_site  # torch takes seconds to load
+
+    standby.changed = keep_site(Path(os.environ[FOLDER]))
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the copies
     print("ready", flush=True)
@@ -149,4 +171,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

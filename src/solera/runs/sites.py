@@ -6,10 +6,11 @@ the same digest.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
+from torch import nn
 
 from ..core.errors import ConfigError
 from ..core.plugins import architectures
@@ -42,10 +43,11 @@ def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Sc
     return Scenario(config.data, config.models, public=config.public, sites=sites, seed=seed, workers=workers)
 
 
-def site_host(config: Config, name: str) -> ClientHost:
+def site_host(config: Config, name: str, template: Callable[[], nn.Module] | None = None) -> ClientHost:
     """The `Host` of the site `name`, made of its own table and its own data alone; `.hello()` introduces it.
 
-    With `public.where = "server"` its `public` is None until the server's arrives: `host.public = ...`.
+    With `public.where = "server"` its `public` is None until the server's arrives: `host.public = ...`. `template` is
+    that of a host that was made of the same configuration before.
     """
     _check_deployable(config)
     if name not in config.sites:
@@ -57,9 +59,10 @@ def site_host(config: Config, name: str) -> ClientHost:
     elsewhere = public.source == "none" or public.where == "server"
     samples = None if elsewhere else make_public(public, spec, torch.empty(0), seed_from(seed, "public"))
     A = next(iter(architectures([model])))
-    factory = ModelFactory(spec, config.models, {A: model})
-    template = cache(lambda: initialised(lambda: factory.make(A), seed, A))
-    check_output(template(), spec.shape, spec.classes, A, bool(spec.vocabulary))
+    if template is None:
+        factory = ModelFactory(spec, config.models, {A: model})
+        template = cache(lambda: initialised(lambda: factory.make(A), seed, A))
+        check_output(template(), spec.shape, spec.classes, A, bool(spec.vocabulary))
     train, test = View(held.train), View(held.test)
     return ClientHost(name, spec, train, test, A, template, samples, tuple(data.augment), seed, held.texts)
 
