@@ -33,6 +33,7 @@ from ..core.wire import Limits, Packed, WireError, decode, digest, safe_name
 from ..data import Public
 from ..data.encodings import from_bytes
 from ..data.public import Samples
+from ..data.spec import Spec
 from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
@@ -41,8 +42,8 @@ from ..models.hf import PREFIX
 from ..place.devices import compute_of
 from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Placement
-from ..runs.config import load_config
-from ..runs.sites import site_host, spec_of_site
+from ..runs.config import Config, load_config
+from ..runs.sites import site_host, site_model, spec_of_site
 from ..scenario.host import ClientHost
 from .agreed import check_asked, noted
 from .commands import settings_of
@@ -99,7 +100,9 @@ class OwnSite:
         with code_allowed(folder):
             self.config = load_config(folder / "site.toml")
         prepare_scoring()
+        self.seed: int | None = None  # of the run for which it is kept
         self.kept: ClientHost | None = None
+        self.model: nn.Module | None = None
         if set(self.config.sites) != {self.name}:
             raise ConfigError(
                 f"{folder / 'site.toml'} describes {', '.join(sorted(self.config.sites)) or 'no site'}, deploy.toml "
@@ -112,35 +115,47 @@ class OwnSite:
         """Where it computes. Ask in the process that does: a device must not be opened in one that forks."""
         return compute_of(self.config.engine).place()
 
+    @cached_property
+    def spec(self) -> Spec:
+        """What its samples look like."""
+        with code_allowed(self.folder):
+            return spec_of_site(self.config, self.name)
+
     def keep(self) -> None:
-        """Make its host now, for the messages to come; the last run's seed is taken for theirs, too."""
+        """Make its model, and read its samples, for the messages to come. The seed is that of the last run.
+
+        Samples that own code gives are asked for with each message: there is no telling whether they have changed.
+        """
         seed = self.config.run.seed
         with contextlib.suppress(OSError, ValueError):
             seed = int(self._seed_file.read_text())
+        if seed == self.seed:
+            return
         compute = compute_of(self.config.engine)
         place = Placement("cpu", 1.0, compute.precision, compute.deterministic, compute.portable)
-        with place.numerics(threads=1):
-            self.kept = self._made(seed)
-            self.kept.hello()  # makes its model, and the digest of its public samples
+        with place.numerics(threads=1), code_allowed(self.folder):
+            config = self._seeded(seed)
+            self.seed, self.kept, self.model = None, None, site_model(config, self.name)
+            _ = self.spec
+            public = self.config.public
+            if not (is_path(self.own.data) or (public.where == "everywhere" and is_path(public.name))):
+                self.kept = site_host(config, self.name, self.model)
+                self.kept.hello()  # makes digests of its model and its public samples, which copies take over
+            self.seed = seed
 
     def host(self, run_seed: int) -> ClientHost:
-        """Its own data and model. Of a host that is kept it is a copy, so that no call sees what another has changed.
-
-        Samples that own code gives are asked for again: there is no telling whether they have changed.
-        """
-        kept = self.kept if self.kept is not None and self.kept.seed == run_seed else None
-        if kept is None:
+        """Its own data and model; of a host that is kept a copy, so that no call sees what another has changed."""
+        if run_seed == self.seed and self.kept is not None:
+            return copy.copy(self.kept)
+        if run_seed != self.seed:
             with contextlib.suppress(OSError):
                 if not self._seed_file.is_file() or self._seed_file.read_bytes() != str(run_seed).encode():
                     self._seed_file.write_text(str(run_seed))
-            return self._made(run_seed)
-        by_code = is_path(self.own.data) or is_path(self.config.public.name)
-        return self._made(run_seed, kept.template) if by_code else copy.copy(kept)
-
-    def _made(self, run_seed: int, template: Callable[[], nn.Module] | None = None) -> ClientHost:
-        seeded = dataclasses.replace(self.config, run=dataclasses.replace(self.config.run, seed=run_seed))
         with code_allowed(self.folder):
-            return site_host(seeded, self.name, template)
+            return site_host(self._seeded(run_seed), self.name, self.model if run_seed == self.seed else None)
+
+    def _seeded(self, run_seed: int) -> Config:
+        return dataclasses.replace(self.config, run=dataclasses.replace(self.config.run, seed=run_seed))
 
     @property
     def _seed_file(self) -> Path:
@@ -150,7 +165,7 @@ class OwnSite:
         """What its host is made of, beside code: files and folders."""
         model = self.config.models.variant(self.own.model or "").model
         found = [self.own.data, self.config.data.path, self.config.public.path, model.removeprefix(PREFIX)]
-        return [self._seed_file, *(self.folder / name for name in found if name and not is_path(name))]
+        return [self.folder / name for name in found if name and not is_path(name)]
 
     def about(self, run_seed: int) -> dict[str, Any]:
         """The hello of its host, and the versions of what it computes with."""
@@ -170,9 +185,7 @@ class OwnSite:
 
     def public_of(self, samples: Samples) -> Public:
         """Normalised and augmented as its own file says; texts are read with its own model's tokenizer."""
-        with code_allowed(self.folder):
-            spec = spec_of_site(self.config, self.name)
-        public = self.config.public
+        spec, public = self.spec, self.config.public
         texts = None if samples.lengths is None else from_bytes(samples.raw, samples.lengths)
         raw = samples.raw if texts is None else spec.tokens(texts)
         steps = public.augment if public.fresh else ()
@@ -194,24 +207,38 @@ def site_of(folder: Path) -> OwnSite:
 
 
 def keep_site(folder: Path) -> Callable[[], bool]:
-    """Make the site of this folder ready for `site_of`. Returns a function that says whether what it is made of has
-    changed since: its files, its data, its own code. A site that cannot be made is left to each message, which says
-    why."""
+    """Make the site of this folder ready for `site_of`. Returns a function to call before each message: whether what
+    the site is made of (its files, its data, its own code) has changed, so that this process cannot serve any longer.
+
+    A site that cannot be made is left to each message, which says why.
+    """
     before, watched = set(sys.modules), [folder / "site.toml", folder / "deploy.toml"]
     stamps = _stamps(watched)
-    try:
-        with contextlib.chdir(folder):
-            site = OwnSite(folder)
-            watched += (more := site.watched())
-            stamps |= _stamps(more)
-            site.keep()
-        _KEPT[folder] = site
-    except (Exception, SystemExit) as e:
-        log.warning("%s is not ready for messages: %s", folder, e)
-    files = [getattr(sys.modules[name], "__file__", None) for name in set(sys.modules) - before]
-    watched += (code := [Path(file) for file in files if file])
+
+    def keep() -> None:
+        try:
+            with contextlib.chdir(folder):
+                site = _KEPT.pop(folder, None) or OwnSite(folder)
+                new = [path for path in site.watched() if path not in stamps]
+                watched.extend(new)
+                stamps.update(_stamps(new))
+                site.keep()
+            _KEPT[folder] = site
+        except (Exception, SystemExit) as e:
+            log.warning("%s is not ready for messages: %s", folder, e)
+
+    def changed() -> bool:
+        if _stamps(watched) != stamps:
+            return True
+        if folder in _KEPT:
+            keep()  # if the seed has changed
+        return False
+
+    keep()
+    code = [Path(file) for name in set(sys.modules) - before if (file := getattr(sys.modules[name], "__file__", None))]
+    watched += code
     stamps |= _stamps(code)
-    return lambda: _stamps(watched) != stamps
+    return changed
 
 
 def _stamps(paths: Iterable[Path]) -> dict[Path, Any]:

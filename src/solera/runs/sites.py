@@ -6,8 +6,7 @@ the same digest.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -43,28 +42,35 @@ def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Sc
     return Scenario(config.data, config.models, public=config.public, sites=sites, seed=seed, workers=workers)
 
 
-def site_host(config: Config, name: str, template: Callable[[], nn.Module] | None = None) -> ClientHost:
+def site_host(config: Config, name: str, model: nn.Module | None = None) -> ClientHost:
     """The `Host` of the site `name`, made of its own table and its own data alone; `.hello()` introduces it.
 
-    With `public.where = "server"` its `public` is None until the server's arrives: `host.public = ...`. `template` is
-    that of a host that was made of the same configuration before.
+    With `public.where = "server"` its `public` is None until the server's arrives: `host.public = ...`. `model` is
+    that of `site_model`, where it was built before.
     """
     _check_deployable(config)
     if name not in config.sites:
         raise ConfigError(f"there is no [sites.{name}] in this configuration; it has {', '.join(config.sites)}")
     site, data, public, seed = config.sites[name], config.data, config.public, config.run.seed
-    spec, model = spec_of_site(config, name), _model_of(name, site)
+    spec = spec_of_site(config, name)
     held = read_site(name, site, spec, share_for_sites(data.client_test), seed)
     check_steps("data.augment", data.augment, held.train.inputs, f"site {name}")
     elsewhere = public.source == "none" or public.where == "server"
     samples = None if elsewhere else make_public(public, spec, torch.empty(0), seed_from(seed, "public"))
+    A = next(iter(architectures([_model_of(name, site)])))
+    made = site_model(config, name) if model is None else model
+    train, test, augment = View(held.train), View(held.test), tuple(data.augment)
+    return ClientHost(name, spec, train, test, A, lambda: made, samples, augment, seed, held.texts)
+
+
+def site_model(config: Config, name: str) -> nn.Module:
+    """The model of the site `name` as the run's seed initialises it."""
+    model, spec = _model_of(name, config.sites[name]), spec_of_site(config, name)
     A = next(iter(architectures([model])))
-    if template is None:
-        factory = ModelFactory(spec, config.models, {A: model})
-        template = cache(lambda: initialised(lambda: factory.make(A), seed, A))
-        check_output(template(), spec.shape, spec.classes, A, bool(spec.vocabulary))
-    train, test = View(held.train), View(held.test)
-    return ClientHost(name, spec, train, test, A, template, samples, tuple(data.augment), seed, held.texts)
+    factory = ModelFactory(spec, config.models, {A: model})
+    made = initialised(lambda: factory.make(A), config.run.seed, A)
+    check_output(made, spec.shape, spec.classes, A, bool(spec.vocabulary))
+    return made
 
 
 def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:

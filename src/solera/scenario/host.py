@@ -111,6 +111,11 @@ class ClientHost:
         """This client alone."""
         return Roster.of({self.name: ClientInfo(self.architecture, len(self.train))})
 
+    @cached_property
+    def layout(self) -> str:
+        """sha256 of what its model looks like."""
+        return layout_digest(self.template())
+
     def client(self, k: str, seed: int, state: dict[str, Weights], place: Placement) -> Client:
         """The client for one call, with its data ready for a model."""
         if k != self.name:
@@ -130,7 +135,7 @@ class ClientHost:
             len(self.test),
             self.seed,
             form_digest(self.spec),
-            layout_digest(self.template()),
+            self.layout,
             "" if self.public is None else self.public.digest,
             self.spec.tokenizer,
         )

@@ -3,7 +3,9 @@ wrote it, no network."""
 
 import contextlib
 import json
+import pathlib
 import shutil
+import sys
 
 import pytest
 import tomli_w
@@ -28,6 +30,7 @@ from solera.runs.read import read_run
 from solera.runs.rehearsal import rehearse_config
 from text_sites import OWN, sentences, text_sites
 
+ROOT = pathlib.Path(deployed.__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("in_a_flower_task")
 LOCAL = "[method.local]\nepochs = 1\nbatch = 16\nlr = 0.05"
 FEDDF = f'name = "feddf"\n{LOCAL}\n[method.fusion]\nsteps = 3\nbatch = 16'
@@ -167,6 +170,38 @@ def test_sites_that_are_kept_answer_run_after_run_as_new_ones(tmp_path, monkeypa
     p.made = site_of
     assert [p.run(name).digest for name in ("second", "third")] == [wanted, wanted]
     assert made == {("west", False)}, "its samples are given by code; its model is not built again"
+    deployed._KEPT.clear()
+
+
+def test_few_files_are_between_a_message_and_the_task_at_a_site_that_is_kept(tmp_path, monkeypatch):
+    """Counted are those that pass it on, not the ground that all parts stand on: core, place, train and data."""
+    p = text_parties(tmp_path, "mnfl", "server")
+    p.run()
+    for k in SITES:
+        keep_site(p.site(k))
+    p.made, passed = site_of, {}
+
+    def counted(record, site):
+        seen = []
+
+        def look(frame, event, _):
+            file = pathlib.Path(frame.f_code.co_filename)
+            if event == "call" and file.is_relative_to(ROOT):
+                name = "/".join(file.relative_to(ROOT).parts)
+                if name.startswith("methods/"):
+                    passed.setdefault(site.name, list(seen))
+                elif name not in seen and name.partition("/")[0] not in ("core", "place", "train", "data"):
+                    seen.append(name)
+
+        sys.setprofile(look)
+        try:
+            return answer(record, site)
+        finally:
+            sys.setprofile(None)
+
+    monkeypatch.setattr("grids.answer", counted)
+    p.run("second")
+    assert len(passed["east"]) <= 8, passed["east"]
     deployed._KEPT.clear()
 
 

@@ -129,15 +129,21 @@ def test_a_file_that_changes_is_noticed(folder, file):
     assert changed(), "the same bytes, written anew"
 
 
-def test_another_run_s_seed_makes_another_host_and_is_remembered(folder, reads):
+def test_another_run_s_seed_makes_another_host_which_is_kept_from_then_on(folder, reads):
     changed = keep_site(folder)
-    host = site_of(folder).host(6)
-    assert host.seed == 6
-    assert reads["site_host"] == 2
-    assert changed(), "so that the next messages of that run find it made"
-    keep_site(folder)
     assert site_of(folder).host(6).seed == 6
+    assert reads["site_host"] == 2
+    assert not changed(), "before the next message"
     assert reads["site_host"] == 3
+    assert site_of(folder).host(6).seed == 6
+    assert reads == {"load_config": 1, "site_host": 3}
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\xff", b"9" * 5000])
+def test_a_damaged_note_of_the_seed_does_no_harm(folder, content):
+    (folder / "state" / "seed").write_bytes(content)
+    assert not keep_site(folder)()
+    assert site_of(folder).host(5).seed == 5
 
 
 def test_a_site_that_cannot_be_made_is_left_to_the_message_and_made_once_it_can_be(folder):
@@ -153,10 +159,9 @@ def test_data_that_own_code_gives_is_asked_for_with_each_message(folder, reads):
     text = SITE.format(model="own.py:small").replace("east.csv", "own.py:data")
     (folder / "site.toml").write_text(text)
     changed = keep_site(folder)
-    kept = site_of(folder).kept
-    host = site_of(folder).host(5)
+    first, second = (site_of(folder).host(5) for _ in range(2))
     assert reads == {"load_config": 1, "site_host": 2}
-    assert host.template() is kept.template(), "the model is not built again"
+    assert first.template() is second.template(), "the model is not built again"
     (folder / "own.py").write_text(OWN + "\n")
     assert changed()
 
