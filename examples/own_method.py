@@ -15,13 +15,24 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import solera
-from solera.core.task import Client, task
-from solera.core.tensors import Weights, weights_of
-from solera.core.wire import like
-from solera.method import About, Method, Model, Traits, register
+from solera.method import (
+    About,
+    Client,
+    Federation,
+    Local,
+    Method,
+    Model,
+    Server,
+    Traits,
+    Weights,
+    fit,
+    like,
+    per_client,
+    register,
+    task,
+    weights_of,
+)  # fmt: skip
 from solera.testing import check_method
-from solera.train.fitting import Local, fit
 
 
 @dataclass(frozen=True)
@@ -53,11 +64,11 @@ class SlowAvg(Method):
     def traits(self) -> Traits:
         return Traits(replies="means")  # defaults for the rest: any models, no public data
 
-    def init(self, fed: solera.Federation, server: solera.Server) -> State:
+    def init(self, fed: Federation, server: Server) -> State:
         return self.State({A: server.init(A) for A in server.architectures})
 
-    def round(self, state: State, fed: solera.Federation, server: solera.Server) -> State:
-        sent = solera.per_client(lambda k: state.weights[fed.architecture(k)])
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        sent = per_client(lambda k: state.weights[fed.architecture(k)])
         mean = fed.mean(train, fed.sample(), by=fed.architecture, weights=sent, local=self.local)
         new = dict(state.weights)
         for A, reply in mean.items():

@@ -6,7 +6,7 @@ and writes them as xz-compressed IDX files. The full set is the Debian package `
 
     python scripts/make_fashion_mnist_sample.py [--source FOLDER] [--out FOLDER]
 
-The sums printed at the end are those of the uncompressed files; `solera.data.sources` holds and checks them.
+The sums printed at the end are those of the uncompressed files; `data/catalogue.toml` holds them.
 """
 
 import argparse

@@ -20,7 +20,7 @@ import sys
 import textwrap
 import tokenize
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ import torch
 
 import solera.methods  # noqa: F401  (registers them)
 from solera.core.errors import ConfigError
-from solera.core.settings import OFF, Slot, hints, optional, strip, words
+from solera.core.settings import OFF, Slot, declared, hints, words
 from solera.data import SOURCES
 from solera.data.site_data import SiteConfig
 from solera.lab.papers import PAPERS, load_paper, paper_names
@@ -51,6 +51,7 @@ MEANINGS = {
     "run.stand_ins": "of a run for a paper's row: settings that are not the paper's, with the paper's values; see "
     "[stand-ins](recipes.md#stand-ins)",
     "data.name": "a [named data set](data.md), a hub id `owner/name` or a [path](plug-ins.md)",
+    "data.task": "what is learned; `causal-lm`: the next token of texts",
     "data.path": "the folder to read it from; default: the [usual places](data.md#where-a-set-is-looked-for)",
     "data.train_size": "a balanced sample of this size instead of the whole training set",
     "data.test_size": "a balanced sample of this size instead of the whole test set",
@@ -70,7 +71,7 @@ MEANINGS = {
     "public.classes": "only samples of these classes of their own data set: a list of numbers, or "
     "[a named list](data.md#public-data)",
     "public.labels": "keep the labels, for methods that need labelled public data",
-    "data.augment": "random changes of clients' training images at each step, in this order, see "
+    "data.augment": "random changes of training images at each step, in this order, see "
     "[augmentation](data.md#augmentation)",
     "public.augment": "random changes of public images, in this order: once, or at each step (`fresh`)",
     "public.fresh": "new random changes (and new noise or generated images) at each step, not only once",
@@ -185,25 +186,36 @@ def is_table(value: Any) -> bool:
 
 def toml(value: Any) -> str:
     """A value as TOML writes it."""
-    if value is None:
-        return "not set"
     if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, str):
-        return f'`"{value}"`'
+        return str(value).lower()
     if isinstance(value, list | tuple):
-        return "`[" + ", ".join(toml(v).strip("`") for v in value) + "]`"
-    return f"`{value}`"
+        return f"[{', '.join(map(toml, value))}]"
+    return "none" if value is None else f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def takes(kind: Any) -> str:
-    """What a setting takes, with its range: the words of the errors, without an article and with choices as code."""
-    inner = strip(kind)
-    if typing.get_origin(inner) is Literal:
-        text = ", ".join(f"`{a}`" for a in typing.get_args(inner))
+def with_default(key: str, value: Any) -> str:
+    """A setting as it is set to its default; the key alone where it is unset or empty."""
+    return f"`{key}`" if value is None or value in ([], (), {}) else f"`{key}={toml(value)}`"
+
+
+def takes(kind: Any, value: Any) -> str:
+    """What a setting takes beside its default: other choices, or its range. A default shows its type by itself."""
+    inner = declared(kind).inner
+    if typing.get_origin(inner) is Literal and value is not None:
+        text = ", ".join(f"`{a}`" for a in typing.get_args(inner) if a != value)
+        text = f"or {text}" if text else ""
+    elif inner is bool:
+        text = ""
     else:
         text = words(kind).removesuffix(f' (or "{OFF}")').removeprefix("an ").removeprefix("a ")
-    return f'{text}, or "{OFF}"' if optional(kind) else text
+        for long, short in SHORTER.items():
+            text = text.replace(long, short)
+        if value is not None and value != [] and value != () and value != {}:
+            text = re.sub(r"^(integer|number|string|list of \w+)( |$)", "", text)
+    return f'{text}, or "{OFF}"'.removeprefix(", ") if declared(kind).optional and value is not None else text
+
+
+SHORTER = {"of at least ": "≥", "of at most ": "≤", "above ": ">", "below ": "<", " and ≤": ", ≤", " and <": ", <"}
 
 
 def cell(text: str) -> str:
@@ -217,25 +229,31 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join("| " + " | ".join(cell(c) for c in line) + " |\n" for line in lines)
 
 
-def settings(cls: type, where: str) -> list[tuple[str, ...]]:
-    """A row for each setting: key, default, what it takes, what it means. `where` is the first part of MEANINGS."""
-    kinds, said = hints(cls), inherited_comments(cls)
-    rows = []
-    for f in dataclasses.fields(cls):
-        if not f.init:
-            continue
+def meaning_of(cls: type, where: str, name: str) -> str:
+    """The meaning of a setting. `where` is the first part of its key in MEANINGS."""
+    return MEANINGS.get(f"{where}.{name}") or inherited_comments(cls).get(name) or MEANINGS.get(f"*.{name}", "")
+
+
+def lines(cls: type, where: str) -> dict[str, str]:
+    """One line for each setting, by its key: default, what it takes, what it means."""
+    found = {}
+    for f in (f for f in dataclasses.fields(cls) if f.init):
         value = default_of(f)
-        meaning = MEANINGS.get(f"{where}.{f.name}") or said.get(f.name) or MEANINGS.get(f"*.{f.name}", "")
         if isinstance(value, Slot):
             kinds_of = ", ".join(f"`{kind}`" for kind in slot_kinds(type(value)))
-            said_of = f"{meaning}; {other_defaults('method', f.name, value)}"
-            rows.append((f"`{f.name}`", f"`{value.kind}`", f"{link(type(value))}: {kinds_of}", said_of))
+            found[f.name] = f"`{f.name}`{other_defaults(value)}: {meaning_of(cls, where, f.name)}: {kinds_of}"
         elif is_table(value):
-            within = where if where in TABLES else "method"
-            rows.append((f"`{f.name}`", "a table", link(type(value)), other_defaults(within, f.name, value)))
+            found[f.name] = f"`{f.name}`{other_defaults(value)}: {link(type(value))}"
         else:
-            rows.append((f"`{f.name}`", toml(value), takes(kinds[f.name]), meaning))
-    return rows
+            other = takes(hints(cls)[f.name], value)
+            meaning = meaning_of(cls, where, f.name)
+            found[f.name] = f"{with_default(f.name, value)}{f' ({other})' if other else ''}: {meaning}"
+    return found
+
+
+def bullets(found: Iterable[str]) -> str:
+    """The lines as a list."""
+    return "".join(f"- {' '.join(line.split())}\n" for line in found)
 
 
 TITLES = {
@@ -248,18 +266,19 @@ TITLES = {
 def link(cls: type) -> str:
     """A link to the section about a kind of table within another one."""
     title = TITLES.get(cls.__name__, cls.__name__)
-    return f"[{title.lower()}](#{title.lower().replace(' ', '-')})"
+    shown = title.lower() if " " in title or title in TITLES.values() else title
+    return f"[{shown}](#{title.lower().replace(' ', '-')})"
 
 
-def other_defaults(within: str, name: str, value: Any) -> str:
-    """Where a table within another one differs from the defaults of its kind."""
+def other_defaults(value: Any) -> str:
+    """Where a table within another one differs from the defaults of its kind, in brackets."""
     plain = type(value)()
     differ = [
-        f"`{f.name}` = {toml('none' if getattr(value, f.name) is None else getattr(value, f.name))}"
+        f"`{f.name}={toml(getattr(value, f.name))}`"
         for f in dataclasses.fields(value)
         if getattr(value, f.name) != getattr(plain, f.name)
     ]
-    return f"`[{within}.{name}]`" + (", with " + ", ".join(differ) if differ else "")
+    return f" ({', '.join(differ)})" if differ else ""
 
 
 def our_methods() -> dict[str, type[Method]]:
@@ -302,7 +321,12 @@ def places() -> list[tuple[str, type]]:
 
 def missing_meanings() -> list[str]:
     """Settings that neither a comment in the code nor MEANINGS explains."""
-    return [f"{where}: {key}" for where, cls in places() for key, *_, text in settings(cls, where) if not text]
+    return [
+        f"{where}: {f.name}"
+        for where, cls in places()
+        for f in dataclasses.fields(cls)
+        if f.init and not is_table(default_of(f)) and not meaning_of(cls, where, f.name)
+    ]
 
 
 def unused_meanings() -> set[str]:
@@ -325,78 +349,94 @@ $ solera run toy --rounds 3 --set partition.alpha=1 --set method.fusion.steps=10
 $ solera run toy --set method.name=fedprox --set method.mu=0.1 --seed 7
 ```
 
-- Every setting except `method.name` has a default. The run directory's `config.toml` holds all settings of the run.
-- Unknown keys, wrong types and impossible values are refused before any work, all of a file in one line that names
-  each key, its value and the nearest valid key (exit code 2). So are settings that the run would not read, such as
-  `models.server` with a method that has no such model; where `--set` has decided so, they are left out with a note.
-- `track.mlflow` in a file is refused unless `--set` says the same: it sends results [outside the run
-  directory](export.md#tensorboard-and-mlflow).
-- TOML has no null. Where "none" is among the values below, the string `"none"` turns the setting off; leaving the
-  key out gives the default.
-- `--set` takes a dotted key and a TOML value; a value that is not valid TOML is a string, so that
-  `--set method.name=feddf` needs no quotes. A list is written `--set 'models.clients=["mlp", "resnet8"]'`.
-- `--set method.name=...` on a recipe of another method keeps the federation (data, partition, models, ...) and
-  `[method.local]`, the local training. The other settings of `[method]` get the new method's defaults: those of the
-  first method would make the comparison unfair.
-- Settings that the method needs and you have not set get a value, in a file and with `--set`: `data.client_test` for a
-  method that is scored by clients' own models, `models.server` for one with a large model, `models.head`,
-  `models.norm`, `public.source`, `public.labels`, and a smaller `method.K` if there are few clients. A line says what
-  was set and why, and `config.toml` has it. Your own settings are never changed: if they do not fit, the run is refused
-  with the reason.
-- `--rounds`, `--seed`, `--engine`, `--workers` are short for `run.rounds`, `run.seed`, `engine.name`, `engine.workers`.
+- Every setting except `method.name` has a default; a run directory's `config.toml` has all of them.
+- Below, `key=default` (range or other choices): meaning. A key without a default is unset. The string `"none"` unsets
+  a key (TOML has no null) where it says so or the key is unset by default.
+- A file's mistakes are refused at once, before any work, in one line that names each key, its value and what is
+  expected (exit code 2). So are settings that the run would not read; where `--set` has decided that, they are left out
+  with a note. `track.mlflow` must be said with `--set`: it sends results
+  [elsewhere](export.md#tensorboard-and-mlflow).
+- `--set` takes a dotted key and a TOML value, or a string without quotes: `--set 'models.clients=["mlp", "resnet8"]'`.
+  `--rounds`, `--seed`, `--engine`, `--workers` are short for `run.rounds`, `run.seed`, `engine.name`, `engine.workers`.
+- `--set method.name=...` keeps the federation and `[method.local]`; the rest of `[method]` gets the new method's
+  defaults.
+- What a method needs and you leave open (`data.client_test`, `models.server`, `models.head`, `models.norm`,
+  `public.source`, `public.labels`, a smaller `method.K`) is set, with a line that says so. Your own settings never
+  change: if they do not fit, the run is refused.
 - `--dry-run` checks the whole run without training and [prints what it will send](scale.md#before-the-run).
-- Relative paths of data (`data.path`, `public.path`, a site's `data`) are relative to where the command is run; those
-  of code (`nets.py:make_small`) and of models (`hf:./my-encoder`) to the folder of the TOML, with `--set`, too, and for
-  a recipe to where the command is run. All are stored as absolute ones.
-
-From Python the same settings are `solera.RunConfig`, `PartitionConfig`, `PublicConfig`, `FederationConfig`,
-`EngineConfig` and the method object; see [own data and models](data.md#your-own-data).
+- Relative paths of data are relative to the current folder; those of code (`nets.py:make_small`) and models
+  (`hf:./my-encoder`) to the folder of the TOML, or to the current one for a recipe.
 
 """
 
 
+SHARED = 3  # methods with the same setting, from which on it is explained once
+
+
 def configuration() -> str:
     """docs/configuration.md."""
-    head = ("key", "default", "takes", "meaning")
     parts = [HEAD]
-    for name, cls in TABLES.items():
-        parts += [f"## [{name}]\n\n", f"{inspect.getdoc(cls)}\n\n", table(head, settings(cls, name)), "\n"]
-    parts += [
-        "## [sites.NAME]\n\n",
-        f"{inspect.getdoc(SiteConfig)} See [sites](sites.md).\n\n",
-        table(head, settings(SiteConfig, "sites")),
-        "\n",
-    ]
-    parts.append("## [method]\n\n`method.name` chooses the method; the other keys are its hyper-parameters.\n\n")
-    for name, cls in our_methods().items():
-        title = cls().about.title
-        parts.append(f"### {name}\n\n[{title}](methods/{name}.md). {inspect.getdoc(cls)}\n\n")
-        rows = settings(cls, name)
-        parts.append(table(head, rows) + "\n" if rows else "No settings.\n\n")
+    for name, cls in (*TABLES.items(), ("sites", SiteConfig)):
+        title, more = ("sites.NAME", " See [sites](sites.md).") if name == "sites" else (name, "")
+        parts.append(f"## [{title}]\n\n{inspect.getdoc(cls)}{more}\n\n{bullets(lines(cls, name).values())}\n")
+    methods = {name: lines(cls, name) for name, cls in our_methods().items()}
+    having: dict[tuple[str, str], list[str]] = {}  # key and meaning -> methods
+    for name, found in methods.items():
+        for key, line in found.items():
+            having.setdefault((key, line.partition(": ")[2]), []).append(name)
+    shared = {pair: names[0] for pair, names in sorted(having.items()) if len(names) >= SHARED}
     parts.append(
-        "## Tables within [run] and [method]\n\n"
-        "A method may have defaults of its own for these; they are named above.\n\n"
+        "## [method]\n\n`method.name` chooses the method. These settings belong to several methods; each method below "
+        "names those it has, with its own defaults:\n\n"
+        + bullets(_without_default(our_methods()[name], key, said) for (key, said), name in shared.items())
+        + "\n"
     )
-    for name, cls in shared_tables().items():
-        parts += [
-            f"### {TITLES.get(name, name)}\n\n",
-            f"{inspect.getdoc(cls)}\n\n",
-            table(head, settings(cls, name)),
-            "\n",
-        ]
+    for name, found in methods.items():
+        cls = our_methods()[name]
+        known = [key for key, line in found.items() if (key, line.partition(": ")[2]) in shared]
+        named = ", ".join(_named(cls, key) for key in known)
+        own = bullets(line for key, line in found.items() if key not in known)
+        parts.append(f"### {name}\n\n[{cls().about.title}](methods/{name}.md).{f' {named}.' if named else ''}\n\n")
+        parts.append(f"{own}\n" if own else "")
+    parts.append("## Tables within [run] and [method]\n\n")
+    tables = shared_tables()
+    for name, cls in tables.items():
+        base = next((b for b in cls.__mro__[1:] if b in tables.values()), None)
+        before = lines(base, base.__name__) if base else {}
+        own = [line for key, line in lines(cls, name).items() if before.get(key) != line]
+        more = f" As {link(base)}, but:" if base else ""
+        parts.append(f"### {TITLES.get(name, name)}\n\n{inspect.getdoc(cls)}{more}\n\n{bullets(own)}\n")
     parts.append(
         "## Slots of [method]\n\n"
         'Options that come in several kinds: `[method.upload]` with `kind = "low-bit"` and the settings of that kind, '
-        "or `--set method.upload=low-bit` with its defaults. The first kind is the default and does nothing beyond the "
-        "algorithm. Classes of your own, derived from the first, are further kinds ([own methods](own-method.md)).\n\n"
+        "or `--set method.upload=low-bit`. The first kind is the default; the others have its settings, too. Classes "
+        "derived from the first are [further kinds](own-method.md).\n\n"
     )
     for name, slot in slots().items():
         parts.append(f"### {name}\n\n")
+        before = {}
         for kind, cls in slot_kinds(slot).items():
-            rows = settings(cls, cls.__name__)
-            parts.append(f'`[method.{name.lower()}]` with `kind = "{kind}"`. {inspect.getdoc(cls)}\n\n')
-            parts.append(table(head, rows) + "\n" if rows else "")
+            own = [line for key, line in lines(cls, cls.__name__).items() if before.get(key) != line]
+            before = before or lines(cls, cls.__name__)
+            parts.append(
+                f"`{kind}`: {inspect.getdoc(cls)}\n\n{bullets(own)}\n"
+                if own
+                else f"`{kind}`: {inspect.getdoc(cls)}\n\n"
+            )
     return "".join(parts).rstrip("\n") + "\n"
+
+
+def _without_default(cls: type[Method], key: str, said: str) -> str:
+    """The line of a setting whose default each method names itself."""
+    value = default_of(cls.__dataclass_fields__[key])
+    other = "" if is_table(value) else takes(hints(cls)[key], None)
+    return f"`{key}`{f' ({other})' if other else ''}: {said}"
+
+
+def _named(cls: type[Method], key: str) -> str:
+    """A setting of several methods, with the default of this one."""
+    value = default_of(cls.__dataclass_fields__[key])
+    return f"`{key}`{other_defaults(value)}" if is_table(value) else with_default(key, value)
 
 
 def methods_table() -> str:

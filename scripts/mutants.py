@@ -67,7 +67,6 @@ EVERYWHERE = ("test_defaults.py",)
 OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*.py are found
     "train/data_free.py": ("train/test_generators.py", "methods/test_fedftg.py", "methods/test_fedgen.py"),
     "train/diversity.py": ("train/test_diversity.py",),
-    "train/effort.py": ("runner/test_dry.py",),
     "train/robust.py": ("train/test_filtered_mean.py",),
     "train/consensus.py": ("train/test_agreement.py",),
     "train/similarity.py": ABSENT,
@@ -83,7 +82,6 @@ OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*
         "data/test_generator.py",
         "methods/test_fedet.py",
     ),
-    "data/dirichlet.py": ("data/test_partition.py",),
     "methods/fedeed.py": FRAMEWORK,
     **{f"methods/framework/{name}.py": FRAMEWORK for name in ALGORITHM_1},
     "methods/framework/local_trainers.py": FRAMEWORK,

@@ -518,7 +518,7 @@ def compare(here: dict[str, Json], there: dict[str, Json], meant: list[dict[str,
     """Each case with its verdict: same, different, meant, only here, only there; and what there is to say about it."""
     found: list[tuple[str, str, Json]] = []
     for name in [*here, *(n for n in there if n not in here)]:
-        entries = [m for m in meant if fnmatch.fnmatchcase(name, m["case"])]
+        entries = [m for m in meant if fnmatch.fnmatchcase(name, m.get("case", "*"))]
         if name not in here or name not in there:
             verdict = "only here" if name in here else "only there"
             reason = next((m["reason"] for m in entries if "key" not in m), None)

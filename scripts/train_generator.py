@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from solera.core.errors import ConfigError, SoleraError
 from solera.data import balanced, load
-from solera.data.generator import Generator, save_generator
+from solera.data.public import Generator, save_generator
 
 LR, BETAS = 2e-4, (0.5, 0.999)
 

@@ -1,5 +1,7 @@
 """The public names, pinned: a name added or removed is a decision."""
 
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -32,3 +34,20 @@ def test_every_method_that_comes_with_the_library_can_be_imported_from_its_packa
     for cls in ours:
         assert cls.__name__ in methods.__all__, f"solera.methods does not export {cls.__name__}"
         assert getattr(methods, cls.__name__) is cls
+
+
+def test_one_import_has_all_that_a_method_needs():
+    from solera import method
+
+    assert method.__all__ == sorted(method.__all__)
+    needed = (
+        "Method register task Client like sized at_most fit evaluate distill Local Distill Score Weights Model Traits"
+    )
+    needed += " Traits About PublicRows Trains"  # and what their signatures name
+    assert set(method.__all__) == {
+        *needed.split(), "Exchange", "Federation", "Server", "per_client", "settings", "weights_of"
+    }  # fmt: skip
+    assert all(getattr(method, name) is not None for name in method.__all__)
+    example = (pathlib.Path(__file__).parent.parent / "examples" / "own_method.py").read_text()
+    rooms = set(re.findall(r"^(?:from|import) (solera[\w.]*)", example, re.M))
+    assert rooms == {"solera.method", "solera.testing"}  # the second one checks it

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from solera.core.flower_inside import TRIED
+from solera.deploy.flower_inside import TRIED
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

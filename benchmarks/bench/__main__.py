@@ -8,8 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from solera.cli.errors import Debug, Json, fail, reported
-from solera.cli.output import console, print_json
+from solera.cli.console import Json, console, emit, fail, reported
 
 if TYPE_CHECKING:
     from .workloads import Case, Scale
@@ -36,7 +35,6 @@ def bench(
     record: Annotated[Path | None, typer.Option(help="Write such a record.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the workloads; measure nothing.")] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure named workloads, each in turn with a reference that does the same work in the same minutes.
 
@@ -69,10 +67,7 @@ def bench(
         page.write(whole(found), write)
     if record:
         guard.record(found, record)
-    if json:
-        print_json(found)
-    else:
-        _print(found)
+    emit(found, json, lambda: _print(found))
     wrong = programme.wrong(found)
     if recorded is not None:
         verdicts, notes = guard.compare(recorded, found)
@@ -84,11 +79,8 @@ def bench(
 
 
 def _list(cases: "list[Case]", json: bool) -> None:
-    if json:
-        print_json([{"case": c.name, "title": c.title, "sides": list(c.sides)} for c in cases])
-        return
-    for c in cases:
-        typer.echo(f"{c.name}: {c.title} ({', '.join(c.sides)})")
+    lines = [f"{c.name}: {c.title} ({', '.join(c.sides)})" for c in cases]
+    emit([{"case": c.name, "title": c.title, "sides": list(c.sides)} for c in cases], json, lambda: "\n".join(lines))
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from .method import About, Exchange, Method, Model, Traits, register
     from .models.factory import ModelsConfig
     from .runs.config import Config, EngineConfig, RunConfig, load_config
-    from .runs.frame import frame
     from .runs.loop import Result, resume_run, simulate
+    from .runs.read import frame
     from .runs.tracking import TrackConfig
     from .scenario.scenario import Scenario
     from .scenario.server import Server
@@ -51,7 +51,7 @@ _HOME = {
     "About": "method", "Exchange": "method", "Method": "method", "Model": "method", "Traits": "method",
     "register": "method",
     "Result": "runs.loop", "resume_run": "runs.loop", "simulate": "runs.loop",
-    "frame": "runs.frame",
+    "frame": "runs.read",
     "DataConfig": "scenario.task_data", "ModelsConfig": "models.factory",
     "Scenario": "scenario.scenario", "Server": "scenario.server",
     "Client": "core.task", "Data": "core.task",

@@ -1,4 +1,6 @@
-"""The base class of methods, their description, and the registry of methods by name.
+"""Everything that a method of your own needs, in one import: the base class, its description, tasks and training.
+
+    from solera.method import About, Client, Local, Method, Model, Weights, fit, like, register, task, weights_of
 
 A method is a frozen dataclass derived from `Method`. Its fields are its hyper-parameters, `State` is exactly what a
 checkpoint holds, and `round` computes the next state without changing the current one. `Traits` describe a method to
@@ -11,27 +13,56 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from .core.federation import Federation
+from .core.federation import Federation, per_client
 from .core.plugins import Registry, label
 from .core.settings import Slot, checks_itself, settings
-from .core.task import TASKS, Client, Task
-from .core.tensors import Weights
-from .core.wire import check_type, sized
+from .core.task import TASKS, Client, PublicRows, Task, Trains, task
+from .core.tensors import Weights, weights_of
+from .core.wire import at_most, check_type, like, sized
 from .scenario.server import EnsembleReport, Server
-from .train.fitting import Score
+from .train.distill import Distill, distill
+from .train.fitting import Local, Score, evaluate, fit
+
+__all__ = [
+    "About",
+    "Client",
+    "Distill",
+    "Exchange",
+    "Federation",
+    "Local",
+    "Method",
+    "Model",
+    "PublicRows",
+    "Score",
+    "Server",
+    "Trains",
+    "Traits",
+    "Weights",
+    "at_most",
+    "distill",
+    "evaluate",
+    "fit",
+    "like",
+    "per_client",
+    "register",
+    "settings",
+    "sized",
+    "task",
+    "weights_of",
+]
 
 # ---- what a method says about itself ----------------------------------------------------------------
 
 
 @settings
 class Traits:
-    """What a method needs and allows, as data for programs. A run that lacks something is refused. When a configuration
-    is loaded, needed settings that it leaves open get a value (`supply.py`)."""
+    """The needs of a method and what it allows, as data for programs. A run that lacks something is refused; loading a
+    configuration gives a value to needed settings that are unset (`supply.py`)."""
 
     architectures: Literal["any", "one"] = "any"  # of the clients' models
     across: Literal["nothing", "predictions", "knowledge"] = "nothing"  # what different architectures share
@@ -76,20 +107,13 @@ class Described(NamedTuple):
     privacy: str
 
 
-def described(method: "Method") -> Described:
-    """What a user should know before choosing this method with these settings."""
-    a, t = method.about, method.traits()
-    privacy = SEEN[t.replies] + (f" ({a.privacy})" if a.privacy else "")
-    return Described(a.title, a.paper, _models_in_words(a, t), a.wire, _public_in_words(t), a.state, privacy)
-
-
 SEEN = {
     "none": "nothing leaves the client",
     "means": "means only",
     "individual": "individual replies",
     "data": "none: the data itself leaves the clients",
 }
-KINDS = {
+SPLIT = {
     "none": "",
     "split": " of split models",
     "shared features": " with features of one shape",
@@ -97,26 +121,22 @@ KINDS = {
     "chain": " of plain chains (no norm layers, no residuals)",
     "cut": " of models that can be cut",
 }
+LABELS = {"unused": "unlabelled", "used": "labelled if possible", "needed": "labelled"}
 PLACES = {"server": "on the server", "everywhere": "the same on the server and on every client"}
 
 
-def _models_in_words(a: About, t: Traits) -> str:
-    mix = ("any mix" if t.architectures == "any" else "one architecture") + KINDS[t.split]
+def described(method: "Method") -> Described:
+    """The facts for a user who chooses a method with these settings."""
+    a, t = method.about, method.traits()
+    mix = ("any mix" if t.architectures == "any" else "one architecture") + SPLIT[t.split]
     mix += "" if t.batchnorm else " without BatchNorm"
     mix += "" if t.server_model == "none" else ", and a model of the server's own"
     apart = t.architectures == "any" and t.across == "nothing" and t.replies in ("means", "individual")
-    notes = (a.models, f"{t.groups} groups in each architecture" if t.groups else "", ONLY_SAME if apart else "")
-    return "; ".join([mix, *(note for note in notes if note)])
-
-
-ONLY_SAME = "only clients of the same architecture share"
-
-
-def _public_in_words(t: Traits) -> str:
-    if t.public == "none":
-        return "none"
-    labels = {"unused": "unlabelled", "used": "labelled if possible", "needed": "labelled"}[t.public_labels]
-    return f"{labels}, {PLACES[t.public]}"
+    only = "only clients of the same architecture share" if apart else ""
+    models = "; ".join(filter(None, (mix, a.models, t.groups and f"{t.groups} groups in each architecture", only)))
+    public = "none" if t.public == "none" else f"{LABELS[t.public_labels]}, {PLACES[t.public]}"
+    privacy = SEEN[t.replies] + (f" ({a.privacy})" if a.privacy else "")
+    return Described(a.title, a.paper, models, a.wire, public, a.state, privacy)
 
 
 # ---- what a method is -------------------------------------------------------------------------------
@@ -124,10 +144,16 @@ def _public_in_words(t: Traits) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model to evaluate and to save."""
+    """A model to evaluate and to save.
+
+    `kind` says what it is: a "model" for all clients; a "part", which is one of several models of an architecture or a
+    part of one; or a model of the "server" alone. Comparisons never mix them. Unset: "server" if no client has the
+    architecture, otherwise "model".
+    """
 
     architecture: str
     weights: Weights
+    kind: Literal["model", "part", "server"] | None = None
 
 
 class Exchange(NamedTuple):
@@ -153,8 +179,7 @@ class Method(ABC):
         """Text for people: `about: ClassVar[About] = About(...)`, or a property if it depends on the settings."""
 
     def traits(self) -> Traits:
-        """What the method needs and allows with these settings. Default: any models, no public data, individual
-        replies."""
+        """The needs of the method with these settings, and what it allows."""
         return Traits()
 
     def fits(self, server: Server) -> Iterable[str]:
@@ -164,8 +189,15 @@ class Method(ABC):
             if isinstance(slot := getattr(self, f.name), Slot):
                 yield from (f"method.{f.name}.{problem}" for problem in slot.fits(server))
 
+    def for_dry_run(self) -> Self:
+        """The method as a dry run takes it, where no model has learned anything: with `Slot.for_dry_run` of its slots.
+        Override it if the method has other rules that drop clients by their models' accuracy."""
+        slots = {f.name: s for f in dataclasses.fields(self) if isinstance(s := getattr(self, f.name), Slot)}
+        changed = {name: s.for_dry_run() for name, s in slots.items() if s.for_dry_run() is not s}
+        return dataclasses.replace(self, **changed) if changed else self
+
     def remarks(self, server: Server) -> Iterable[str]:
-        """What a run should say before its first round: what the method leaves out here, or sends beside models and
+        """Remarks for the user before the first round: what the method leaves out here, or sends beside models and
         predictions."""
         return ()
 
@@ -190,8 +222,8 @@ class Method(ABC):
         return None
 
     def personal(self, state: Any, fed: Federation) -> Exchange | None:
-        """How each client's own model is scored on its own test split: a task that returns a `Score`, and its payload.
-        None without personal models; must agree with `traits().personal`."""
+        """The task that scores each client's own model on its own test split, with a `Score`, and its payload. None
+        without personal models; must agree with `traits().personal`."""
         return None
 
 

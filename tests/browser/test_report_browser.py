@@ -12,9 +12,8 @@ import pytest
 
 from run_directories import write_run
 from solera.report.figures import report_data
-from solera.report.live import LiveView, Source
 from solera.report.loading import read_all
-from solera.report.page import render
+from solera.report.page import LiveView, Source, render
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:  # for the whole file: one line in the summary
@@ -79,7 +78,7 @@ def visit(browser) -> Iterator[Any]:
 
 
 def write_report(out: pathlib.Path, *paths: pathlib.Path) -> pathlib.Path:
-    out.write_text(render(report_data(read_all(paths)), "0.1.0"))
+    out.write_text(render(report_data(read_all(paths))))
     return out
 
 
@@ -174,7 +173,7 @@ def test_no_two_of_twenty_cases_look_the_same_and_the_best_is_chosen_among_those
             lines = [m | {"models": {}, "ensembles": {}, "averages": {}} for m in lines]
             (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
     report = tmp_path / "report.html"
-    report.write_text(render(report_data(read_all([tmp_path]), target=0.425), "0.1.0"))
+    report.write_text(render(report_data(read_all([tmp_path]), target=0.425)))
     v = visit(report)
     looks = v.js(
         "[...document.querySelectorAll('#figure-accuracy path.line')]"

@@ -20,8 +20,8 @@ import pytest
 
 from deployments import SITES, SOLERA, Deployment, config_of, solera, until
 from fleet import activate, key_of, start_run, unregister
-from solera.core.flower_inside import CONNECTION, program
 from solera.deploy.commands import registered
+from solera.deploy.flower_inside import CONNECTION, program
 from solera.deploy.keys import make_authority, make_node_key, make_server_certificate
 from solera.deploy.programs import environment
 from solera.deploy.templates import APP

@@ -22,7 +22,7 @@ import typer.main
 
 import solera.methods  # registers them
 import solera.testing  # noqa: F401  (registers its tasks before a page does: what a page registers is taken back)
-from solera.cli.errors import EXIT_CODES
+from solera.cli.console import EXIT_CODES
 from solera.cli.main import app
 from solera.core.task import TASKS
 from solera.data import SOURCES, load

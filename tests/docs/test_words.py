@@ -5,7 +5,7 @@ import io
 import pathlib
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -22,14 +22,22 @@ INSTEAD = {
     r"\b(the|a|data) rooms?\b": "package",
     r"\bprototypes?\b": "architecture",
 }
-# Files and packages below src/solera that still need new words. Only ever remove from this list.
+PLAIN = {  # in the sources
+    r"\b(nobody|anybody|whoever)\b": "no client, any party, the program that",
+    r"\bfor want of\b": "without",
+    r"\b(bear|bears|bearing|borne|bearable)\b": "tolerate, at most",
+}
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+HEADLESS = re.compile(r"(What|Who|Why|How|Whether|Which|Where)\b")  # say instead: The reasons, True if, The number of
+# Rooms of src/solera that still have such words. Only ever remove from this list.
+NOT_YET = {"core", "data", "deploy", "engines", "method.py", "methods", "models", "runs", "scenario", "train"}
 SOURCES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def refused(text: str) -> str | None:
+def refused(text: str, also: Mapping[str, str] = {}) -> str | None:
     """The first of the words in `text` that a reader should not have to guess, and what to say instead."""
     plain = re.sub(r"\s+", " ", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL))
-    for words, better in INSTEAD.items():
+    for words, better in (INSTEAD | dict(also)).items():
         if found := re.search(words, plain, re.IGNORECASE):
             return f"{found[0]!r}; say: {better}"
     return None
@@ -56,9 +64,17 @@ def test_pages_use_the_words_of_the_field(page):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_use_the_words_of_the_field(name):
-    texts = prose(SOURCES[name].read_text("utf-8"))
-    found = [f"{name}:{line}: {why}" for line, text in texts if (why := refused(text))]
-    assert not found, "\n".join(found)
+    source = SOURCES[name].read_text("utf-8")
+    plain = pathlib.PurePath(name).parts[0] not in NOT_YET
+    also = PLAIN if plain else {}
+    found = [f"{name}:{line}: {why}" for line, text in prose(source) if (why := refused(text, also))]
+    assert not found + (headless(source) if plain else []), "\n".join(found)
+
+
+def headless(source: str) -> list[str]:
+    """The docstrings of a module that begin with a question instead of the thing."""
+    nodes = (n for n in ast.walk(ast.parse(source)) if isinstance(n, DOCUMENTED))
+    return [text for node in nodes if HEADLESS.match(text := ast.get_docstring(node) or "")]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +89,13 @@ def test_sources_use_the_words_of_the_field(name):
 )
 def test_docstrings_comments_and_messages_are_read(source):
     assert [text for _, text in prose(source) if refused(text)]
+
+
+def test_questions_and_old_words_are_found():
+    assert headless('def f():\n    """Who answers."""')
+    assert not headless('def f():\n    """Whole rows."""')
+    assert refused("clients that a mean bears", PLAIN)
+    assert not refused("the bearer", PLAIN)
 
 
 @pytest.mark.parametrize("source", ["prototype = nursery.shelf", 'f"{prototype}"', "# the paper's `prototypes`"])

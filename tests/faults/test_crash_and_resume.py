@@ -17,7 +17,7 @@ import torch
 import fresh
 import solera
 from run_directories import lines_of
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.core.errors import ConfigError, RunError
 from solera.core.federation import FederationConfig
 from solera.engines import ClientStates
@@ -138,7 +138,7 @@ def test_death_at_every_removal_of_a_file_that_was_shared(tmp_path, monkeypatch)
 SCRIPT = """
 import logging, pathlib, sys
 import torch
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.runs.config import EngineConfig, RunConfig, load_config
 from solera.core.federation import FederationConfig
 from solera.method import find_method

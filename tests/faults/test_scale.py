@@ -18,7 +18,7 @@ from solera.core.tensors import Weights
 from solera.core.wire import Packed, leaves, like
 from solera.data import PartitionConfig, from_tensors
 from solera.engines import ClientStates, InProcess, Processes, Threads
-from solera.engines.base import Window
+from solera.engines.pool import Window
 from solera.method import find_method
 from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.directory import RunDirectory

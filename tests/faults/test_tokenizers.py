@@ -9,7 +9,7 @@ import pytest
 
 import fresh
 from encoders import write_encoder
-from solera.engines.registry import ENGINES
+from solera.engines.engine_settings import ENGINES
 from solera.runs.config import load_config
 from solera.runs.loop import execute
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from simulated_device import MIB, simulated_device
-from solera.cli.doctor import devices
+from solera.cli.info_commands import devices
 from solera.core.errors import ConfigError
 from solera.core.tensors import Brought, weights_of
 from solera.engines import EngineConfig

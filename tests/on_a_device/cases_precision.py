@@ -25,7 +25,7 @@ from solera.core.tensors import weights_of
 from solera.data.augment import drawn_anew
 from solera.engines import EngineConfig
 from solera.method import METHODS, find_method
-from solera.place.placement import HALF, Placement, numerics
+from solera.place.placement import HALF, Placement
 from solera.runs.config import RunConfig
 from solera.runs.loop import simulate
 from solera.testing import small, toy_for, wide
@@ -51,7 +51,7 @@ def sim():
 
 
 def half(precision):
-    return Placement("sim", precision=precision).autocast()
+    return Placement("sim", precision=precision).training()
 
 
 # ---- the rules of autocast --------------------------------------------------------------------------
@@ -239,8 +239,9 @@ def test_samples_are_changed_and_prepared_in_full_precision(sim, precision):
 
 def test_the_programs_own_autocast_on_the_device_is_set_aside(sim):
     with torch.autocast("sim", torch.bfloat16):
-        with numerics(kind="sim", precision="bf16") as held:
-            assert not torch.is_autocast_enabled("sim")
+        with Placement("sim", precision="bf16").training() as held:
+            assert torch.is_autocast_enabled("sim")  # again, as the run has it: without its cache
+            assert not torch.is_autocast_cache_enabled()
             assert held.found == {"autocast on sim": "torch.bfloat16", "deterministic algorithms": 0}
             assert held.needed["autocast"] == "torch.bfloat16 on sim"
             assert held.needed["deterministic algorithms"] == 2  # the device's, not that of the last kind looked at

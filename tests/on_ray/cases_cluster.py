@@ -78,7 +78,7 @@ def machines(tmp_path_factory):
 RUN = """
 import pathlib, sys, torch
 from solera.runs.config import RunConfig
-from solera.engines.ray import RayConfig
+from solera.engines.engine_settings import RayConfig
 from solera.core.federation import FederationConfig
 from solera.runs.loop import simulate
 from solera.core.task import task, Client
@@ -150,7 +150,7 @@ import dataclasses, pathlib, sys
 import torch
 from torch import nn
 import solera
-from solera.engines.ray import RayConfig
+from solera.engines.engine_settings import RayConfig
 from solera.method import Method, Model
 from solera.testing import run_toy, toy
 from solera.methods import FedAvg

@@ -18,10 +18,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from run_directories import write_run
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.files import check_file, read_file
-from solera.report.live import Source
+from solera.report.page import Source
 from solera.runs.config import load_config
 from solera.runs.loop import execute
 
@@ -52,7 +52,7 @@ import sys
 from pathlib import Path
 from typer.testing import CliRunner
 from solera.cli.main import app
-from solera.report.live import Source
+from solera.report.page import Source
 commands, *homes = (line.split("|") for line in sys.argv[1:])
 for (home,) in homes:
     for words in commands:
@@ -308,5 +308,5 @@ def test_without_memory_a_command_says_so_in_one_line(monkeypatch: pytest.Monkey
     def full(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("solera.cli.show.look", full)
+    monkeypatch.setattr("solera.cli.read_commands.look", full)
     assert "out of memory: " in one_line(solera("show", tmp_path), 1)

@@ -14,9 +14,9 @@ from solera.core.errors import ConfigError
 from solera.core.task import TASKS, Client, Task
 from solera.core.wire import Limits, decode, encode
 from solera.deploy import site as site_module
+from solera.deploy.flower import PROTOCOL, pack, unpack
 from solera.deploy.init import init
 from solera.deploy.site import OwnSite, answer
-from solera.engines.flower import PROTOCOL, pack, unpack
 from solera.methods.fedgkt import Extracted
 from solera.train.fitting import Local
 

@@ -10,7 +10,7 @@ import tomli_w
 from typer.testing import CliRunner, Result
 
 from run_directories import write_run
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.errors import ConfigError, RunError
 from solera.core.version import __version__

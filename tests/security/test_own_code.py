@@ -18,7 +18,7 @@ import fresh
 from own_code import SOURCE, TABLES, imports, write_own
 from solera.core.errors import RunError
 from solera.core.plugins import code_allowed
-from solera.report.live import Source
+from solera.report.page import Source
 from solera.runs.loop import resume_run
 from solera.runs.read import read_run
 from solera.runs.trust import code_of_run, key_file, prove

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from solera.core.accounting import Availability, Clock, next_visit, samples_of
+from solera.core.accounting import Availability, Clock, next_visit
 from solera.core.errors import ConfigError
 from solera.core.federation import FederationConfig
 from solera.engines import EngineConfig
@@ -82,15 +82,6 @@ def test_a_call_takes_its_bytes_and_its_samples():
     assert clock.send(2, "c", 0, 20).ready == 16 + 2  # the third client has the first values again
     assert clock.timetable() == [["a", 0, 14], ["b", 0, 8.5], ["server", 14, 16]]
     assert clock.facts() == {"start_s": 0, "end_s": 16, "server_s": 2, "online": 3, "lost": 0}
-
-
-def test_what_counts_as_training():
-    local, distil = Local(epochs=3, batch=8), Local(steps=5, batch=8)
-    assert samples_of({"local": local, "weights": {}}, 20) == 60
-    assert samples_of({"local": distil}, 20) == 40
-    assert samples_of({"local": distil}, 6) == 30  # a batch is never larger than the data
-    assert samples_of({"distil": local, "targets": torch.zeros(7, 2), "local": local}, 20) == 21 + 60
-    assert samples_of({"indices": torch.arange(5)}, 20) == 0
 
 
 def test_when_a_client_comes_by():

@@ -196,31 +196,31 @@ def test_a_thread_that_only_waits_is_not_taken_for_one_at_work():
     thread.start()
 
     def rests():
-        before = randomness._others()[thread.native_id]
+        before = randomness._others()[thread.ident]
         sum(range(10**5))
-        return randomness._others()[thread.native_id] == before
+        return randomness._others()[thread.ident] == before
 
     eventually(rests)  # once it has begun to wait
     release.set()
     thread.join()
     with in_company_of(lambda: None):
         others = randomness._others()
-        eventually(lambda: randomness._at_work(others))
+        eventually(lambda: not randomness._undisturbed(others))
 
 
-def test_a_thread_that_python_does_not_list_is_seen_as_well():
-    stop, done = threading.Event(), threading.Event()
+def test_a_thread_that_python_does_not_list_may_always_be_at_work():
+    stop, done, ident = threading.Event(), threading.Event(), []
 
     def live():
-        while not stop.is_set():
-            time.sleep(0.001)
+        ident.append(threading.get_ident())
+        stop.wait()
         done.set()
 
-    listed = len(randomness._others())
     _thread.start_new_thread(live, ())
-    eventually(lambda: len(randomness._others()) > listed)
+    eventually(lambda: ident)
     others = randomness._others()
-    eventually(lambda: randomness._at_work(others))
+    assert others[ident[0]] is None
+    assert not randomness._undisturbed(others)
     stop.set()
     done.wait()
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from solera.cli.doctor import devices as doctors_lines
+from solera.cli.info_commands import devices as doctors_lines
 from solera.core.errors import PORTABLE, ConfigError, NotPortable
 from solera.engines import EngineConfig
 from solera.place import devices as compute
@@ -99,7 +99,7 @@ def test_portable_is_part_of_what_a_run_is(monkeypatch):
     fit_for_portable(monkeypatch)
     found = compute_of(EngineConfig(portable=True))
     assert found.facts() == {"portable": True}
-    with found.place().numerics() as held:
+    with found.place().training() as held:
         assert not torch._C._get_mkldnn_enabled()
         assert not torch._C._get_nnpack_enabled()
     assert (held.needed["oneDNN"], held.needed["NNPACK"]) == (False, False)

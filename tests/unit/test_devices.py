@@ -6,11 +6,8 @@ import json
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from solera.core.errors import ConfigError, SoleraError
+from solera.core.errors import SoleraError
 from solera.data import PartitionConfig, from_tensors
 from solera.methods import FedDF
 from solera.place.placement import Placement, numerics
@@ -184,7 +181,7 @@ def test_every_step_of_mixed_precision_sees_the_weights_of_the_last():
     for precision in ("float32", "bf16"):
         torch.manual_seed(0)
         model = wide()
-        with Placement("cpu", precision=precision).autocast():
+        with Placement("cpu", precision=precision).training():
             done = fit(model, x, x[:, :3].argmax(1), Local(epochs=10, batch=16, lr=0.3), 0)
         found.append((done.loss, torch.cat([p.detach().flatten() for p in model.parameters()])))
     (loss, weights), (half_loss, half_weights) = found
@@ -218,39 +215,3 @@ def test_a_setting_changed_during_the_run_stops_it(data, tmp_path):
         assert torch.get_default_dtype() == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-class Function(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-class Dispatch(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def hooked(register):
-    handle = register(lambda *a: None)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@pytest.mark.parametrize(
-    ("foreign", "named"),
-    [
-        (Function, "Function"),
-        (Dispatch, "dispatch mode"),
-        (lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()), "saved_tensors"),
-        (lambda: hooked(nn.modules.module.register_module_forward_hook), "forward_hooks"),
-        (lambda: hooked(register_optimizer_step_pre_hook), "optimizer_pre_hooks"),
-    ],
-)
-def test_what_cannot_be_set_aside_is_refused_before_anything_is_made(data, tmp_path, foreign, named):
-    scenario = federation(data)
-    with foreign(), pytest.raises(ConfigError, match=named):
-        simulate(scenario, small(FedDF()), tmp_path / "run", RunConfig(rounds=1), engine=EngineConfig("inprocess"))
-    assert not (tmp_path / "run").exists()

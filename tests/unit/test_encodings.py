@@ -10,8 +10,7 @@ from torch import nn
 import solera
 from solera.core.errors import ConfigError, DataError
 from solera.data import PublicConfig, tokenize
-from solera.data.encodings import Columns, Encoding, as_bytes, digest_of, encoded, from_bytes, reading, unique
-from solera.data.tokens import WORDS
+from solera.data.encodings import WORDS, Columns, Encoding, as_bytes, digest_of, encoded, from_bytes, reading, unique
 from solera.engines import EngineConfig
 from solera.methods.feddf import FedDF
 from solera.models import as_split

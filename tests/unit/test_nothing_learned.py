@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from solera.cli.errors import EXIT_CODES
+from solera.cli.console import EXIT_CODES
 from solera.core.federation import FederationConfig, QuorumNotMet
 from solera.method import METHODS, Model, register
 from solera.methods import FedAvg

@@ -1,4 +1,4 @@
-"""The Ray engine, as far as it needs no Ray: its settings, its refusals, and what becomes of tensors on the way."""
+"""The Ray engine, as far as no Ray has to run: its settings, its refusals, and what becomes of tensors on the way."""
 
 import copy
 import hashlib
@@ -6,6 +6,7 @@ import importlib.util
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import time
 import types
@@ -16,16 +17,19 @@ from torch import nn
 
 import fresh
 import ray_tasks
-from solera.core.errors import ConfigError
+from solera.core.errors import PORTABLE, ConfigError
 from solera.core.plugins import code_allowed, files_of_code, load, take_over
 from solera.core.randomness import Parallel
 from solera.core.task import TASKS
-from solera.core.wire import Packed, encode
-from solera.engines import Call, Version, engine_info, engine_named
-from solera.engines import ray as engine_ray
-from solera.engines.ray import Carried, RayConfig, Worker, _Messages, fitting, from_bytes, resources_of, to_bytes
-from solera.engines.states import StateError
+from solera.core.tensors import from_bytes, to_bytes
+from solera.core.wire import encode
+from solera.engines import Version, engine_info, engine_named, engine_settings
+from solera.engines.engine_settings import RayConfig
+from solera.engines.states import Carried, StateError
+from solera.place import devices
 from solera.place.devices import Compute
+
+engine_ray = pytest.importorskip("solera.engines.ray", reason="needs the extra 'ray'")
 
 
 @pytest.fixture
@@ -43,6 +47,7 @@ def closed_port():
         ({"address": "head"}, "expected 'HOST:PORT'"),
         ({"address": "head:99999"}, "expected 'HOST:PORT'"),
         ({"device": "cuda:0,1"}, "Ray chooses the devices"),
+        ({"device": "mps"}, "write 'cpu' or 'cuda'"),
         ({"workers": -1}, "workers = -1"),
     ],
 )
@@ -75,7 +80,7 @@ def test_an_address_at_which_nobody_answers_ends_the_command_at_once(closed_port
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""], ids=["another server", "nothing"])
 def test_something_else_at_the_address_is_refused(answer, monkeypatch):
-    monkeypatch.setattr(engine_ray, "ANSWER_S", 0.5)
+    monkeypatch.setattr(engine_settings, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def reply():
@@ -102,39 +107,73 @@ def test_a_cluster_of_another_version_is_refused_in_one_line(monkeypatch):
         raise RuntimeError(said)
 
     fake = types.SimpleNamespace(init=init, is_initialized=lambda: False, shutdown=lambda: None)
-    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(engine_ray, "ray", fake)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ConfigError) as refused:
-        engine_ray._connect("10.0.0.1:6379", 1)
+        engine_ray.connect("10.0.0.1:6379", 1)
     assert "was started with: Ray: 2.40.0 Python: 3.12.1 This process" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_device_that_ray_does_not_give_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(engine_ray, "compute_of", lambda settings: Compute(("mps",)))
-    with pytest.raises(ConfigError, match="Ray gives its workers 'cpu' or 'cuda'"):
-        RayConfig().open(None, None)
-
-
-def test_resources_follow_from_threads_and_devices():
-    assert resources_of(Compute(), 2) == {"CPU": 2.0}
-    assert resources_of(Compute(("cuda:0", "cuda:1"), per_device=4), 1) == {"CPU": 1.0, "GPU": 0.25}
+def test_how_many_workers_a_cluster_has_room_for(monkeypatch):
     small, large = {"CPU": 4.0, "memory": 1e9}, {"CPU": 16.0, "GPU": 2.0}
-    assert fitting({"CPU": 1.0}, [small, large]) == 20
-    assert fitting({"CPU": 3.0}, [small, large]) == 6
-    assert fitting({"CPU": 1.0, "GPU": 0.25}, [small, large]) == 8
-    assert fitting({"CPU": 1.0, "GPU": 1 / 3}, [large]) == 6
-    assert fitting({"CPU": 8.0, "GPU": 0.25}, [small, large]) == 2
+
+    def room(need, *machines):
+        nodes = [{"Alive": True, "Resources": m} for m in machines] + [{"Alive": False, "Resources": large}]
+        monkeypatch.setattr(engine_ray, "ray", types.SimpleNamespace(nodes=lambda: nodes))
+        return engine_ray.room(need, 0)
+
+    assert room({"CPU": 1.0}, small, large) == 20
+    assert room({"CPU": 3.0}, small, large) == 6
+    assert room({"CPU": 1.0, "GPU": 0.25}, small, large) == 8
+    assert room({"CPU": 1.0, "GPU": 1 / 3}, large) == 6
+    assert room({"CPU": 8.0, "GPU": 0.25}, small, large) == 2
 
 
-def test_more_workers_than_this_machine_has_devices_for(monkeypatch):
-    """The devices of a cluster are not those of this machine."""
-    from solera.place import devices as compute
+class Opened(Exception):
+    """What an engine would have been opened with."""
 
-    two = [compute.Device("cuda:0", "a"), compute.Device("cuda:1", "b")]
-    monkeypatch.setattr(compute, "found", lambda: {"cuda": two})
-    assert compute.compute_of(RayConfig(workers=64, device="cuda", per_device=4)).at_once == 8
+
+@pytest.mark.parametrize("here", [0, 2], ids=["a head without GPU", "a head with two"])
+def test_devices_are_asked_of_the_cluster_and_not_of_this_machine(here, monkeypatch):
+    there = [devices.Device(f"cuda:{i}", "a", precisions=("float32", "bf16")) for i in range(here)]
+    monkeypatch.setattr(devices, "found", lambda: {"cuda": there} if there else {})
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}]
+    monkeypatch.setattr(engine_ray, "ray", types.SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr(RayConfig, "require", lambda self: None)
+    monkeypatch.setattr(engine_ray, "connect", lambda address, cpus: lambda: None)
+
+    def opened(*given):
+        raise Opened(*given)
+
+    monkeypatch.setattr(engine_ray, "luggage", opened)
+    asked = RayConfig(address="auto", device="cuda", per_device=4, precision="bf16")
+    with pytest.raises(Opened) as given:
+        asked.open(None, None)
+    compute = given.value.args[1]
+    assert (compute.devices, compute.precision) == (("cuda:0",), "bf16")
+    server = devices.compute_of(asked)
+    assert server.devices == (("cuda:0", "cuda:1") if here else ("cpu",))
+    assert server.facts()["device"] == "cuda"
+    assert server.place().precision == ("bf16" if here else "float32")
+    with pytest.raises(ConfigError, match=r"has room for 8 workers with 1 CPU, 0\.25 GPU each"):
+        RayConfig(address="auto", device="cuda", per_device=4, workers=9).open(None, None)
+
+
+def test_the_environment_of_workers(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["", "/own", sysconfig.get_path("purelib")])
+    cuda = Compute(("cuda:0",))
+    assert engine_ray.environment(cuda) == {"PYTHONPATH": "/own:${PYTHONPATH}", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert engine_ray.environment(Compute(portable=True)) == {"PYTHONPATH": "/own:${PYTHONPATH}", **PORTABLE}
+
+
+def test_how_torch_was_built_is_no_other_version(monkeypatch):
+    told = []
+    for version in ("2.13.0+cpu", "2.13.0+cu130", "2.13.0", "2.12.0"):
+        monkeypatch.setattr(torch, "__version__", version)
+        told.append(engine_ray.versions()["torch"])
+    assert told == ["2.13.0"] * 3 + ["2.12.0"]
 
 
 TENSORS = {
@@ -188,19 +227,23 @@ def test_state_of_a_call_is_in_memory_only(tmp_path, monkeypatch):
 
 
 def test_a_worker_of_another_version_unpacks_nothing():
-    told = Worker().begin({**engine_ray.versions(), "solera": "9.9"}, [], ["no_such_module"], {}, [])
+    told = engine_ray.Worker({**engine_ray.versions(), "solera": "9.9"}, ["no_such_module"], {}, []).about()
     assert "has solera" in told
     assert "this machine 9.9" in told
 
 
 def test_a_worker_that_lacks_a_module_says_which():
-    told = Worker().begin(engine_ray.versions(), [], ["no_such_module"], {}, [])
+    told = engine_ray.Worker(engine_ray.versions(), ["no_such_module"], {}, []).about()
     assert "ModuleNotFoundError: No module named 'no_such_module'" in told
     assert "install on every machine" in told
 
 
-def test_modules_of_tasks_are_named_for_the_workers():
-    named = engine_ray.modules_of_tasks()
+def test_modules_of_tasks_are_named_for_the_workers(monkeypatch):
+    store = types.SimpleNamespace(put=lambda value: value)
+    monkeypatch.setattr(engine_ray, "register_serializer", lambda *a, **b: None)
+    monkeypatch.setattr(engine_ray, "deregister_serializer", lambda *a: None)
+    monkeypatch.setattr(engine_ray, "ray", store)
+    named = engine_ray.luggage(None, Compute(), 1)[1]
     assert ray_tasks.__name__ in named
     assert "__main__" not in named
     assert TASKS["ray_tasks.back"].fn.__module__ == "ray_tasks"
@@ -224,22 +267,3 @@ def test_files_of_code_can_be_taken_over_where_the_file_is_not(tmp_path):
 
 def test_what_runs_server_work_in_threads_can_be_copied():
     assert copy.deepcopy(Parallel(3)).workers == 3
-
-
-def test_messages_leave_the_store_with_the_last_call_that_needs_them(monkeypatch):
-    puts = []
-    store = types.SimpleNamespace(put=lambda blob: puts.append(blob) or len(puts))
-    monkeypatch.setitem(sys.modules, "ray", store)
-    shared, own = Packed({"w": torch.ones(2)}), Packed({"w": torch.zeros(2)})
-    calls = [Call(f"c0{i}", "t", 0, 0, 0, shared if i < 2 else own) for i in range(3)]
-    messages = _Messages()
-    messages.expect(calls)
-    first, second, third = [messages.sent_with(c) for c in calls]
-    assert first == second == (1, [1])
-    assert third == (2, [2])
-    assert puts == [shared.blob, own.blob]
-    messages.over(calls[0])
-    assert len(messages._there) == 2
-    messages.over(calls[1])
-    messages.over(calls[2])
-    assert messages._there == {}

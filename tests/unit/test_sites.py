@@ -270,7 +270,7 @@ def test_pixels_without_given_constants_are_refused(hospital, tmp_path):
         ([(1, 2, 0)], ["weight"], "has no column 'weight'"),
         ([(1, 2, 0)], ["age"], "samples of shape"),
         ([], [], "no rows below the header"),
-        ([(1, 2)], [], "data row 1 has 2 columns"),
+        ([(1, 2)], [], "line 2 has 2 columns, expected 3"),
         ([(1, "nan", 0)], [], "not finite"),
     ],
 )

@@ -6,25 +6,18 @@ import sys
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ..core.version import __version__
-from .compare import compare
-from .deploy import app as deploy
-from .doctor import doctor
-from .errors import EXIT_CODES
-from .export import export
-from .ls import ls
-from .output import Unwritable, careful
-from .predict import predict
-from .quickstart import quickstart
-from .report import report
-from .reproduce import reproduce
-from .run import resume, run
-from .show import show
-from .sweep import sweep
-from .tune import tune
-from .watch import watch
+from .console import EXIT_CODES, Unwritable, careful
+from .deploy_commands import app as deploy
+from .info_commands import doctor, ls
+from .lab_commands import reproduce, sweep, tune
+from .read_commands import compare, report, show, watch
+from .run_commands import quickstart, resume, run
+from .use_commands import export, predict
 
+COMMANDS = (quickstart, run, resume, show, report, watch, compare, sweep, tune, reproduce, predict, export, ls, doctor)
 app = typer.Typer(
     name="solera",
     epilog=EXIT_CODES,
@@ -33,22 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    quickstart,
-    run,
-    resume,
-    show,
-    report,
-    watch,
-    compare,
-    sweep,
-    tune,
-    reproduce,
-    predict,
-    export,
-    ls,
-    doctor,
-):
+for command in COMMANDS:
     app.command(epilog=EXIT_CODES)(command)
 app.add_typer(deploy, name="deploy")
 
@@ -62,7 +40,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def solera(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Federated learning across different models, by ensemble distillation.

@@ -16,7 +16,6 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from ..train.fitting import Local
 from .randomness import seed_from
 from .settings import BelowOne, Positive, Problem, settings
 
@@ -24,13 +23,11 @@ SPANS = 64  # limit of a round's spans in its record
 LOST = "dropped out during the round (federation.availability.dropout)"  # the reason of a failure ...
 LATE = "late: "  # ... and how another one begins
 HALFWAY = 0.5  # where in its work a client that drops out is lost
-PUBLIC = ("distil", "distill", "digest", "pretrain")  # trainings on the public samples of a call; others: on own ones
-ROWS = ("targets", "consensus", "logits", "indices", "drawn")  # what tells how many public samples a call has
 
 
 @settings
 class Availability:
-    """When clients are there, and how fast they and the server are. Of a list, clients have one value each, in turn."""
+    """Simulated times and speeds of clients and the server. Of a list, clients have one value each, in turn."""
 
     online: list[Annotated[float, Gt(0), Le(1)]] = dataclasses.field(default_factory=lambda: [1.0])  # share of rounds
     dropout: BelowOne = 0.0  # probability that a client of the cohort is lost during a round
@@ -81,7 +78,7 @@ class Clock:
         return values[i % len(values)]
 
     def online(self) -> Tensor:
-        """Which clients are online in this round; if none is, the next one to arrive. bool [clients]"""
+        """The clients that are online in this round; if none is, the next one to arrive. bool [clients]"""
         g = torch.Generator().manual_seed(seed_from(self.seed, self.round, "online"))
         share = torch.tensor([self._of(self.config.online, i) for i in range(self.clients)], dtype=torch.float64)
         drawn = torch.rand(self.clients, dtype=torch.float64, generator=g) / share
@@ -103,7 +100,7 @@ class Clock:
         return trip
 
     def late(self, trip: Trip) -> str | None:
-        """Why a reply does not count: it took too long."""
+        """The reason why a reply does not count, if it took too long."""
         limit, took = self.config.deadline_s, trip.end - trip.sent
         if limit is None or took <= limit:
             return None
@@ -137,29 +134,6 @@ class Clock:
     def timetable(self) -> list[list[Any]]:
         """The first pieces of work of the round: [client or "server", start, end]."""
         return [[who, round(start, 3), round(end, 3)] for start, who, end in sorted(self.spans)[:SPANS]]
-
-
-def samples_of(payload: Mapping[str, Any], examples: int) -> int:
-    """How many samples a client with `examples` of its own trains on in a call: those of every training in it."""
-    public = next((_rows(payload[name]) for name in ROWS if name in payload), 0)
-    total = 0
-    for name, value in payload.items():
-        for how in _trainings(value):
-            rows = public if name in PUBLIC else examples
-            total += how.visits(rows)
-    return total
-
-
-def _trainings(value: Any) -> Iterator[Local]:
-    if isinstance(value, Local):
-        yield value
-    elif dataclasses.is_dataclass(value):
-        yield from (v for f in dataclasses.fields(value) if isinstance(v := getattr(value, f.name), Local))
-
-
-def _rows(value: Any) -> int:
-    value = getattr(value, "indices", value) if not isinstance(value, Tensor) else value
-    return len(value) if isinstance(value, Tensor) and value.ndim else 0
 
 
 def next_visit(earliest: float, offset: float, period: float) -> float:

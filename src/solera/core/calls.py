@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ from torch import Tensor
 from ..place.placement import Placement
 from .task import Client
 from .tensors import Weights
-from .wire import Packed, safe_name
+from .wire import Packed, WireError, safe_name
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientInfo:
-    """What a client registered when it joined; never what it claims in a reply."""
+    """The facts that a client registered when it joined; a reply never changes them."""
 
     architecture: str
     num_examples: int
@@ -37,7 +37,7 @@ class Roster(Mapping[str, ClientInfo]):
 
     @classmethod
     def of(cls, infos: Mapping[str, ClientInfo]) -> "Roster":
-        """A roster of named clients, in whatever order they came."""
+        """A roster of named clients, given in any order."""
         ids = sorted(safe_name(k, "client id") for k in infos)
         names = sorted({i.architecture for i in infos.values()})
         return cls(
@@ -71,6 +71,9 @@ class Roster(Mapping[str, ClientInfo]):
 
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
+STEPS_END = 10**12  # a step has at most the twelve digits that it has in the name of a state file
+LONGEST_S = 1e9  # no deadline and no duration is longer
+LONGEST_TEXT, LONGEST_ERROR = 200, 1000  # characters of a name, and of the reason why there is no reply
 
 
 class Version(NamedTuple):
@@ -78,6 +81,16 @@ class Version(NamedTuple):
 
     step: int
     sha256: str  # of the encoded state
+
+    @classmethod
+    def of(cls, told: Any) -> "Version | None":
+        """The version that `told` is, or None for none; WireError if it is neither."""
+        if told is None:
+            return None
+        match told:
+            case (step, str(sha256)) if _is_number(step, STEPS_END) and SHA256.fullmatch(sha256):
+                return cls(step, sha256)
+        raise WireError(f"version {str(told)[:80]!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +108,36 @@ class Call:
     keep_from: int = 0  # the first step of this round: what is older and not in `keep` can go
     deadline_s: float | None = None  # how long the client may take
 
+    def facts(self) -> dict[str, Any]:
+        """All of the call but its message, in values that JSON has."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "message"}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], message: Packed) -> "Call":
+        """The call with these facts, from a sender that is not trusted: WireError if one is missing or impossible."""
+        ends = {"step": STEPS_END, "keep_from": STEPS_END, "seed": 1 << 63, "run_seed": 1 << 63}
+        for name, end in ends.items():
+            if not _is_number(facts.get(name), end):
+                raise WireError(f"{name} = {str(facts.get(name))[:20]!r}")
+        deadline_s, keep = facts.get("deadline_s"), facts.get("keep")
+        if deadline_s is not None and not (isinstance(deadline_s, int | float) and 0 < deadline_s < LONGEST_S):
+            raise WireError(f"deadline_s = {str(deadline_s)[:20]!r}")
+        if not isinstance(keep, list | tuple):
+            raise WireError("keep is no list")
+        return cls(
+            client=text_in(facts, "client"),
+            task=text_in(facts, "task"),
+            message=message,
+            after=Version.of(facts.get("after")),
+            keep=tuple(v for v in map(Version.of, keep) if v is not None),
+            deadline_s=deadline_s,
+            **{name: facts[name] for name in ends},
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What came back: a message (as an object or as bytes), or the reason why there is none."""
+    """A message that came back (as an object or as bytes), or the reason why there is none."""
 
     client: str
     message: Packed | bytes = b""
@@ -109,9 +148,37 @@ class Reply:
     # read or written, which is not the client's failure.
     fatal: Literal["", "task", "run"] = ""
 
+    def facts(self) -> dict[str, Any]:
+        """All of the reply but its message and who sends it, in values that JSON has."""
+        return {name: getattr(self, name) for name in ("version", "error", "seconds", "fatal")}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], client: str, message: bytes) -> "Reply":
+        """The reply with these facts, from a sender that is not trusted: WireError if one is missing or impossible."""
+        fatal, seconds = facts.get("fatal", ""), facts.get("seconds")
+        if fatal not in ("", "task", "run"):
+            raise WireError(f"fatal = {str(fatal)[:20]!r}")
+        if facts.get("error") is not None:
+            return cls(client, error=str(facts["error"])[:LONGEST_ERROR], fatal=fatal)
+        if not isinstance(seconds, int | float) or not 0 <= seconds < LONGEST_S:
+            raise WireError(f"seconds = {str(seconds)[:20]!r}")
+        return cls(client, message, Version.of(facts.get("version")), seconds=float(seconds), fatal=fatal)
+
+
+def text_in(facts: Mapping[str, Any], name: str) -> str:
+    """A short text among facts; WireError if there is none of that name."""
+    text = facts.get(name)
+    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        raise WireError(f"{name} = {str(text)[:40]!r}: expected a short text")
+    return text
+
+
+def _is_number(told: Any, end: int) -> bool:
+    return type(told) is int and 0 <= told < end
+
 
 class Host(Protocol):
-    """Where clients live: who they are, and a `Client` for one call, on the device of its worker."""
+    """Where clients live: their list, and a `Client` for one call, on the device of its worker."""
 
     @property
     def roster(self) -> Roster: ...

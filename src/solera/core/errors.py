@@ -42,3 +42,10 @@ class RunError(SoleraError):
 def without_addresses(text: str) -> str:
     """The text of another library's error without the addresses in it, which may hold passwords."""
     return re.sub(r"\S+://\S+", "...", text)
+
+
+def one_line(e: BaseException, longest: int = 300) -> str:
+    """What an error of another library says, in one line; the cause of a long story comes last."""
+    lines = [" ".join(line.split()) for line in str(e).splitlines() if line.strip()]
+    whole = " ".join(lines) or type(e).__name__
+    return whole if len(whole) <= longest else lines[-1][:longest]

@@ -18,7 +18,7 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from ..train.aggregate import RunningMean
-from .accounting import LOST, Availability, Clock, Trip, content_of, samples_of
+from .accounting import LOST, Availability, Clock, Trip, content_of
 from .calls import SHA256, Call, Engine, Reply, Roster, Version
 from .errors import RunError, SoleraError
 from .randomness import seed_from
@@ -44,7 +44,7 @@ class TaskError(SoleraError):
 
 @settings
 class FederationConfig:
-    """Which clients take part in a round, and what happens when some do not answer."""
+    """The choice of a round's clients, and the limits for those that do not answer."""
 
     fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # share of all clients sampled each round, C
     sampling: Literal["uniform", "size"] = "uniform"  # size: with probability proportional to their examples
@@ -60,7 +60,7 @@ class FederationConfig:
             yield "replacement = true: only with federation.sampling = 'size'"
 
     def cohort(self, clients: int) -> int:
-        """How many of `clients` clients are drawn each round."""
+        """The number of clients drawn each round, of `clients`."""
         return max(1, int(self.fraction * clients + 0.5))
 
 
@@ -160,7 +160,9 @@ class Plain:
 
     def start(self, fed: "Federation", of: MeanOf) -> Callable[[], Means]:
         """Send the task to the clients."""
-        fields = _averaged_fields(of.task)
+        if not dataclasses.is_dataclass(of.task.returns):
+            raise TypeError(f"mean needs a dataclass of tensors; {of.task.name} returns {of.task.returns}")
+        fields = [f.name for f in dataclasses.fields(of.task.returns)]
         _, arriving = fed.exchange(of.task, of.clients, of.payload, of.min_replies)
 
         def result() -> Means:
@@ -183,7 +185,7 @@ class Plain:
 
 
 class Federation:
-    """What a method uses: `sample`, `map`, `mean`, `submit` and `submit_mean` (the same without waiting), `reject`.
+    """A method's way to its clients: `sample`, `map`, `mean`, `submit` and `submit_mean` (without waiting), `reject`.
 
     `ledger` records which state each client has. Only a valid reply changes it.
     """
@@ -296,25 +298,9 @@ class Federation:
         """
         return self.submit(task, clients, min_replies=min_replies, **payload)()
 
-    def mean(
-        self,
-        task: Task,
-        clients: Sequence[str],
-        /,
-        by: Callable[[str], Hashable] | None = None,
-        uniform: bool = False,
-        min_replies: int | None = None,
-        once: Collection[str] = (),
-        **payload: Any,
-    ) -> Any:
-        """Run a task on each client and return only the mean of the replies, weighted by examples or uniform.
-
-        Replies are added up as they arrive and are not kept. With `by` there is one mean for each group of clients. In
-        the fields `once` every client has weight 1. With `min_replies=0` there may be nothing to average: then the
-        result is None (or has no groups).
-        """
-        how: dict[str, Any] = {"by": by, "uniform": uniform, "once": once, "min_replies": min_replies}
-        return self.submit_mean(task, clients, **how, **payload)()
+    def mean(self, task: Task, clients: Sequence[str], /, **how: Any) -> Any:
+        """Run a task on each client and return only the mean of the replies: `submit_mean`, and wait."""
+        return self.submit_mean(task, clients, **how)()
 
     def submit(
         self, task: Task, clients: Sequence[str], /, min_replies: int | None = None, **payload: Any
@@ -342,7 +328,12 @@ class Federation:
         once: Collection[str] = (),
         **payload: Any,
     ) -> Callable[[], Any]:
-        """Like `mean`, but start now and return a function that waits for the mean."""
+        """Start a task on each client, and return a function that waits for the mean of the replies.
+
+        It is weighted by examples or `uniform`. Replies are added up as they arrive and are not kept. With `by` there
+        is one mean for each group of clients. In the fields `once` every client has weight 1. With `min_replies=0`
+        there may be nothing to average: then the result is None (or has no groups).
+        """
         self.verbs.add("mean")
         collect = self.summing.start(self, MeanOf(task, clients, payload, by, uniform, once, min_replies))
 
@@ -445,7 +436,7 @@ class Federation:
             down.sent(size)
             down.held(m, content)
             if clock is not None:
-                samples = samples_of(values, self.num_examples(k))
+                samples = task.samples(values, self.num_examples(k))
                 trips[k] = clock.send(self.clients.index(k), k, size, samples)
                 if trips[k].lost:
                     continue
@@ -461,6 +452,16 @@ class Federation:
             heard = {k for k, trip in trips.items() if trip.lost}
             failures.update(dict.fromkeys(heard, LOST))
             turn, valid = 0, 0
+
+            def in_turn() -> Iterator[tuple[str, Any]]:
+                nonlocal turn, valid
+                while turn < len(asked) and asked[turn] in heard:
+                    k, turn = asked[turn], turn + 1
+                    if k in early:
+                        valid += 1
+                        answered.add(k)
+                        yield k, early.pop(k)
+
             self.progress(task.name, 0, len(asked))
             for r in self._timed(collect()):
                 if r.message:
@@ -475,8 +476,10 @@ class Federation:
                 try:
                     if r.error is not None:
                         raise WireError(r.error)
-                    if clock is not None and (late := _late(clock, trips[r.client], r.message)):
-                        raise WireError(late)
+                    if clock is not None:
+                        trips[r.client].back(r.message.size if isinstance(r.message, Packed) else len(r.message or b""))
+                        if late := clock.late(trips[r.client]):
+                            raise WireError(late)
                     version = _version_of(r, step, exchange.after[r.client])
                     reply = decode(r.message, task.returns, sent[r.client], self.limits)
                     up.held(r.message if isinstance(r.message, Packed) else Packed(reply), content_of(reply))
@@ -484,24 +487,14 @@ class Federation:
                     exchange.set(r.client, version)
                 except WireError as e:
                     failures[r.client] = _plain(str(e))
-                while turn < len(asked) and asked[turn] in heard:
-                    k, turn = asked[turn], turn + 1
-                    if k in early:
-                        valid += 1
-                        answered.add(k)
-                        yield k, early.pop(k)
+                yield from in_turn()
             self._pending.difference_update(asked)
             self.idle()
             if clock is not None:
                 clock.collected(trips)
-            for k in asked:
-                if k not in heard:
-                    failures[k] = "no reply"
-            for k in asked[turn:]:
-                if k in early:
-                    valid += 1
-                    answered.add(k)
-                    yield k, early.pop(k)
+            failures.update(dict.fromkeys((k for k in asked if k not in heard), "no reply"))
+            heard.update(asked)
+            yield from in_turn()
             for k in (k for k in asked if k in failures):
                 self._note_failure(k, task.name, failures[k])
             self._check_quorum(exchange, valid, failures)
@@ -509,13 +502,12 @@ class Federation:
         return exchange, arriving
 
     def _timed(self, replies: Iterator[Reply]) -> Iterator[Reply]:
-        while True:
-            began = time.monotonic()
-            reply = next(replies, None)
+        began = time.monotonic()
+        for reply in replies:
             self.waited_s += time.monotonic() - began
-            if reply is None:
-                return
             yield reply
+            began = time.monotonic()
+        self.waited_s += time.monotonic() - began
 
 
 def draw_clients(
@@ -530,12 +522,6 @@ def draw_clients(
     return eligible[torch.multinomial(share / share.sum(), m, replacement, generator=rng)]
 
 
-def _averaged_fields(task: Task) -> list[str]:
-    if not dataclasses.is_dataclass(task.returns):
-        raise TypeError(f"mean needs a dataclass of tensors; {task.name} returns {task.returns}")
-    return [f.name for f in dataclasses.fields(task.returns)]
-
-
 def _mean_reply(task: Task, means: Mapping[str, RunningMean]) -> Any:
     values: dict[str, Any] = {}
     for f, mean in means.items():
@@ -545,12 +531,6 @@ def _mean_reply(task: Task, means: Mapping[str, RunningMean]) -> Any:
         return task.returns(**values)
     except ValueError as e:  # each reply was just inside its allowed range, and rounding moved the mean out of it
         raise QuorumNotMet(f"the mean of the replies to {task.name} is not usable: {e}") from None
-
-
-def _late(clock: Clock, trip: Trip, message: Any) -> str | None:
-    """Send a reply back through simulated time; the reason if it comes too late."""
-    trip.back(message.size if isinstance(message, Packed) else len(message or b""))
-    return clock.late(trip)
 
 
 def _version_of(r: Reply, step: int, after: Version | None) -> Version | None:

@@ -1,4 +1,4 @@
-"""Plug-ins: how code from other people is found, by a name or by a path.
+"""Plug-ins: code of other people, found by a name or by a path.
 
 Methods, models, data sets and engines each have a `Registry`. A decorator (`@register("mine")`) adds a name to it, or
 an entry point of an installed package (group `solera.methods`, `.models`, `.datasets`, `.engines`). A setting that
@@ -97,14 +97,15 @@ def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _keys(tables: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """The keys in these tables whose values may be paths."""
-    for key in KEYS:
-        table, _, leaf = key.partition(".")
-        if isinstance(inside := tables.get(table), Mapping) and leaf in inside:
-            yield table, leaf
     sites = tables.get("sites")
-    for name, site in sites.items() if isinstance(sites, Mapping) else ():
-        if isinstance(site, Mapping):
-            yield from (("sites", name, leaf) for leaf in SITE_KEYS if leaf in site)
+    wanted = [tuple(key.split(".")) for key in KEYS]
+    wanted += [("sites", name, leaf) for name in (sites if isinstance(sites, Mapping) else ()) for leaf in SITE_KEYS]
+    for key in wanted:
+        inside: Any = tables
+        for name in key[:-1]:
+            inside = inside.get(name) if isinstance(inside, Mapping) else None
+        if isinstance(inside, Mapping) and key[-1] in inside:
+            yield key
 
 
 def absolute(name: Any, folder: Path) -> Any:
@@ -159,7 +160,12 @@ def load(path: str, what: str) -> Any:
     try:
         module = _file(folder / origin) if origin.endswith(".py") else importlib.import_module(origin)
     except ModuleNotFoundError as e:
-        raise ConfigError(f"{what}: there is no module {e.name!r}: is it installed?{_hint(origin, folder)}") from e
+        file, hint = Path(*origin.split(".")).with_suffix(".py"), ""
+        if origin.endswith(".py"):
+            hint = " (Files beside the TOML cannot import each other: each is found only by its path.)"
+        elif (folder / file).is_file():
+            hint = f" For the file beside the TOML, write '{file}:...'."
+        raise ConfigError(f"{what}: there is no module {e.name!r}: is it installed?{hint}") from e
     except OSError as e:
         raise ConfigError(f"{what}: {e.filename or origin}: {e.strerror or e}") from e
     except Exception as e:  # a user's code may raise anything
@@ -223,25 +229,17 @@ def _file(file: Path, source: bytes | None = None) -> ModuleType:
         except BaseException:
             del sys.modules[name]
             raise
-        module.__sha256__ = hashlib.sha256(loader.source).hexdigest()  # type: ignore[attr-defined]
     return sys.modules[name]
 
 
 def _sha256(module: ModuleType) -> str:
     """The sha256 of a module's file; "" if it has none."""
-    if (known := getattr(module, "__sha256__", None)) is not None:
-        return known
+    loader = module.__loader__
     try:
-        return hashlib.sha256(read_file(module.__file__ or "")).hexdigest()
+        source = loader.source if isinstance(loader, _Bytes) else read_file(module.__file__ or "")
     except OSError:
         return ""
-
-
-def _hint(origin: str, folder: Path) -> str:
-    if origin.endswith(".py"):
-        return " (Files beside the TOML cannot import each other: each is found only by its path.)"
-    file = Path(*origin.split(".")).with_suffix(".py")
-    return f" For the file beside the TOML, write '{file}:...'." if (folder / file).is_file() else ""
+    return hashlib.sha256(source).hexdigest()
 
 
 # ---- registries -------------------------------------------------------------------------------------
@@ -282,10 +280,12 @@ class Registry(dict[str, T], Generic[T]):
         what = f"{key} = {name!r}" if key else f"{self.kind} {name!r}"
         name = absolute(name, allowed() or Path.cwd())
         if name not in self and is_path(name):
-            self._import(name, what)
+            try:
+                self[name] = self.accept(load(name, what), name)
+            except TypeError as e:
+                raise ConfigError(f"{what}: {e}") from None
         elif name not in self and not self._import_entry_point(name):
-            own = "" if ":" in name or ".py" in name or not name.isidentifier() else f"; {self.own(name)}"
-            raise ConfigError(f"{what} is not known; {self.hint(name)}{own}")
+            raise ConfigError(f"{what} is not known; {self._way_out(name)}")
         return self[name]
 
     def names(self) -> list[str]:
@@ -293,17 +293,16 @@ class Registry(dict[str, T], Generic[T]):
         points = dict.fromkeys(point.name for point in _entry_points(group=self.group))
         return [*(n for n in self if not is_path(n)), *(n for n in points if n not in self)]
 
-    def hint(self, name: str) -> str:
-        """Text for an unknown name: what was probably meant."""
-        if near := difflib.get_close_matches(name, self.names(), 3):
-            return f"did you mean {' or '.join(map(repr, near))}?"
-        if ":" in name or ".py" in name:
-            return f"a path to code is {FORM}"
-        return "known names: " + ", ".join(sorted(self.names()))
-
-    def own(self, name: str) -> str:
-        """The way out for one's own: a decorator takes effect only when its file is imported."""
-        return f"your own is named by its path, such as 'file.py:{name}', or by an entry point of your package"
+    def _way_out(self, name: str) -> str:
+        """What was probably meant by an unknown name, and how one's own is named: a decorator takes effect only when
+        its file is imported."""
+        near, pathlike = difflib.get_close_matches(name, self.names(), 3), ":" in name or ".py" in name
+        if near:
+            hint = f"did you mean {' or '.join(map(repr, near))}?"
+        else:
+            hint = f"a path to code is {FORM}" if pathlike else "known names: " + ", ".join(sorted(self.names()))
+        own = f"; your own is named by its path, such as 'file.py:{name}', or by an entry point of your package"
+        return hint + (own if name.isidentifier() else "")
 
     def load_entry_points(self) -> None:
         """Import all entry points of installed packages; those that fail are skipped with a warning."""
@@ -317,12 +316,6 @@ class Registry(dict[str, T], Generic[T]):
         """The name by which a new process finds an entry: the library's own name first, then a path."""
         names = [n for n, known in self.items() if known is entry]
         return min(names, key=lambda n: (n not in self._taken, not is_path(n)), default=None)
-
-    def _import(self, path: str, what: str) -> None:
-        try:
-            self[path] = self.accept(load(path, what), path)
-        except TypeError as e:
-            raise ConfigError(f"{what}: {e}") from None
 
     def _import_entry_point(self, name: str) -> bool:
         """Register the entry point of that name; False if there is none."""

@@ -45,6 +45,9 @@ def seed_from(*key: Any) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=7).digest())
 
 
+# ---- the global generators --------------------------------------------------------------------------
+
+
 class _Sections:
     """One thread at a time may seed the global generators. `entered` counts the sections, `seed` is the current one."""
 
@@ -64,65 +67,41 @@ def isolated(seed: int) -> Iterator[None]:
     in_parallel = getattr(_HERE, "in_parallel", False)
     with contextlib.nullcontext() if in_parallel else _SECTIONS.lock:
         _SECTIONS.entered += 1
-        with _generators_seeded(seed) if in_parallel else seeded(seed):  # parallel jobs have no one current seed
+        with seeded(seed, current=not in_parallel):  # parallel jobs have no one current seed
             yield
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, current: bool = True) -> Iterator[None]:
     """Like `isolated`, for a whole run: `Watch` detects code outside the run that uses the generators."""
-    outer = _SECTIONS.seed
-    with _generators_seeded(seed):
-        _SECTIONS.seed = seed
+    outer, kept = _SECTIONS.seed, _global_state()
+    with contextlib.ExitStack() as devices:
+        for kind in opened():
+            devices.enter_context(_seeded_there(kind, seed))
+        # torch.manual_seed would take a millisecond: it formats a stack trace for each accelerator type not in use.
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        _SECTIONS.seed = seed if current else outer
         try:
             yield
         finally:
-            _SECTIONS.seed = outer
+            if current:
+                _SECTIONS.seed = outer
+            _restore(kept)
 
 
 @contextlib.contextmanager
-def _generators_seeded(seed: int) -> Iterator[None]:
-    kept = _global_state()
-    on_devices = [_DeviceGenerators(kind) for kind in opened()]
-    # torch.manual_seed would take a millisecond: it formats a stack trace for each accelerator type not in use.
-    torch.default_generator.manual_seed(seed)
-    for generators in on_devices:
-        generators.seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+def _seeded_there(kind: str, seed: int) -> Iterator[None]:
+    """Seed the generators of the devices of one kind, from which dropout draws there."""
+    module = torch.get_device_module(kind)
+    every = hasattr(module, "get_rng_state_all")  # mps has only one device
+    kept = module.get_rng_state_all() if every else module.get_rng_state()
+    getattr(module, "manual_seed_all", module.manual_seed)(seed)
     try:
         yield
     finally:
-        _restore(kept)
-        for generators in on_devices:
-            generators.restore()
-
-
-class _DeviceGenerators:
-    """The generators of the devices of one kind, which dropout draws from there: their state when this was made."""
-
-    def __init__(self, kind: str):
-        self.module = torch.get_device_module(kind)
-        every = hasattr(self.module, "get_rng_state_all")  # mps has only one device
-        self.kept = self.module.get_rng_state_all() if every else self.module.get_rng_state()
-
-    def seed(self, seed: int) -> None:
-        getattr(self.module, "manual_seed_all", self.module.manual_seed)(seed)
-
-    def restore(self) -> None:
-        getattr(self.module, "set_rng_state_all", self.module.set_rng_state)(self.kept)
-
-
-def _global_state() -> tuple[Any, Any, Any]:
-    with _no_collection():
-        return torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-
-def _restore(kept: tuple[Any, Any, Any]) -> None:
-    with _no_collection():
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])
-        random.setstate(kept[2])
+        getattr(module, "set_rng_state_all", module.set_rng_state)(kept)
 
 
 @contextlib.contextmanager
@@ -137,6 +116,18 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@_no_collection()
+def _global_state() -> tuple[Any, Any, Any]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+@_no_collection()
+def _restore(kept: tuple[Any, Any, Any]) -> None:
+    torch.set_rng_state(kept[0])
+    np.random.set_state(kept[1])
+    random.setstate(kept[2])
 
 
 def fingerprint() -> bytes:
@@ -174,27 +165,39 @@ class Watch:
         return self._seed is None or now == _fresh(self._seed)
 
 
+# ---- one piece of work ------------------------------------------------------------------------------
+
+
 def repeatable(seed: int, work: Callable[[], T]) -> T:
     """Run `work` with seeded global generators, and return the result that it has without other threads.
 
     A result is accepted if no other thread was active, if no generator was used, or if another seed gives the same
     result. Otherwise `work` is re-run, until it was undisturbed, or until two results in a row are bitwise equal and
-    the other threads then do the same amount of work without using the generators. So `work` must have no side
-    effects.
+    the other threads go on without using the generators. So `work` must have no side effects.
     """
-    last: _Outcome | None = None
+    last: tuple[Any, Exception | None] | None = None
     for attempt in range(ATTEMPTS):
         others, began = _others(), time.monotonic()
         with isolated(seed):
             outcome = _outcome(work)
-            if not _at_work(others):
-                return outcome.get()
-            worked, took = _work_since(others), time.monotonic() - began
-            drawn, reseeded = fingerprint() != _fresh(seed), torch.initial_seed() != seed
-        if not drawn or (attempt == 0 and not reseeded and _gives_with(seed + 1, work, outcome)):
-            return outcome.get()
-        if last is not None and last.equals(outcome) and _left_alone(seed, took, worked):
-            return outcome.get()
+            accepted = _undisturbed(others) or fingerprint() == _fresh(seed)
+            seeded_again = torch.initial_seed() != seed  # by the work or by another thread
+        took = time.monotonic() - began
+        if not accepted and attempt == 0 and not seeded_again:
+            with isolated(seed + 1):
+                accepted = _equal(outcome, _outcome(work)) and torch.initial_seed() == seed + 1
+        if not accepted and last is not None and _equal(last, outcome):
+            with isolated(seed):  # threads that take turns disturb two results in the same way
+                others, end = _others(), time.monotonic() + 10 * took + 0.5
+                time.sleep(took + 0.001)
+                while _undisturbed(others) and time.monotonic() < end:  # until they have had a turn
+                    time.sleep(0.001)
+                accepted = not _undisturbed(others) and fingerprint() == _fresh(seed)
+        if accepted:
+            value, error = outcome
+            if error is not None:
+                raise error
+            return value
         last = outcome
     raise SharedGenerator(
         "another thread of this program uses or seeds the global random generators (torch, numpy or random), and so "
@@ -203,48 +206,15 @@ def repeatable(seed: int, work: Callable[[], T]) -> T:
     )
 
 
-def _gives_with(seed: int, work: Callable[[], Any], outcome: "_Outcome") -> bool:
-    """Whether another seed gives the same outcome. Then the work does not depend on the generators."""
-    with isolated(seed):
-        return outcome.equals(_outcome(work)) and torch.initial_seed() == seed
-
-
-def _left_alone(seed: int, seconds: float, worked_ns: int | None) -> bool:
-    """Whether the other threads do as much work again as they did beside ours, without using the generators.
-
-    Needed because two results can be disturbed in the same way if threads take turns. False if it takes too long.
-    """
-    with isolated(seed):
-        others, end = _others(), time.monotonic() + 10 * seconds + 0.5
-        time.sleep(0.001 if worked_ns is not None else seconds)
-        while worked_ns is not None and (_work_since(others) or 0) < worked_ns:
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.001)
-        return fingerprint() == _fresh(seed)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    """The outcome of some work: a value or an error."""
-
-    value: Any = None
-    error: Exception | None = None
-
-    def get(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-    def equals(self, other: "_Outcome") -> bool:
-        return repr(self.error) == repr(other.error) and same_bits(self.value, other.value)
-
-
-def _outcome(work: Callable[[], Any]) -> _Outcome:
+def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     try:
-        return _Outcome(work())
+        return work(), None
     except Exception as e:
-        return _Outcome(error=e)
+        return None, e
+
+
+def _equal(a: tuple[Any, Exception | None], b: tuple[Any, Exception | None]) -> bool:
+    return repr(a[1]) == repr(b[1]) and same_bits(a[0], b[0])
 
 
 def same_bits(a: Any, b: Any) -> bool:
@@ -274,45 +244,26 @@ def _bytes(t: Tensor) -> Tensor:
 
 def _others() -> dict[int, int | None]:
     """The other threads of the program that run Python, with the processor time of each so far; None: unknown."""
-    here = threading.get_native_id()
-    known = {t.native_id: t for t in threading.enumerate() if t.native_id is not None}
-    running = set(sys._current_frames())
-    ids = {n for n, t in known.items() if t.ident in running and n != here and not t.name.startswith(OURS)}
-    if not running <= {t.ident for t in known.values()}:  # one was not started by `threading`: it may be any other one
-        ids |= _all_threads() - known.keys()
-    return {n: _worked_ns(n) for n in ids}
+    listed = {t.ident: t for t in threading.enumerate()}
+    ids = [n for n in sys._current_frames() if n != threading.get_ident()]
+    return {n: _worked_ns(listed.get(n)) for n in ids if n not in listed or not listed[n].name.startswith(OURS)}
 
 
-def _all_threads() -> set[int]:
-    """The native ids of all threads of this process; {-1} where the system does not list them."""
-    return {int(n) for n in os.listdir("/proc/self/task")} if sys.platform == "linux" else {-1}
-
-
-def _worked_ns(native_id: int) -> int | None:
-    """Processor time of a thread."""
-    if sys.platform != "linux":
+def _worked_ns(thread: threading.Thread | None) -> int | None:
+    if thread is None or thread.native_id is None or sys.platform != "linux":  # None: not started by `threading`
         return None
     try:
-        return time.clock_gettime_ns(~native_id << 3 | 6)  # the kernel's clock id of a thread
+        return time.clock_gettime_ns(~thread.native_id << 3 | 6)  # the kernel's clock id of a thread
     except OSError:  # it has ended
         return None
 
 
-def _at_work(before: dict[int, int | None]) -> bool:
-    """Whether another thread was active since `before`, or may have been."""
-    now = _others()
-    return now.keys() != before.keys() or any(w is None or w != before[n] for n, w in now.items())
+def _undisturbed(before: dict[int, int | None]) -> bool:
+    """Whether no other thread was active since `before`."""
+    return None not in before.values() and _others() == before
 
 
-def _work_since(before: dict[int, int | None]) -> int | None:
-    """Processor time of the other threads since `before`; None if unknown."""
-    total = 0
-    for n, worked in _others().items():
-        then = before.get(n, 0)
-        if worked is None or then is None:
-            return None
-        total += worked - then
-    return total
+# ---- several at once --------------------------------------------------------------------------------
 
 
 def thread_pool(

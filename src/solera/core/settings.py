@@ -11,6 +11,9 @@
 A class may have `problems(self)`, which yields settings that contradict each other. `register` makes a method check
 itself in the same way. Conflicts between a setting and the data or the models are not known here: `Method.fits(server)`
 reports them.
+
+pydantic checks single values; this module adds what its dataclasses lack: messages that name the way out, and checks of
+users' plain subclasses.
 """
 
 import collections.abc
@@ -18,10 +21,11 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pydantic
@@ -32,7 +36,8 @@ from .errors import ConfigError
 C = TypeVar("C", bound=type)
 MOST = 2**31 - 1  # of an integer that declares no limit of its own: no count or size of a run is larger
 MOST_64 = 2**63 - 1
-OFF = "none"  # how None is written in TOML, which has no null
+OFF = "none"  # None in TOML, which has no null
+UNIONS = (typing.Union, types.UnionType)
 Problem = str  # "key = value: reason", with the key as the class spells it
 
 
@@ -40,12 +45,27 @@ class OfCohort:
     """Marker of a number for `Annotated`: of clients among those of one round."""
 
 
+class OrInf:
+    """Marker of a number for `Annotated`: infinity is allowed. (NaN never is.)"""
+
+
+class Replaceable:
+    """Marker of a field for `Annotated`: a user's own object with the same methods is also accepted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hint:
+    """Marker of a field for `Annotated`: text that an error adds in brackets, such as what 0 means."""
+
+    text: str
+
+
 # Common ranges.
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Ge(1)]
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
-Liars = Annotated[int, Ge(0), OfCohort]  # how many clients of a round may lie
+Liars = Annotated[int, Ge(0), OfCohort]  # Byzantine clients of a round
 Share = Annotated[float, Ge(0), Le(1)]
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 
@@ -53,7 +73,8 @@ BelowOne = Annotated[float, Ge(0), Lt(1)]
 class SettingsError(ConfigError, ValueError):
     """Invalid settings. `problems` name the keys as their class spells them; `str` puts the class name in front.
 
-    `made` has the valid ones of them, and defaults: so that more can be said about the other tables of a file."""
+    `made` has the valid settings, and defaults for the others, so that other tables of a file can be checked as well.
+    It is None if a setting without a default is missing."""
 
     def __init__(self, owner: str, problems: Iterable[Problem], made: Any = None):
         self.made = made
@@ -61,13 +82,12 @@ class SettingsError(ConfigError, ValueError):
         super().__init__("; ".join(f"{owner}.{p}" if owner else p for p in self.problems))
 
 
+INVALID: Any = object()  # in the place of a value that the caller has refused itself
+
+
 def problems_of(error: ConfigError) -> list[Problem]:
-    """What an error says is wrong, each by itself."""
+    """The problems in an error, each by itself."""
     return error.problems if isinstance(error, SettingsError) else [str(error)]
-
-
-class Replaceable:
-    """Marker of a field for `Annotated`: a user's own object with the same methods is also accepted."""
 
 
 class Slot:
@@ -97,16 +117,12 @@ class Slot:
         """Every reason why this cannot work with the server's data and models, each with a way out."""
         return ()
 
+    def for_dry_run(self) -> typing.Self:
+        """The same without rules that judge models by what they have learned: in a dry run that is nothing."""
+        return self
 
-class OrInf:
-    """Marker of a number for `Annotated`: infinity is allowed. (NaN never is.)"""
 
-
-@dataclasses.dataclass(frozen=True)
-class Hint:
-    """Marker of a field for `Annotated`: text that an error adds in brackets, such as what 0 means."""
-
-    text: str
+# ---- classes that check themselves ------------------------------------------------------------------
 
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -119,69 +135,58 @@ def settings(cls: C) -> C:
 def checks_itself(cls: C) -> C:
     """Make a dataclass and its subclasses refuse invalid values on construction. A second call changes nothing."""
     made: Any = cls
-    if made.__dict__.get("__post_init__") in _CHECKING:
-        return cls
-    if "__init__" in made.__dict__ and made.__init__ not in _CHECKING:  # an inherited __init__ already checks
-        made.__init__ = _checking_init(made.__init__)
-    made.__post_init__ = _checking_post_init(getattr(made, "__post_init__", None))
+    own, assign = getattr(made, "__post_init__", None), made.__init__
+    if not hasattr(own, "checks"):
+
+        def post_init(self: Any) -> None:
+            _check(self, own)
+
+        post_init.checks = True  # type: ignore[attr-defined]
+        made.__post_init__ = post_init
+    if not hasattr(assign, "__wrapped__"):
+
+        @functools.wraps(assign)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            made: Any = type(self)
+            if unknown := [k for k in kwargs if k not in hints(made)]:
+                raise SettingsError(made.__name__, [unknown_key(made, k, kwargs[k]) for k in unknown])
+            assign(self, *args, **kwargs)
+            if own is None:  # otherwise the dataclass calls it
+                self.__post_init__()
+
+        made.__init__ = init
     return cls
 
 
-_CHECKING: set[Any] = set()  # every __init__ and __post_init__ that ends with a check
-
-
-def _checking_init(assign: Any) -> Any:
-    @functools.wraps(assign)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        made: Any = type(self)
-        known = hints(made)
-        if unknown := [k for k in kwargs if k not in known]:
-            raise SettingsError(made.__name__, [unknown_key(made, k, kwargs[k]) for k in unknown])
-        assign(self, *args, **kwargs)
-        if made.__init__ is init or made.__init__ not in _CHECKING:
-            check(self)
-
-    _CHECKING.add(init)
-    return init
-
-
-def _checking_post_init(own: Any) -> Any:
-    """For a class's own `__post_init__`, which then sees checked fields; and for plain dataclasses that inherit from
-    settings: their new `__init__` ends with it."""
-
-    def post_init(self: Any) -> None:
-        if own is not None:
-            _check_fields(self)
-            own(self)
-        if type(self).__init__ not in _CHECKING:
-            check(self)
-
-    _CHECKING.add(post_init)
-    return post_init
-
-
-def check(made: Any) -> None:
-    """Refuse values of the wrong type or out of range, and settings that contradict each other."""
-    _check_fields(made)
-    if found := list(getattr(made, "problems", tuple)()):
-        raise SettingsError(type(made).__name__, found)
-
-
-def _check_fields(made: Any) -> None:
-    """Refuse values of the wrong type or out of range; convert numbers and lists to their declared types."""
-    found: list[Problem] = []
+def _check(made: Any, own: Any) -> None:
+    """Convert values to their declared types; refuse those that are wrong, and settings that contradict each other.
+    A class's `own` `__post_init__` comes between the two, so it sees checked fields."""
     cls: Any = type(made)
+    found: list[Problem] = []
+    invalid: set[str] = set()
     for name, wanted in hints(cls).items():
         given = getattr(made, name)
         try:
             value = checked(wanted, given, name)
         except SettingsError as e:
             found += e.problems
-        else:
-            if value is not given:
-                object.__setattr__(made, name, value)
-    if found:
+            invalid.add(name)
+            value = default_of(cls.__dataclass_fields__[name])
+        if value is not given:
+            object.__setattr__(made, name, value)
+    if any(value is dataclasses.MISSING for value in vars(made).values()):
         raise SettingsError(cls.__name__, found)
+    if own is not None and not invalid:
+        own(made)
+    said: Iterable[Problem] = getattr(made, "problems", tuple)()
+    found += [p for p in said if not any(re.search(rf"\b{name}\b", p) for name in invalid)]
+    if found or invalid:
+        raise SettingsError(cls.__name__, found, made)
+
+
+def default_of(f: dataclasses.Field[Any]) -> Any:
+    """The default of a field; MISSING if it has none."""
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 @functools.cache
@@ -191,25 +196,85 @@ def hints(cls: type) -> dict[str, Any]:
     return {f.name: every[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
+# ---- declared types ---------------------------------------------------------------------------------
+
+
+class Declared(NamedTuple):
+    """A declared type in parts."""
+
+    inner: Any  # without Annotated, and without None where one type is left
+    optional: bool  # None is allowed
+    markers: tuple[Any, ...]  # of Annotated, also inside an optional type
+
+    def has(self, marker: type) -> bool:
+        """Whether it is marked so, by the class or an instance of it."""
+        return any(m is marker or isinstance(m, marker) for m in self.markers)
+
+
+def declared(wanted: Any) -> Declared:
+    """The parts of a declared type. (Not cached: types with the same choices in another order are equal.)"""
+    origin, args = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is Annotated:
+        inner = declared(args[0])
+        return inner._replace(markers=(*args[1:], *inner.markers))
+    if origin not in UNIONS:
+        return Declared(wanted, False, ())
+    kinds = [declared(a) for a in args if a is not type(None)]
+    inner = kinds[0].inner if len(kinds) == 1 else wanted
+    return Declared(inner, len(kinds) < len(args), tuple(m for kind in kinds for m in kind.markers))
+
+
+def slot_of(wanted: Any) -> type[Slot] | None:
+    """The class of a field's slot, also of a tuple of them."""
+    inner = declared(wanted).inner
+    inner = declared(typing.get_args(inner)[0]).inner if typing.get_origin(inner) is tuple else inner
+    return inner if isinstance(inner, type) and issubclass(inner, Slot) else None
+
+
+def table_of(wanted: Any) -> type | None:
+    """The settings class of a field, if it holds one."""
+    inner = declared(wanted).inner
+    return inner if isinstance(inner, type) and dataclasses.is_dataclass(inner) else None
+
+
+# ---- values -----------------------------------------------------------------------------------------
+
+
 def checked(wanted: Any, value: Any, key: str) -> Any:
     """`value` converted to the declared type `wanted`. Raises SettingsError with the reason if that is not possible."""
-    replaceable, table, adapter = _reading(wanted)
-    if replaceable or (table is not None and isinstance(value, table)):
+    if value is INVALID:
+        raise SettingsError("", ())
+    anything, table, most, adapter = _reading(wanted)
+    if anything or (table and isinstance(value, table)):
         return value
     if isinstance(value, np.generic):
         value = value.item()
-    own = strip(wanted) is float or any(isinstance(m, Le) for m in _markers(wanted))
-    if (huge := _above(value, MOST_64 if own else MOST)) is not None:
-        raise SettingsError("", [f"{key} = {show(huge)}: expected an integer of at most {MOST_64 if own else MOST:,}"])
+    if (huge := _above(value, most)) is not None:
+        raise SettingsError("", [f"{key} = {show(huge)}: expected an integer of at most {most:,}"])
     if adapter is not None:
         try:
             return adapter.validate_python(list(value) if isinstance(value, tuple) else value, strict=True)
         except pydantic.ValidationError as e:
             raise SettingsError("", [_explain(wanted, value, key, e)]) from None
     assert table is not None
-    if value is None and optional(wanted):
+    if value is None and declared(wanted).optional:
         return None
-    raise SettingsError("", [f"{key} = {show(value)}: expected {article(table.__name__)}"])
+    raise SettingsError("", [f"{key} = {show(value)}: expected {_article(table.__name__)}"])
+
+
+@functools.cache
+def _reading(wanted: Any) -> tuple[bool, type | None, int, pydantic.TypeAdapter[Any] | None]:
+    """How a value of the type is checked: whether it may be anything, the class of its table, its largest integer, and
+    pydantic's part, which a table does not have."""
+    kind, table = declared(wanted), table_of(wanted)
+    anything = kind.has(Replaceable) or getattr(kind.inner, "_is_protocol", False)
+    most = MOST_64 if kind.inner is float or kind.has(Le) else MOST
+    if anything or table:
+        return anything, table, most, None
+    if typing.get_origin(kind.inner) is tuple:  # strict, pydantic takes no list for one
+        wanted = Annotated[wanted, pydantic.BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+    config = pydantic.ConfigDict(allow_inf_nan=kind.has(OrInf), arbitrary_types_allowed=True)
+    return False, None, most, pydantic.TypeAdapter(wanted, config=config)
 
 
 def _above(value: Any, most: int) -> int | None:
@@ -220,45 +285,14 @@ def _above(value: Any, most: int) -> int | None:
     return next((found for v in inside if (found := _above(v, most)) is not None), None)
 
 
-def at_once(wanted: Any) -> bool:
-    """Whether a setting counts clients of one round."""
-    return any(m is OfCohort or isinstance(m, OfCohort) for m in _markers(wanted))
-
-
-@functools.cache
-def _reading(wanted: Any) -> tuple[bool, type | None, pydantic.TypeAdapter[Any] | None]:
-    """How a value of the type is checked: not at all, as a table of settings, or by pydantic."""
-    inner, markers = strip(wanted), list(_markers(wanted))
-    if any(isinstance(m, Replaceable) for m in markers) or getattr(inner, "_is_protocol", False):
-        return True, None, None
-    if (table := table_of(wanted)) is not None:
-        return False, table, None
-    infinite = any(m is OrInf or isinstance(m, OrInf) for m in markers)
-    config = pydantic.ConfigDict(allow_inf_nan=infinite, arbitrary_types_allowed=True)
-    return False, None, pydantic.TypeAdapter(_lists(wanted), config=config)
-
-
-def _lists(wanted: Any) -> Any:
-    """The type, with lists accepted as tuples: pydantic's strict mode does not convert them."""
-    return Annotated[wanted, pydantic.BeforeValidator(_as_tuple)] if _is_tuple(strip(wanted)) else wanted
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _is_tuple(wanted: Any) -> bool:
-    return typing.get_origin(wanted) is tuple
-
-
 def _explain(wanted: Any, value: Any, key: str, error: pydantic.ValidationError) -> Problem:
     inside = error.errors(include_url=False)[0]["loc"]
-    inner = strip(wanted)
+    inner = declared(wanted).inner
     if inside and isinstance(value, list | tuple) and isinstance(inside[0], int):
         key, value, wanted = f"{key}[{inside[0]}]", value[inside[0]], typing.get_args(inner)[0]
-        inner = strip(wanted)
+        inner = declared(wanted).inner
     text = f"{key} = {show(value)}: expected {words(wanted)}"
-    text += "".join(f" ({m.text})" for m in _markers(wanted) if isinstance(m, Hint))
+    text += "".join(f" ({m.text})" for m in declared(wanted).markers if isinstance(m, Hint))
     if choices := _choices(wanted):
         near = difflib.get_close_matches(str(value), choices, 1, 0.5)
         near = near or [c for c in choices if c.lower() == str(value).lower()]
@@ -274,8 +308,8 @@ def _choices(wanted: Any) -> list[str]:
     """The values of a setting that has a fixed set of choices; empty otherwise."""
     if typing.get_origin(wanted) is Literal:
         return [str(a) for a in typing.get_args(wanted)]
-    kinds = (Annotated, typing.Union, types.UnionType)
-    return [c for a in typing.get_args(wanted) for c in _choices(a)] if typing.get_origin(wanted) in kinds else []
+    inside = typing.get_args(wanted) if typing.get_origin(wanted) in (Annotated, *UNIONS) else ()
+    return [c for a in inside for c in _choices(a)]
 
 
 def unknown_key(cls: type, key: str, value: Any, near: Iterable[str] = ()) -> Problem:
@@ -304,87 +338,44 @@ def place_of(cls: type, key: str) -> str:
 
 # ---- types and values as text -----------------------------------------------------------------------
 
-
-def strip(wanted: Any) -> Any:
-    """The type without Annotated and without its None."""
-    if typing.get_origin(wanted) is Annotated:
-        return strip(typing.get_args(wanted)[0])
-    if typing.get_origin(wanted) in (typing.Union, types.UnionType):
-        kinds = [a for a in typing.get_args(wanted) if a is not type(None)]
-        return strip(kinds[0]) if len(kinds) == 1 else wanted
-    return wanted
-
-
-def optional(wanted: Any) -> bool:
-    """Whether None is allowed."""
-    if typing.get_origin(wanted) is Annotated:
-        return optional(typing.get_args(wanted)[0])
-    return typing.get_origin(wanted) in (typing.Union, types.UnionType) and type(None) in typing.get_args(wanted)
-
-
-def slot_of(wanted: Any) -> type[Slot] | None:
-    """The class of a field's slot, also of a tuple of them."""
-    inner = strip(wanted)
-    inner = strip(typing.get_args(inner)[0]) if _is_tuple(inner) else inner
-    return inner if isinstance(inner, type) and issubclass(inner, Slot) else None
-
-
-def table_of(wanted: Any) -> type | None:
-    """The settings class of a field, if it holds one."""
-    inner = strip(wanted)
-    return inner if isinstance(inner, type) and dataclasses.is_dataclass(inner) else None
-
-
-def _markers(wanted: Any) -> Iterator[Any]:
-    """The markers in Annotated, also inside an optional type."""
-    if typing.get_origin(wanted) is Annotated:
-        inner, *markers = typing.get_args(wanted)
-        yield from markers
-        yield from _markers(inner)
-    elif typing.get_origin(wanted) in (typing.Union, types.UnionType):
-        for kind in typing.get_args(wanted):
-            yield from _markers(kind)
+SINGLE = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+SEVERAL = {int: "integers", float: "numbers", bool: "booleans", str: "strings"}
 
 
 def words(wanted: Any) -> str:
-    """What a setting accepts, as text."""
-    inner = strip(wanted)
-    plain = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-    many = {int: "integers", float: "numbers", bool: "booleans", str: "strings"}
-    if inner in plain:
-        text = plain[inner]
-    elif typing.get_origin(inner) is Literal:
-        text = "one of " + ", ".join(repr(a) for a in typing.get_args(inner))
-    elif typing.get_origin(inner) in (list, tuple):
-        member = typing.get_args(inner)[0]
-        other = "tables" if table_of(member) else "values"
-        kinds = many.get(strip(member), ", ".join(map(repr, _choices(member))) or other)
-        text = " ".join(["a list of", kinds, limits(member)]).rstrip()
-    elif typing.get_origin(inner) is dict or table_of(inner):
+    """The values that a setting accepts, as text."""
+    inner, optional, _ = declared(wanted)
+    origin, args = typing.get_origin(inner), typing.get_args(inner)
+    if inner in SINGLE:
+        text = SINGLE[inner]
+    elif origin is Literal:
+        text = "one of " + ", ".join(repr(a) for a in args)
+    elif origin in (list, tuple):
+        other = "tables" if table_of(args[0]) else "values"
+        several = SEVERAL.get(declared(args[0]).inner, ", ".join(map(repr, _choices(args[0]))) or other)
+        text = f"a list of {several} {_limits(args[0])}".rstrip()
+    elif origin is dict or table_of(inner):
         text = "a table"
-    elif typing.get_origin(inner) in (typing.Union, types.UnionType):
-        text = " or ".join(words(a) for a in typing.get_args(inner) if a is not type(None))
-    elif typing.get_origin(inner) is collections.abc.Callable:
+    elif origin in UNIONS:
+        text = " or ".join(words(a) for a in args if a is not type(None))
+    elif origin is collections.abc.Callable:
         text = "a function"
     else:
-        text = article(inner.__name__) if isinstance(inner, type) else str(inner)
-    text = f"{text} {limits(wanted)}".rstrip()
-    return f'{text} (or "{OFF}")' if optional(wanted) else text
+        text = _article(inner.__name__) if isinstance(inner, type) else str(inner)
+    if origin not in UNIONS:  # its members have said their own
+        text = f"{text} {_limits(wanted)}".rstrip()
+    return f'{text} (or "{OFF}")' if optional else text
 
 
-def limits(wanted: Any) -> str:
+def _limits(wanted: Any) -> str:
     """The range of a setting, as text: "above 0 and of at most 1"."""
     said = {Gt: ("above", "gt"), Ge: ("of at least", "ge"), Lt: ("below", "lt"), Le: ("of at most", "le")}
-    found = [(said[type(m)], m) for m in _markers(wanted) if type(m) in said]
-    return " and ".join(f"{word} {_number(getattr(m, name))}" for (word, name), m in found)
+    found = [(said[type(m)], m) for m in declared(wanted).markers if type(m) in said]
+    numbers = [(word, getattr(m, name)) for (word, name), m in found]
+    return " and ".join(f"{word} {n if isinstance(n, int) else f'{n:g}'}" for word, n in numbers)
 
 
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
-
-
-def article(name: str) -> str:
-    """The name with "a" or "an" in front."""
+def _article(name: str) -> str:
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 

@@ -5,9 +5,11 @@ task name, the name is looked up in `TASKS`, and nothing is imported on demand.
 """
 
 import dataclasses
+import types
 import typing
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,24 @@ from .wire import check_ties, check_type
 X = TypeVar("X", bound=Inputs, covariant=True)
 M = TypeVar("M", bound=Tensor | nn.Module)
 TASKS: dict[str, "Task"] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trains:
+    """Marks an argument that says how much a task trains: `Annotated[Local, Trains(on="public")]`.
+
+    Unmarked, everything with a method `visits(rows)` counts: `Local` on the client's own samples, `Distill` on public
+    ones. Mark an argument that is meant otherwise.
+    """
+
+    on: Literal["own", "public"]
+
+
+class _Rows:
+    pass
+
+
+PublicRows = Annotated[Tensor, _Rows()]  # an argument with a row for each public sample of a call, or their indices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,26 +108,58 @@ class Task:
     takes: dict[str, Any]
     returns: Any
 
-    @property
+    @cached_property
     def inbox(self) -> Any:
         """The type of the request, for `wire.decode`."""
-        return _inbox(self)
+        cls = dataclasses.make_dataclass("Inbox", list(self.takes.items()))
+        cls.__annotations__ = dict(self.takes)
+        return cls
+
+    @property
+    def origin(self) -> str:
+        """The module and the name of the function."""
+        return f"{self.fn.__module__}.{self.fn.__qualname__}"
+
+    @cached_property
+    def _counted(self) -> list[tuple[str, str]]:
+        return [found for a, hint in self.takes.items() for found in _counted_in(hint, a)]
+
+    def samples(self, sent: Mapping[str, Any], examples: int) -> int:
+        """The number of samples that a client with `examples` of its own trains on when it is sent these arguments."""
+        there = [(of, v) for path, of in self._counted if (v := _argument(sent, path)) is not None]
+        rows = {"own": examples, "public": next((len(v) for of, v in there if of == "rows"), 0)}
+        return sum(v.visits(rows[of]) for of, v in there if of != "rows")
 
     def __call__(self, client: Client, **inbox: Any) -> Any:
         """Call the function directly, without a federation: for tests and for tasks that use other tasks."""
         return self.fn(client, **inbox)
 
 
-_INBOXES: dict[str, tuple["Task", Any]] = {}
+def _counted_in(hint: Any, path: str, trains: Trains | None = None) -> Iterator[tuple[str, str]]:
+    """The parts of an argument that are public samples ("rows") or say how much is trained ("own", "public")."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        if any(isinstance(mark, _Rows) for mark in args[1:]):
+            yield path, "rows"
+        yield from _counted_in(args[0], path, next((m for m in args[1:] if isinstance(m, Trains)), trains))
+    elif origin in (typing.Union, types.UnionType):  # optional
+        for inner in args:
+            yield from _counted_in(inner, path, trains)
+    elif hasattr(hint, "visits"):
+        yield path, trains.on if trains else getattr(hint, "TRAINS_ON", "own")
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        fields = typing.get_type_hints(hint, include_extras=True)
+        for f in dataclasses.fields(hint):
+            yield from _counted_in(fields[f.name], f"{path}.{f.name}", trains)
 
 
-def _inbox(task: Task) -> Any:
-    known = _INBOXES.get(task.name)
-    if known is None or known[0] is not task:
-        cls = dataclasses.make_dataclass("Inbox", list(task.takes.items()))
-        cls.__annotations__ = dict(task.takes)
-        known = _INBOXES[task.name] = (task, cls)
-    return known[1]
+def _argument(sent: Mapping[str, Any], path: str) -> Any:
+    """The value of an argument, or of a field of one; None if it is left out."""
+    name, *fields = path.split(".")
+    value = sent[name]
+    for f in fields:
+        value = getattr(value, f, None)
+    return value
 
 
 def task(name: str) -> Callable[[Callable[..., Any]], Task]:
@@ -120,31 +172,29 @@ def task(name: str) -> Callable[[Callable[..., Any]], Task]:
         raise TypeError('a task is registered under a name: @task("my_package.train"), not @task')
 
     def register(fn: Callable[..., Any]) -> Task:
-        t = _task_of(name, fn)
-        if name in TASKS and _origin(TASKS[name].fn) != _origin(fn):
-            raise TypeError(f"task {name!r} is already {'.'.join(_origin(TASKS[name].fn))}: choose another name")
-        TASKS[name] = t
-        return t
+        hints = typing.get_type_hints(fn, include_extras=True)
+        if "return" not in hints:
+            raise TypeError(f"task {name} needs a return annotation: it is the schema of the reply")
+        returns = hints.pop("return")
+        arguments = list(fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount])
+        hints.pop(arguments[0], None)
+        for a in arguments[1:]:
+            if a not in hints:
+                raise TypeError(f"task {name}: argument {a!r} needs an annotation: it is the schema of the message")
+            check_type(hints[a], f"task {name}, argument {a!r}")
+        check_type(returns, f"task {name}, its reply")
+        takes = {a: hints[a] for a in arguments[1:]}
+        check_ties(returns, takes, f"task {name}, its reply")
+        made = Task(name, fn, takes, returns)
+        counted = {of for _, of in made._counted}
+        if "public" in counted and "rows" not in counted:
+            raise TypeError(
+                f"task {name} trains on public samples, and no argument says on how many: annotate the one that has "
+                "a row for each of them, or their indices, as PublicRows"
+            )
+        if name in TASKS and (there := TASKS[name].origin) != made.origin:
+            raise TypeError(f"task {name!r} is already {there}: choose another name")
+        TASKS[name] = made
+        return made
 
     return register
-
-
-def _origin(fn: Callable[..., Any]) -> tuple[str, str]:
-    return fn.__module__, fn.__qualname__
-
-
-def _task_of(name: str, fn: Callable[..., Any]) -> Task:
-    hints = typing.get_type_hints(fn, include_extras=True)
-    if "return" not in hints:
-        raise TypeError(f"task {name} needs a return annotation: it is the schema of the reply")
-    returns = hints.pop("return")
-    arguments = list(fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount])
-    hints.pop(arguments[0], None)
-    for a in arguments[1:]:
-        if a not in hints:
-            raise TypeError(f"task {name}: argument {a!r} needs an annotation: it is the schema of the message")
-        check_type(hints[a], f"task {name}, argument {a!r}")
-    check_type(returns, f"task {name}, its reply")
-    takes = {a: hints[a] for a in arguments[1:]}
-    check_ties(returns, takes, f"task {name}, its reply")
-    return Task(name, fn, takes, returns)

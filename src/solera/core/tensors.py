@@ -1,11 +1,12 @@
 """What is computed with everywhere: weights, tensors by name, and samples, tensors by row."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 Weights = dict[str, Tensor]
 Shapes = dict[str, list[int]]
+LARGE = 1 << 16  # bytes from which on a tensor that another process has sent is not copied
 
 
 CPU = torch.device("cpu")  # where weights are, everywhere; models, samples and answers may be on another device
@@ -46,7 +48,9 @@ def copy_of(model: nn.Module) -> nn.Module:
 
 def device_of(model: nn.Module, otherwise: torch.device = CPU) -> torch.device:
     """Where `model` is, going by its first tensor; `otherwise` for one without any."""
-    return next((t.device for t in chain(model.parameters(), model.buffers())), otherwise)
+    for tensor in chain(model.parameters(), model.buffers()):
+        return tensor.device
+    return otherwise
 
 
 def beside(model: nn.Module, weights: Weights) -> Weights:
@@ -71,6 +75,35 @@ def is_finite(weights: Weights) -> bool:
 def finite_there(weights: Weights) -> Tensor:
     """The same, as a tensor that stays on the device of the weights, of which there must be some."""
     return torch.stack([torch.isfinite(t).all() for t in weights.values() if t.is_floating_point()]).all()
+
+
+def to_bytes(t: Tensor) -> Any:
+    """A tensor as another process gets it without a copy: an array of bytes, and how to look at it. Its strides are
+    kept, because the order in memory decides how kernels add up."""
+    if t.layout != torch.strided or t.device.type != "cpu" or t.is_quantized or not t.numel():
+        return t.__reduce_ex__(2)[:2]
+    plain = t.detach()
+    if _span(plain) > t.numel():  # with gaps: a part of something larger
+        plain = plain.contiguous()
+    array = plain.as_strided((_span(plain),), (1,)).view(torch.uint8).numpy()
+    return array, t.dtype, tuple(t.shape), plain.stride(), t.requires_grad
+
+
+def _span(t: Tensor) -> int:
+    """The number of elements from a tensor's first place in memory to its last."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def from_bytes(told: Any) -> Tensor:
+    """The tensor again. A large one looks at memory that processes may share: it is never written to."""
+    if len(told) == 2:
+        make, arguments = told
+        return make(*arguments)
+    array, dtype, shape, strides, requires_grad = told
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the memory is read-only
+        t = torch.from_numpy(array).view(dtype).as_strided(shape, strides)
+    return (t if array.nbytes >= LARGE else t.clone()).requires_grad_(requires_grad)
 
 
 # ---- samples ----------------------------------------------------------------------------------------

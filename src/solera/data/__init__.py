@@ -2,6 +2,7 @@
 
 from .catalogue import SOURCES, SourceInfo, register_data
 from .dataset import Dataset, from_tensors, from_texts, from_torch
+from .encodings import tokenize
 from .partition import Partition, PartitionConfig, class_counts, partition, split_test
 from .public import (
     Public,
@@ -14,7 +15,6 @@ from .public import (
 )
 from .sampling import balanced, hold_out
 from .sources import from_folder, from_hf, load, source_info
-from .tokens import tokenize
 from .unlabelled import read_samples
 
 __all__ = [

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.errors import DataError
 from .transforms import DEPTH
 
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 CHANNELS = (1, 3)  # sizes by which a channel axis is recognised
 UNREADABLE = (OSError, SyntaxError, ValueError)  # what Pillow raises for damaged files
 

@@ -1,4 +1,4 @@
-"""Readers of the binary formats of published image sets: IDX, CIFAR binary, STL-10 binary.
+"""Splits of published image sets from their binary files (IDX, CIFAR, STL-10), and of the two sets made here.
 
 These formats cannot contain code. Python pickles can, so the pickled versions of these sets are not read.
 """
@@ -6,21 +6,23 @@ These formats cannot contain code. Python pickles can, so the pickled versions o
 import gzip
 import hashlib
 import lzma
+import math
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import DataError
-from .catalogue import SourceInfo
+from ..core.errors import ConfigError, DataError
+from .catalogue import GRAMMAR, SourceInfo
 from .encodings import Text
+from .images import PICTURES, is_deep, is_gray, open_picture, stack_pictures
+from .transforms import to_shape
 
 IDX_FILE = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz|\.xz)?")
 
@@ -52,7 +54,7 @@ def read_idx(path: Path, sha256: str | None = None, rows: int | None = None) -> 
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
     begin = 4 + 4 * dimensions
-    if len(content) - begin != prod(shape):
+    if len(content) - begin != math.prod(shape):
         raise DataError(
             f"{path}: the header announces {'x'.join(map(str, shape))} bytes but {len(content) - begin} follow; "
             "the file is damaged or incomplete, download it again"
@@ -183,3 +185,145 @@ def _check_sum(path: Path, content: bytes, expected: str) -> None:
             f"{path}: its {kind} is {found}, that of the published file is {expected}; the file is damaged or belongs "
             "to another data set. Download it again, or load your own data with solera.data.from_tensors"
         )
+
+
+# ---- the sets made here -----------------------------------------------------------------------------
+
+AUTHORS = 24
+BEGIN, END = 0.1, 1.0  # of a spiral arm, as distance from the centre
+TURN = 4.0  # how far an arm turns, in radians
+SPREAD = 0.07  # the width of an arm
+SIZE = 2.4  # scale: almost all points are between -3 and 3
+
+
+def toy_2d(rows: tuple[int, int], classes: int) -> dict[str, Split]:
+    """Training and test points: spiral arms from the centre, one for each class. Always the same points."""
+    return {split: _arms(n, classes, seed) for seed, (split, n) in enumerate(zip(("train", "test"), rows, strict=True))}
+
+
+def _arms(n: int, classes: int, seed: int) -> Split:
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    along = torch.rand(n, generator=g)
+    angle = 2 * math.pi * labels / classes + TURN * along
+    centre = torch.stack([angle.cos(), angle.sin()], 1) * (BEGIN + (END - BEGIN) * along)[:, None]
+    points = SIZE * (centre + SPREAD * torch.randn(n, 2, generator=g))
+    return Split(labels.numpy(), lambda rows: points[torch.from_numpy(rows)])
+
+
+def toy_texts(rows: tuple[int, int], classes: int) -> dict[str, Split]:
+    """Made-up texts of one to three sentences on four topics, with their authors.
+
+    Every choice is a hash of the row's number and of what is chosen, so the texts are the same on every machine and
+    with every version of Python.
+    """
+    return {split: _toy_texts(split, n, classes) for split, n in zip(("train", "test"), rows, strict=True)}
+
+
+def _toy_texts(split: str, n: int, classes: int) -> Split:
+    labels = np.arange(n) % classes
+    topics = tuple(GRAMMAR["topics"])
+    texts = [_text(f"{split} {i}", topics[k]) for i, k in enumerate(labels)]
+    authors = np.asarray([f"author-{_number(f'{split} {i} author', AUTHORS):02d}" for i in range(n)])
+    return Split(labels, lambda wanted: [texts[i] for i in wanted], authors, topics[:classes])
+
+
+def _text(key: str, topic: str) -> str:
+    said = []
+    for s in range(1 + _number(f"{key} sentences", 3)):
+        words = {slot: _one_of(choices, f"{key} {s} {slot}") for slot, choices in GRAMMAR["topics"][topic].items()}
+        link = _one_of(GRAMMAR["links"], f"{key} link {s - 1}") + " " if s else ""
+        said.append(link + _one_of(GRAMMAR["patterns"], f"{key} {s} pattern").format(**words))
+    return " ".join(said)
+
+
+def _one_of(choices: Sequence[str], key: str) -> str:
+    return choices[_number(key, len(choices))]
+
+
+def _number(key: str, below: int) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") % below
+
+
+# ---- a folder of images, with a folder for each class -----------------------------------------------
+
+
+SPLITS = {"train": ("train", "training"), "test": ("test", "testing", "val", "valid", "validation")}
+LAYOUT = "a folder for each class with images in it, such as cat/1.png and dog/1.png (or train/cat/1.png, test/cat/...)"
+
+
+def folder_splits(folder: Path, size: int | None) -> dict[str, Split]:
+    """The training split and, if there is one, the test split of a folder of images. Labels are the folders' names.
+
+    With `size` every image is resized to `size` x `size` pixels; without it all must have the same size. The result is
+    gray if every image is gray, and colour otherwise; uint16 if any image has 16 bits per pixel.
+    """
+    if size is not None and size < 1:
+        raise ConfigError(f"data.image_size = {size}: at least 1 pixel is needed")
+    files = {split: _pictures_by_class(home) for split, home in homes(folder).items()}
+    every = [path for rows in files.values() for path, _ in rows]
+    shape, deep = _common_form(every, size)
+    return {
+        split: Split(
+            np.array([name for _, name in rows]),
+            lambda wanted, rows=rows: decoded([rows[i][0] for i in wanted], shape, deep),  # type: ignore[misc]
+        )
+        for split, rows in files.items()
+    }
+
+
+def homes(folder: Path) -> dict[str, Path]:
+    """The folder that contains the class folders, for each split."""
+    inside = {path.name.lower(): path for path in class_folders(folder)}
+    found = {split: next((inside[n] for n in names if n in inside), None) for split, names in SPLITS.items()}
+    train, test = found["train"], found["test"]
+    if train is None or not class_folders(train):
+        return {"train": folder}
+    return {"train": train} if test is None else {"train": train, "test": test}
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted."""
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The images in a folder and its subfolders, sorted."""
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in PICTURES and p.is_file())
+
+
+def _pictures_by_class(home: Path) -> list[tuple[Path, str]]:
+    """Every image below the class folders of `home`, with the name of its class."""
+    classes = class_folders(home)
+    if len(classes) < 2:
+        there = f"only the folder {classes[0].name}" if classes else "no folders"
+        raise DataError(f"{home}: contains {there}; expected {LAYOUT}")
+    rows = []
+    for home_of_class in classes:
+        pictures = pictures_in(home_of_class)
+        if not pictures:
+            raise DataError(f"{home_of_class}: a class without images ({', '.join(PICTURES)}); add some or remove it")
+        rows += [(path, home_of_class.name) for path in pictures]
+    return rows
+
+
+def _common_form(paths: list[Path], size: int | None) -> tuple[tuple[int, int, int], bool]:
+    """Channels, height and width of all images, and whether any has 16 bits per pixel, from their headers."""
+    channels, deep, first = 1, False, None
+    for path in paths:
+        picture = open_picture(path.read_bytes(), str(path), 0)
+        channels, deep = channels if is_gray(picture) else 3, deep or is_deep(picture)
+        first = first or picture.size
+        if size is None and picture.size != first:
+            raise DataError(
+                f"{path}: {picture.size[0]}x{picture.size[1]} pixels, {paths[0]} has {first[0]}x{first[1]}; "
+                "give a size for all of them: image_size=64 (in a TOML file: data.image_size = 64)"
+            )
+    assert first is not None  # there are two classes, each with an image
+    height, width = (first[1], first[0]) if size is None else (size, size)
+    return (channels, height, width), deep
+
+
+def decoded(paths: list[Path], shape: tuple[int, ...], deep: bool) -> Tensor:
+    """Images in one form: channels, height and width, and 16 bits per pixel or 8."""
+    return torch.cat([to_shape(stack_pictures([p.read_bytes()], str(p), shape[0], deep), shape) for p in paths])

@@ -8,8 +8,7 @@ the samples that a simulation of all sites gave it:
 - The split into training and test samples is drawn from (seed, the site's name), from its own rows.
 """
 
-import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,20 +22,18 @@ from ..core.plugins import is_path
 from ..core.plugins import load as load_code
 from ..core.settings import BelowOne, settings
 from ..core.task import Data
-from .dataset import Arrays, Dataset, are_texts, check_samples, data_of, stored
-from .encodings import Text
-from .folders import LAYOUT, class_folders, decoded, homes, pictures_in
-from .images import is_deep, open_picture, stack, stack_pictures
+from .dataset import Arrays, Dataset, are_texts, check_samples, data_of
+from .encodings import Text, refuse_empty
+from .images import is_deep, open_picture
+from .readers import LAYOUT, class_folders, decoded, homes, pictures_in
 from .sampling import torch_rng
 from .spec import Spec
-from .tables import IMAGE_COLUMNS, TEXT_COLUMNS
-from .tokens import refuse_empty
+from .tables import IMAGE_COLUMNS, TABLES, TEXT_COLUMNS, images_of, read_table, texts_of
 from .transforms import to_shape
 
-TABLES = (".csv", ".tsv", ".parquet")
 Own = Data | Arrays | Dataset  # what a site's own Python gives, or returns when it is called
 SOURCES_OF_A_SITE = (
-    "a folder of images with a folder for each class, a .csv, .tsv or .parquet file, or your own Python "
+    "a folder of images with a folder for each class, a table (.parquet, .csv, .tsv, .jsonl), or your own Python "
     "(package.module:attribute or file.py:attribute)"
 )
 
@@ -45,7 +42,7 @@ SOURCES_OF_A_SITE = (
 class SiteConfig:
     """One site, [sites.NAME]: a client that brings its own data and its own model."""
 
-    data: str | None = None  # a folder of images, a .csv, .tsv or .parquet file, or own Python; only the site needs it
+    data: str | None = None  # a folder of images, a .parquet, .csv or .jsonl file, own Python; only the site needs it
     model: str | None = None  # its architecture
     test: BelowOne | None = None  # share of its samples kept as its private test split; default: data.client_test
     key: str | None = None  # deployment: the file of its public key
@@ -102,7 +99,7 @@ def read_source(
     path = Path(source)
     if path.is_dir():
         return _folder(path, spec)
-    if path.suffix in TABLES and path.is_file():
+    if path.suffix.lower() in TABLES and path.is_file():
         return _table(path, spec, columns, label_column), None
     missing = "there is no such file or folder" if not path.exists() else "this kind of file is not read"
     raise ConfigError(f"{key} = {source!r}: {missing}; it is {SOURCES_OF_A_SITE}")
@@ -200,73 +197,28 @@ def _pictures(home: Path, spec: Spec) -> Data[Tensor]:
 
 
 def _table(path: Path, spec: Spec, columns: Sequence[str], label_column: str) -> Rows:
-    """A table with named columns: numbers, texts or, in a parquet file, images."""
-    header, column_of = _columns(path)
-    if label_column not in header:
-        raise DataError(f"{path}: has no column {label_column!r} for the class; it has {', '.join(header)}")
-    if missing := [c for c in columns if c not in header]:
-        raise DataError(f"{path}: has no column {missing[0]!r}; it has {', '.join(header)}")
-    labels = spec.numbers([_whole(value) for value in column_of(label_column)], f"{path}, column {label_column}")
-    if spec.vocabulary:
-        return _texts(_texts_of(path, columns, header, column_of), labels, spec, str(path))
-    if len(spec.shape) == 3:
-        chosen = _one(path, columns, header, IMAGE_COLUMNS, "image")
-        return Rows(Data(to_shape(_images(column_of(chosen), spec.shape[0], str(path)), spec.shape), labels))
-    wanted = list(columns) or [c for c in header if c != label_column]
-    return Rows(Data(torch.from_numpy(np.stack([_floats(path, c, column_of(c)) for c in wanted], 1)), labels))
-
-
-def _texts_of(
-    path: Path, columns: Sequence[str], header: Sequence[str], column_of: Callable[[str], Sequence[Any]]
-) -> list[Text]:
-    """The texts of a table; with two columns, pairs of them."""
-    if len(columns) == 2:
-        first, second = ([str(text) for text in column_of(c)] for c in columns)
-        return list(zip(first, second, strict=True))
-    return [str(text) for text in column_of(_one(path, columns, header, TEXT_COLUMNS, "text"))]
-
-
-def _columns(path: Path) -> tuple[list[str], Callable[[str], Sequence[Any]]]:
-    """The names of a table's columns, and the values of one of them."""
-    if path.suffix == ".parquet":
-        table = _parquet(path)
-        return list(table.column_names), lambda name: table[name].to_pylist()
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",") if row]
-    except (csv.Error, UnicodeDecodeError) as e:
-        raise DataError(f"{path}: cannot be read as {path.suffix[1:]} ({e})") from e
-    if len(rows) < 2:
+    """A table with named columns: numbers, texts or images."""
+    table = read_table(path, [label_column, *columns])
+    names = table.names
+    written = [int(v) if isinstance(v, float) and v.is_integer() else v for v in table.cells(label_column)]  # 1.0 is 1
+    labels = spec.numbers(written, f"{path}, column {label_column}")
+    if not len(labels):
         raise DataError(f"{path}: has no rows below the header")
-    header, *rows = rows
-    for i, row in enumerate(rows):
-        if len(row) != len(header):
-            raise DataError(f"{path}: data row {i + 1} has {len(row)} columns, the header {len(header)}")
-    return header, lambda name: [row[header.index(name)] for row in rows]
-
-
-def _parquet(path: Path) -> Any:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as e:
-        raise DataError(f"{path}: reading parquet needs pyarrow; install it with: pip install 'solera[data]'") from e
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as e:
-        raise DataError(f"{path}: cannot be read as parquet ({e})") from e
-    for name in table.column_names:
-        if table[name].null_count:
-            raise DataError(f"{path}: column {name} has {table[name].null_count} empty cells")
-    return table
-
-
-def _images(values: Sequence[Any], channels: int, what: str) -> Tensor:
-    """Images out of the cells of a table: files as bytes, as the hub stores them, or nested lists of numbers."""
-    pictures = [value["bytes"] if isinstance(value, dict) else value for value in values]
-    if isinstance(pictures[0], list):
-        return stored(stack(pictures, what), what)
-    return stack_pictures(pictures, what, channels)
+    if spec.vocabulary:
+        chosen = columns if len(columns) == 2 else [_one(path, columns, names, TEXT_COLUMNS, "text")]
+        return _texts(texts_of(table, chosen), labels, spec, str(path))
+    if len(spec.shape) == 3:
+        cells = table.cells(_one(path, columns, names, IMAGE_COLUMNS, "image"))
+        return Rows(Data(to_shape(images_of(cells, spec.shape[0], str(path)), spec.shape), labels))
+    numbers = []
+    for column in columns or [name for name in names if name != label_column]:
+        try:
+            numbers.append(np.asarray(table.cells(column), dtype=np.float32))
+        except (ValueError, TypeError) as e:
+            raise DataError(
+                f"{path}: column {column!r} holds something else than numbers ({e}); set columns to those that do"
+            ) from None
+    return Rows(Data(torch.from_numpy(np.stack(numbers, 1)), labels))
 
 
 def _one(path: Path, columns: Sequence[str], header: Sequence[str], usual: Sequence[str], kind: str) -> str:
@@ -277,17 +229,3 @@ def _one(path: Path, columns: Sequence[str], header: Sequence[str], usual: Seque
     if not chosen:
         raise DataError(f"{path}: has no {kind} column; it has {', '.join(header)}: set columns to one of them")
     return chosen[0]
-
-
-def _floats(path: Path, column: str, values: Sequence[Any]) -> np.ndarray:
-    try:
-        return np.asarray(values, dtype=np.float32)
-    except (ValueError, TypeError) as e:
-        raise DataError(
-            f"{path}: column {column!r} holds something else than numbers ({e}); set columns to those that do"
-        ) from None
-
-
-def _whole(value: Any) -> Any:
-    """A class as it is written in a table: 1.0 is 1."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -26,26 +26,30 @@ from ..core.task import Data
 from ..place.placement import numerics
 from .catalogue import SOURCES, Loader, SourceInfo, unnamed
 from .dataset import Dataset, Texts, classes_in, number_users, refuse_random
-from .folders import LAYOUT, folder_splits
-from .grammar import toy_texts
+from .encodings import LENGTH, VOCABULARY, refuse_empty, tokenize
 from .images import channel_statistics
-from .readers import Split, cifar_splits, files_in, idx_splits, image_split, read_idx, stl10_splits, stl10_unlabelled
+from .readers import (
+    LAYOUT,
+    Split,
+    cifar_splits,
+    files_in,
+    folder_splits,
+    idx_splits,
+    image_split,
+    read_idx,
+    stl10_splits,
+    stl10_unlabelled,
+    toy_2d,
+    toy_texts,
+)
 from .sampling import balanced, hold_out, numpy_rng
 from .spec import Task
-from .tables import Given, csv_splits, file_split, find_columns, hub_split, jsonl_splits, parquet_splits, split_word
-from .tokens import LENGTH, VOCABULARY, refuse_empty, tokenize
-from .toy import toy_2d
+from .tables import SUFFIXES, Given, file_split, folder_tables, hub_table, split_word, table_split
 from .transforms import DEPTH, to_shape
 
 log = logging.getLogger("solera")
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-EMBEDDED = {  # sha256 of the uncompressed files written by scripts/make_fashion_mnist_sample.py
-    "train-images-idx3-ubyte": "d33512cfdc636a0d8972818e6659995be209a88891df7fa2109d7895922c8985",
-    "train-labels-idx1-ubyte": "620cb8e3b9348037c5ff9a07b02d773ab165330e072dfd19e0d21c59f8042dcf",
-    "t10k-images-idx3-ubyte": "15a92dd1e9b16ea361928086e77df4dfa890c255c00b5a8c8162c1040ce8eef1",
-    "t10k-labels-idx1-ubyte": "234596aeb6eb48133ec99a62541f90bc0728c9559a681f1e0638037462458f2c",
-}
 STL10, STL10_FILE = "stl10-unlabelled", "unlabeled_X.bin"  # public data only: it has no labels
 PART = 2000  # images that are read at a time
 FILES = {  # the files of each format, for error messages
@@ -100,7 +104,7 @@ def load(
         return _load_own(name, info.loader, path, train_size, test_size, seed, length, image_size)
     if image_size is not None and info.formats != ("images",):
         raise ConfigError(f"data.image_size = {image_size}: only for data.name = 'folder', not {name!r}")
-    if columns.named and not set(info.formats) & {"parquet", "csv", "jsonl"}:
+    if columns.named and not set(info.formats) & set(SUFFIXES):
         raise ConfigError(f"data.{next(iter(columns.named))}: {name!r} is not read from a table; leave it out")
     splits = _read(name, info, path, image_size, columns)
     return _assemble(name, info, splits, train_size, test_size, seed, length, people, columns.labelled)
@@ -190,7 +194,7 @@ def from_hf(
     for split, rows in (("train", train), ("test", test)):
         where = f"{name}, {split}"
         refuse_random(rows.__getitem__, len(rows), where)
-        splits[split] = hub_split(rows, find_columns(rows.column_names, info, where, given), None, where)
+        splits[split] = table_split(hub_table(rows, where), info, given)
     return _assemble(name, info, splits, length=length)
 
 
@@ -269,7 +273,7 @@ def _read(
         if not folder.is_dir():
             raise DataError(f"{name}: path = {str(path)!r} is not a folder. {_wanted(name, info)}")
         return _read_folder(name, info, folder, image_size, columns)
-    if name == "fashion-mnist":
+    if info.embedded:
         return _read_embedded(info)
     if not info.hub:
         raise ConfigError(f"data.path is missing: data.name = {name!r} needs {FILES[info.formats[0]]}")
@@ -306,7 +310,7 @@ def _read_embedded(info: SourceInfo) -> dict[str, Split]:
     splits = {}
     for split, prefix in (("train", "train"), ("test", "t10k")):
         names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
-        images, labels = (_embedded(name, EMBEDDED[name]) for name in names)
+        images, labels = (_embedded(name, info.embedded[name]) for name in names)
         splits[split] = image_split(images, labels, Path(prefix), "idx", info)
     return splits
 
@@ -327,14 +331,10 @@ def _read_folder(name: str, info: SourceInfo, folder: Path, image_size: int | No
                 found = cifar_splits(folder, info)
             case "stl10":
                 found = stl10_splits(folder, info)
-            case "parquet":
-                found = parquet_splits(folder, info, columns)
-            case "csv":
-                found = csv_splits(folder, info, columns)
-            case "jsonl":
-                found = jsonl_splits(folder, info, columns)
             case "images":
                 found = folder_splits(folder, image_size)
+            case _:
+                found = folder_tables(form, folder, info, columns)
         if found:
             return _train_and_test(name, info, found, str(folder))
     pickles = [path.name for path in files_in(folder) if PICKLES.fullmatch(path.name)]
@@ -364,13 +364,10 @@ def _read_hub(name: str, info: SourceInfo, places: list[Path], given: Given) -> 
             f"{name}: not found; {looked}, and fetching {info.hub} from the Hugging Face hub failed: "
             f"{without_addresses(str(error))}. {_wanted(name, info)}"
         ) from error
-    channels = info.shape[0] if len(info.shape) == 3 else None
     found = {}
     for name_on_hub, rows in loaded.items():
         if (split := split_word(name_on_hub)) in ("train", *info.test_splits):
-            where = f"{info.hub}, {name_on_hub}"
-            columns = find_columns(rows.column_names, info, where, given)
-            found[split] = hub_split(rows, columns, channels, where)
+            found[split] = table_split(hub_table(rows, f"{info.hub}, {name_on_hub}"), info, given)
     return _train_and_test(name, info, found, f"the hub's {info.hub}")
 
 
@@ -414,7 +411,7 @@ def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> tuple[d
         return known, tuple(names.tolist())
     known = {split: values.astype(np.int64) for split, values in raw.items()}
     highest = max(int(values.max(initial=0)) for values in known.values())
-    if info.label_map and highest >= info.classes:  # otherwise the files already have mapped labels
+    if info.stored_labels and highest >= info.classes:  # otherwise the files already have mapped labels
         known = {split: _mapped(name, split, values, info) for split, values in known.items()}
     elif any((values < 0).any() for values in known.values()):
         bad = next(split for split, values in known.items() if (values < 0).any())
@@ -424,11 +421,11 @@ def _labels(name: str, info: SourceInfo, splits: Mapping[str, Split]) -> tuple[d
 
 def _mapped(name: str, split: str, values: np.ndarray, info: SourceInfo) -> np.ndarray:
     result = np.full(len(values), -1, np.int64)
-    for stored, number in info.label_map.items():
-        if number is not None:
-            result[values == stored] = number
-    if strange := set(np.unique(values).tolist()) - set(info.label_map):
-        raise DataError(f"{name}, {split}: labels {sorted(strange)} are not among {sorted(info.label_map)}")
+    for number, stored in enumerate(info.stored_labels):
+        result[values == stored] = number
+    known = {*info.stored_labels, *info.without_label}
+    if strange := set(np.unique(values).tolist()) - known:
+        raise DataError(f"{name}, {split}: labels {sorted(strange)} are not among {sorted(known)}")
     return result
 
 

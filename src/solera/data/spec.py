@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ConfigError, DataError
-from .encodings import Columns, Encoding, Text, encoded
-from .tokens import WORDS
+from .encodings import WORDS, Columns, Encoding, Text, encoded
 from .transforms import normalise
 
 Task = Literal["classification", "causal-lm"]

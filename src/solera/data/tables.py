@@ -1,9 +1,13 @@
-"""Readers of tables: parquet files, csv and tsv files, JSON lines, Hugging Face data sets."""
+"""Tables: one reader for parquet, csv, tsv and JSON lines, and the splits of data sets that come in tables.
+
+Only parquet needs pyarrow. Its readers of csv and JSON are not used, because they guess types: a text that looks like a
+date comes back as one, and "NA" as nothing.
+"""
 
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from ..core.errors import DataError
-from .catalogue import SourceInfo
+from .catalogue import PlainTable, SourceInfo
 from .dataset import stored
 from .encodings import Text
 from .images import stack, stack_pictures
@@ -22,11 +26,210 @@ IMAGE_COLUMNS = ("image", "img")
 TEXT_COLUMNS = ("text", "sentence", "content")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "sentiment")
 USER_COLUMNS = ("user", "user_id")
+SUFFIXES = {"parquet": (".parquet",), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson")}
+TABLES = tuple(suffix for several in SUFFIXES.values() for suffix in several)
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("test", "testing", "testdata"), "test"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
 }
+
+
+# ---- reading ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns of cells. A column is loaded when it is asked for."""
+
+    where: str  # the file, for error messages
+    names: Sequence[str]
+    parts: Callable[[str], Sequence[Any]]  # a column in pieces: lists, or the arrays that a parquet file stores
+    class_names: Callable[[str], Sequence[str] | None] = lambda label: None  # if the file names the classes
+    written: bool = False  # cells are strings, numbers too
+
+    def refuse_without(self, name: str) -> None:
+        """Raise DataError if there is no such column."""
+        if name not in self.names:
+            raise DataError(f"{self.where}: has no column {name!r}; it has {', '.join(self.names)}")
+
+    def cells(self, name: str, rows: np.ndarray | None = None) -> list[Any]:
+        """A column, or these of its rows (sorted). An empty cell is refused."""
+        self.refuse_without(name)
+        found: list[Any] = []
+        begin = 0
+        for part in self.parts(name):  # not joined: the images of a large set would overflow an array's 32-bit offsets
+            if rows is None:
+                found += part if isinstance(part, list) else part.to_pylist()
+            else:
+                inside = rows[(rows >= begin) & (rows < begin + len(part))] - begin
+                found += part.take(inside).to_pylist() if hasattr(part, "take") else [part[i] for i in inside.tolist()]
+                begin += len(part)
+        for i, cell in enumerate(found):
+            if cell is None:
+                raise DataError(f"{self.where}: {_place(name, i, rows)} is empty; fill it, or remove the row")
+        return found
+
+
+def _place(column: str, i: int, rows: np.ndarray | None) -> str:
+    return f"row {i if rows is None else int(rows[i])} (counted from 0) of column {column!r}"
+
+
+def read_table(path: Path, columns: Sequence[str] = (), plain: PlainTable | None = None) -> Table:
+    """The table in a file, which must have the named `columns`.
+
+    A csv file that is `plain` has no header. Its columns are then called text, label and user.
+    """
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        table = _parquet(path)
+    else:
+        table = _csv(path, columns, plain) if kind in SUFFIXES["csv"] else _json_lines(path)
+    for name in columns:
+        table.refuse_without(name)
+    return table
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """The rows of several tables, one after the other."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+
+    def parts(name: str) -> list[Any]:
+        for table in tables:
+            if name not in table.names:
+                raise DataError(f"{table.where}: has no column {name!r}, but {first.where} has; give both the same")
+        return [part for table in tables for part in table.parts(name)]
+
+    where = f"{first.where} and {len(tables) - 1} more"
+    return Table(where, first.names, parts, first.class_names, first.written)
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as e:
+        raise DataError(f"{path}: reading parquet needs pyarrow; install it with: pip install 'solera[data]'") from e
+
+    def reading(read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (pa.ArrowException, OSError) as e:
+            raise DataError(f"{path}: cannot be read as parquet ({e}); download it again") from e
+
+    schema = reading(lambda: pq.read_schema(path))
+
+    def class_names(label: str) -> Sequence[str] | None:
+        try:  # as the hub writes them into its files
+            names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
+        except (KeyError, ValueError, TypeError):
+            return None
+        return names if isinstance(names, list) else None
+
+    def parts(name: str) -> list[Any]:
+        chunks: list[Any] = reading(lambda: pq.ParquetFile(path).read(columns=[name])[name].chunks)
+        return chunks
+
+    return Table(str(path), schema.names, parts, class_names)
+
+
+def _csv(path: Path, columns: Sequence[str], plain: PlainTable | None) -> Table:
+    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
+    try:
+        with path.open(newline="", encoding=plain.encoding if plain else "utf-8-sig") as file:
+            reader = csv.reader(file, **options)
+            numbered = [(reader.line_num, row) for row in reader if row]
+    except (csv.Error, OSError, UnicodeDecodeError) as e:
+        raise DataError(f"{path}: cannot be read as {path.suffix[1:]} ({e})") from e
+    if not numbered:
+        raise DataError(f"{path}: is empty")
+    names, rows = numbered[0][1], [row for _, row in numbered[1:]]
+    if plain is not None and (columns or set(LABEL_COLUMNS) & set(names)):
+        plain = None
+    width = len(names) if plain is None else max(len(names), plain.label + 1, *(t + 1 for t in plain.text))
+    for line, row in numbered:
+        if len(row) != width:
+            raise DataError(f"{path}: line {line} has {len(row)} columns, expected {width}; is a quote missing?")
+    if plain is not None:
+        whole = [names, *rows] if _is_number(names[plain.label]) else rows
+        names = ["text", "label"] if plain.user is None else ["text", "label", "user"]
+        rows = [[" ".join(row[t] for t in plain.text), row[plain.label], row[plain.user or 0]] for row in whole]
+        for row in rows:
+            row[1] = str(int(row[1]) - plain.first_label) if _is_number(row[1]) else row[1]
+    return Table(str(path), names, lambda name: [[row[names.index(name)] for row in rows]], written=True)
+
+
+def _json_lines(path: Path) -> Table:
+    rows: list[dict[str, Any]] = []
+    try:
+        lines = path.read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as e:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({e})") from e
+    for i, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as e:
+            raise DataError(f"{path}: line {i + 1} is not JSON ({e})") from None
+        if not isinstance(row, dict):
+            raise DataError(f'{path}: line {i + 1} is a {type(row).__name__}; expected an object, {{"text": ...}}')
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{path}: is empty")
+    return Table(str(path), list(rows[0]), lambda name: [[row.get(name) for row in rows]])
+
+
+@dataclass(frozen=True)
+class _HubColumn:
+    """A column of a Hugging Face data set: a cell is decoded when it is asked for."""
+
+    rows: Any
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.rows[row][self.name]
+
+    def to_pylist(self) -> list[Any]:
+        return list(self.rows[self.name])
+
+
+def hub_table(rows: Any, where: str) -> Table:
+    """A Hugging Face data set, or any object that is indexed by row number and by column name."""
+    features = getattr(rows, "features", {})
+    return Table(
+        where,
+        rows.column_names,
+        lambda name: [_HubColumn(rows, name)],
+        lambda label: getattr(features.get(label), "names", None),
+    )
+
+
+def texts_of(table: Table, columns: Sequence[str], rows: np.ndarray | None = None) -> list[Text]:
+    """The texts in a column, or the pairs of texts in two."""
+    several = [table.cells(name, rows) for name in columns]
+    for name, cells in zip(columns, several, strict=True):
+        for i, cell in enumerate(cells):
+            if not isinstance(cell, str):
+                kind = type(cell).__name__
+                raise DataError(f"{table.where}: {_place(name, i, rows)} is {kind}; expected text")
+    return several[0] if len(several) == 1 else list(zip(*several, strict=True))
+
+
+def images_of(cells: Sequence[Any], channels: int | None, what: str) -> Tensor:
+    """Images out of the cells of a table: files as bytes, as the hub stores them, pictures, or arrays of numbers."""
+    pictures = [cell["bytes"] if isinstance(cell, dict) else cell for cell in cells]
+    if isinstance(pictures[0], list | np.ndarray | Tensor):
+        return stored(stack(pictures, what), what)
+    return stack_pictures(pictures, what, channels)
+
+
+# ---- splits of a data set ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,43 +253,62 @@ class Given:
 USUAL = Given()
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a table, by their role."""
-
-    input: str
-    label: str | None
-    user: str | None
-    is_text: bool
-    pair: str | None = None
-
-    @property
-    def names(self) -> list[str]:
-        """All of them, each once."""
-        return list(dict.fromkeys(n for n in (self.input, self.pair, self.label, self.user) if n is not None))
-
-
-def find_columns(available: Sequence[str], info: SourceInfo, where: str, given: Given = USUAL) -> Columns:
-    """The columns of inputs, labels and users: those given, else those of the source, else the usual names."""
+def table_split(table: Table, info: SourceInfo, given: Given = USUAL) -> Split:
+    """A split of a data set out of a table. Columns are those given, else those of the set, else the usual names."""
+    where, names = table.where, table.names
 
     def pick(role: str, *usual: str) -> str | None:
-        name: str | None = getattr(given, role)
-        if name is not None and name not in available:
-            raise DataError(f"{where}: has no column {name!r}; it has {', '.join(available)}")
-        return name or next((known for known in usual if known in available), None)
+        return getattr(given, role) or next((name for name in usual if name in names), None)
 
     own_input, own_label, own_user = (*info.columns, "", "", "")[:3]
     image = None if info.is_text or given.text else pick("image", own_input, *IMAGE_COLUMNS)
     text = None if image or len(info.shape) == 3 else pick("text", own_input, *TEXT_COLUMNS)
-    label = pick("label", own_label, *LABEL_COLUMNS)
+    label, user = pick("label", own_label, *LABEL_COLUMNS), pick("user", own_user, *USER_COLUMNS)
     content = image or text
     if content is None or (label is None and given.labelled):
         wanted = info.columns[:2] or ("image or text", "label")
         raise DataError(
-            f"{where}: needs the columns {' and '.join(wanted)}, but has {', '.join(available) or 'none'}; rename "
+            f"{where}: needs the columns {' and '.join(wanted)}, but has {', '.join(names) or 'none'}; rename "
             "them, or name yours: data.text_column, data.label_column (from Python: solera.from_hf, solera.from_texts)"
         )
-    return Columns(content, label, pick("user", own_user, *USER_COLUMNS), image is None, pick("pair"))
+    inputs = (content, given.pair) if given.pair else (content,)
+    channels = info.shape[0] if len(info.shape) == 3 else None
+
+    def take(rows: np.ndarray) -> Tensor | list[Text]:
+        return images_of(table.cells(content, rows), channels, where) if image else texts_of(table, inputs, rows)
+
+    for name in inputs:
+        table.refuse_without(name)
+    labels = [0] * sum(map(len, table.parts(content))) if label is None else table.cells(label)
+    for i, value in enumerate(labels):
+        if isinstance(value, list | tuple | dict | set) or getattr(value, "ndim", 0) > 0:
+            raise DataError(
+                f"{where}: the label of row {i} (counted from 0) is a {type(value).__name__}; expected one class, by "
+                "number or by name"
+            )
+    if table.written and all(map(_is_number, labels)):
+        labels = [int(value) for value in labels]
+    users = None if user is None else np.asarray([str(u) for u in table.cells(user)])
+    class_names = table.class_names(label) if label else None
+    return Split(np.asarray(labels), take, users, tuple(map(str, class_names or ())))
+
+
+def file_split(path: Path, info: SourceInfo, given: Given) -> Split | None:
+    """The rows of one file; None if it is not a table that this source may be in."""
+    fits = len(info.shape) < 2 and set(info.formats) & set(SUFFIXES) and path.suffix.lower() in TABLES
+    return table_split(_read([path], info, given), info, given) if fits else None
+
+
+def folder_tables(form: str, folder: Path, info: SourceInfo, given: Given) -> dict[str, Split]:
+    """The splits of the files of a format in a folder. Csv files of images are rows of a label and the pixels."""
+    files = _split_files(folder, SUFFIXES[form], info.config)
+    if form == "csv" and len(info.shape) >= 2:
+        return {split: _csv_images(paths, info) for split, paths in files.items()}
+    return {split: table_split(_read(paths, info, given), info, given) for split, paths in files.items()}
+
+
+def _read(paths: Sequence[Path], info: SourceInfo, given: Given) -> Table:
+    return joined([read_table(path, list(given.named.values()), info.plain) for path in paths])
 
 
 def split_word(name: str) -> str | None:
@@ -95,7 +317,7 @@ def split_word(name: str) -> str | None:
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
 
 
-def split_files(folder: Path, suffixes: tuple[str, ...], config: str | None) -> dict[str, list[Path]]:
+def _split_files(folder: Path, suffixes: tuple[str, ...], config: str | None) -> dict[str, list[Path]]:
     """The files of each split, by a word in the file's name (train-00000-of-00001) or in its folder's name.
 
     If several folders hold splits, the one with the name of the hub's configuration is used.
@@ -114,208 +336,6 @@ def split_files(folder: Path, suffixes: tuple[str, ...], config: str | None) -> 
             raise DataError(f"{folder}: several folders hold data ({names}); set path to one of them")
         groups = chosen
     return next(iter(groups.values()), {})
-
-
-def file_split(path: Path, info: SourceInfo, given: Given) -> Split | None:
-    """The rows of one file; None if it is not a table that this source may be in."""
-    readers = {".parquet": _parquet_split, ".csv": _csv_text, ".tsv": _csv_text}
-    readers |= {".jsonl": _jsonl_split, ".ndjson": _jsonl_split}
-    read = readers.get(path.suffix.lower())
-    fits = len(info.shape) < 2 and set(info.formats) & {"parquet", "csv", "jsonl"}
-    return read([path], info, given) if read and fits else None
-
-
-def parquet_splits(folder: Path, info: SourceInfo, given: Given = USUAL) -> dict[str, Split]:
-    """Parquet files with the hub's column names."""
-    files = split_files(folder, (".parquet",), info.config)
-    return {split: _parquet_split(paths, info, given) for split, paths in files.items()}
-
-
-def csv_splits(folder: Path, info: SourceInfo, given: Given = USUAL) -> dict[str, Split]:
-    """Csv (or tab-separated .tsv) files. Texts have a header with the hub's columns, or the source's own layout without
-    a header. Images are rows of a label and the pixels, with or without a header."""
-    files = split_files(folder, (".csv", ".tsv"), info.config)
-    if len(info.shape) >= 2:
-        return {split: _csv_images(paths, info) for split, paths in files.items()}
-    return {split: _csv_text(paths, info, given) for split, paths in files.items()}
-
-
-def jsonl_splits(folder: Path, info: SourceInfo, given: Given = USUAL) -> dict[str, Split]:
-    """JSON lines: one object for each text, with the columns as keys."""
-    files = split_files(folder, (".jsonl", ".ndjson"), info.config)
-    return {split: _jsonl_split(paths, info, given) for split, paths in files.items()}
-
-
-def hub_split(rows: Any, columns: Columns, channels: int | None, what: str) -> Split:
-    """A split of a Hugging Face data set (or any object that is indexed by row number and by column name)."""
-    labels = [0] * len(rows) if columns.label is None else list(rows[columns.label])
-    if None in labels:
-        raise DataError(f"{what}: row {labels.index(None)} has no {columns.label}; use a labelled split")
-    users = None if columns.user is None else np.asarray([str(u) for u in rows[columns.user]])
-
-    def take(wanted: np.ndarray) -> Tensor | list[Text]:
-        if columns.pair is not None:
-            return _pairs([[rows[int(i)][c] for i in wanted] for c in (columns.input, columns.pair)], what)
-        return _inputs([rows[int(i)][columns.input] for i in wanted], columns.is_text, channels, what)
-
-    feature = getattr(rows, "features", {}).get(columns.label)
-    return Split(_one_each(labels, what), take, users, tuple(getattr(feature, "names", None) or ()))
-
-
-def _inputs(values: list[Any], is_text: bool, channels: int | None, what: str) -> Tensor | list[Text]:
-    if is_text:
-        for i, value in enumerate(values):
-            if not isinstance(value, str):
-                raise DataError(f"{what}: row {i} is {type(value).__name__}; expected text")
-        return values
-    pictures = [value["bytes"] if isinstance(value, dict) else value for value in values]
-    if isinstance(pictures[0], list | np.ndarray | Tensor):
-        return stored(stack(pictures, what), what)
-    return stack_pictures(pictures, what, channels)
-
-
-def _channels(info: SourceInfo) -> int | None:
-    return info.shape[0] if len(info.shape) == 3 else None
-
-
-def _pairs(parts: list[list[Any]], what: str) -> list[Text]:
-    first, second = (_inputs(part, True, None, what) for part in parts)
-    return list(zip(first, second, strict=True))  # type: ignore[arg-type]
-
-
-def _parquet_split(paths: list[Path], info: SourceInfo, given: Given) -> Split:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise DataError(
-            f"{paths[0]}: reading parquet needs pyarrow; install it with: pip install 'solera[data]'"
-        ) from error
-    try:
-        schema = pq.read_schema(paths[0])
-        columns = find_columns(schema.names, info, str(paths[0]), given)
-        table = pa.concat_tables([pq.read_table(path, columns=columns.names) for path in paths])
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise DataError(f"{paths[0]}: cannot be read as parquet ({error}); download it again") from error
-    for name in columns.names:
-        if table[name].null_count:
-            raise DataError(f"{paths[0]}: column {name} has {table[name].null_count} empty cells")
-    users = None if columns.user is None else np.asarray([str(u) for u in table[columns.user].to_pylist()])
-
-    def cells(column: str, rows: np.ndarray) -> list[Any]:
-        # By chunks: one array of all images of a large set would overflow its 32-bit offsets.
-        values, begin = [], 0
-        for chunk in table[column].chunks:
-            inside = rows[(rows >= begin) & (rows < begin + len(chunk))] - begin
-            values += chunk.take(pa.array(inside)).to_pylist()
-            begin += len(chunk)
-        return values
-
-    def take(rows: np.ndarray) -> Tensor | list[Text]:
-        if columns.pair is not None:
-            return _pairs([cells(c, rows) for c in (columns.input, columns.pair)], str(paths[0]))
-        return _inputs(cells(columns.input, rows), columns.is_text, _channels(info), str(paths[0]))
-
-    labels = [0] * len(table) if columns.label is None else table[columns.label].to_pylist()
-    return Split(_one_each(labels, str(paths[0])), take, users, _named_classes(schema.metadata or {}, columns.label))
-
-
-def _one_each(labels: list[Any], what: str) -> np.ndarray:
-    """Labels as an array: one number or name for each row."""
-    for i, value in enumerate(labels):
-        if isinstance(value, list | tuple | dict | set) or getattr(value, "ndim", 0) > 0:
-            raise DataError(
-                f"{what}: the label of row {i} (counted from 0) is a {type(value).__name__}; expected one class, by "
-                "number or by name"
-            )
-    return np.asarray(labels)
-
-
-def _named_classes(metadata: Mapping[bytes, bytes], label: str | None) -> tuple[str, ...]:
-    """The names of the classes that the hub writes into its parquet files; none if they are not there."""
-    try:
-        feature = json.loads(metadata[b"huggingface"])["info"]["features"][label]
-        names = feature.get("names") or ()
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return ()
-    return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
-def _jsonl_split(paths: list[Path], info: SourceInfo, given: Given) -> Split:
-    rows: list[dict[str, Any]] = []
-    for path in paths:
-        try:
-            lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-        for i, line in enumerate(lines):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}: line {i + 1} is not JSON ({error})") from None
-            if not isinstance(row, dict):
-                raise DataError(f'{path}: line {i + 1} is a {type(row).__name__}; expected an object, {{"text": ...}}')
-            rows.append(row)
-    if not rows:
-        raise DataError(f"{paths[0]}: is empty")
-    columns = find_columns(list(rows[0]), info, str(paths[0]), given)
-    for i, row in enumerate(rows):
-        if missing := [name for name in columns.names if row.get(name) is None]:
-            raise DataError(f"{paths[0]}: row {i + 1} has no {missing[0]!r}")
-
-    def take(wanted: np.ndarray) -> Tensor | list[Text]:
-        if columns.pair is not None:
-            return _pairs([[rows[i][c] for i in wanted] for c in (columns.input, columns.pair)], str(paths[0]))
-        return _inputs([rows[i][columns.input] for i in wanted], True, None, str(paths[0]))
-
-    labels = [0] * len(rows) if columns.label is None else [row[columns.label] for row in rows]
-    users = None if columns.user is None else np.asarray([str(row[columns.user]) for row in rows])
-    return Split(_one_each(labels, str(paths[0])), take, users)
-
-
-def _csv_text(paths: list[Path], info: SourceInfo, given: Given) -> Split:
-    texts: list[Text] = []
-    labels: list[str] = []
-    users: list[str] = []
-    for path in paths:
-        table = _csv_rows(path, info.plain.encoding if info.plain else "utf-8")
-        header = table[0]
-        pair: int | None = None
-        if set(LABEL_COLUMNS) & set(header) or info.plain is None or given.text or given.label:
-            columns = find_columns(header, info, str(path), given)
-            label = None if columns.label is None else header.index(columns.label)
-            text: tuple[int, ...] = (header.index(columns.input),)
-            pair = None if columns.pair is None else header.index(columns.pair)
-            user = None if columns.user is None else header.index(columns.user)
-            first, table = 0, table[1:]
-        else:
-            label, text, user, first = info.plain.label, info.plain.text, info.plain.user, info.plain.first_label
-            if not _is_number(header[info.plain.label]):
-                table = table[1:]
-        for i, row in enumerate(table):
-            if len(row) <= max(label or 0, *text, pair or 0, user or 0):
-                raise DataError(f"{path}: data row {i + 1} has {len(row)} columns, too few")
-            cell = "0" if label is None else row[label]
-            labels.append(str(int(cell) - first) if _is_number(cell) else cell)
-            joined = " ".join(row[t] for t in text)
-            texts.append(joined if pair is None else (joined, row[pair]))
-            if user is not None:
-                users.append(row[user])
-    numbers = np.asarray([int(x) for x in labels]) if all(map(_is_number, labels)) else np.asarray(labels)
-    return Split(numbers, lambda rows: [texts[i] for i in rows], np.asarray(users) if users else None)
-
-
-def _csv_rows(path: Path, encoding: str) -> list[list[str]]:
-    tabs = path.suffix == ".tsv"
-    try:
-        with path.open(newline="", encoding=encoding) as file:
-            reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
-            rows = [row for row in reader if row]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as {path.suffix[1:]} ({error})") from error
-    if not rows:
-        raise DataError(f"{path}: is empty")
-    return rows
 
 
 def _csv_images(paths: list[Path], info: SourceInfo) -> Split:

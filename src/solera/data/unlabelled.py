@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from ..core.errors import DataError
-from .catalogue import OURS
+from .catalogue import SOURCES
 from .encodings import Text
-from .images import channels_first, is_deep, open_picture, stack_pictures
+from .images import PICTURES, channels_first, is_deep, open_picture, stack_pictures
 from .readers import files_in
-from .tables import IMAGE_COLUMNS, USUAL, Given, file_split
+from .tables import IMAGE_COLUMNS, USUAL, Given, file_split, joined, read_table
 from .transforms import to_shape
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 Tokens = Callable[[Sequence[Text]], Tensor]  # how texts become samples
 INPUT_NAMES = ("x", "inputs", "images", "samples", "data")
 TEXTS = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")  # the last may hold images, too
@@ -106,28 +105,13 @@ def _fitted(named: list[tuple[str, Any]], shape: tuple[int, ...]) -> Tensor:
 
 
 def _parquet(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise DataError(f"{path}: reading parquet needs pyarrow; install it: pip install 'solera[data]'") from None
     paths = [path] if path.is_file() else [f for f in files_in(path) if f.suffix == ".parquet"]
     if tokens:
         texts = [text for file in paths for text in texts_in(file)]
         return _numbered(tokens(texts) if texts else torch.zeros((0, *shape), dtype=torch.int64))
-    usual = IMAGE_COLUMNS
-    values: list[Any] = []
-    try:
-        for file in paths:
-            there = pq.read_schema(file).names
-            column = next((c for c in usual if c in there), None)
-            if column is None:
-                raise DataError(f"{file}: has the columns {', '.join(there)}; expected one of {', '.join(usual)}")
-            values += pq.read_table(file, columns=[column])[column].to_pylist()
-    except (pa.ArrowException, OSError) as e:
-        raise DataError(f"{path}: cannot be read as parquet ({e})") from None
-    if None in values:
-        raise DataError(f"{path}: row {values.index(None)} is empty")
+    table = joined([read_table(file) for file in paths])
+    column = next((name for name in IMAGE_COLUMNS if name in table.names), IMAGE_COLUMNS[0])
+    values = table.cells(column)
     if not values or isinstance(values[0], list):
         return _numbered(torch.tensor(np.asarray(values)))
     pictures = [v["bytes"] if isinstance(v, dict) else v for v in values]
@@ -147,7 +131,7 @@ def texts_in(path: Path, given: Given = USUAL) -> list[Text]:
         except (OSError, ValueError):
             raise DataError(f"{path}: cannot be read as UTF-8 text") from None
     else:
-        split = file_split(path, OURS["texts"], replace(given, label=None, user=None, labelled=False))
+        split = file_split(path, SOURCES["texts"], replace(given, label=None, user=None, labelled=False))
         assert split is not None  # the caller has looked at its name
         texts = split.take(np.arange(len(split.labels)))  # type: ignore[assignment]
     if empty := [i for i, t in enumerate(texts) if not (t if isinstance(t, str) else "".join(t)).strip()]:

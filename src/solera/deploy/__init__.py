@@ -1,2 +1,2 @@
-"""A federation on a real network: keys and certificates, a folder for the server and for each site, and the commands
-that start them. What moves the messages is `engines.flower`; the programs on both ends are here."""
+"""A federation on a real network: keys and certificates, a folder for the server and for each site, the engine that
+moves the messages through Flower, and the programs on both ends. Everything that imports flwr is here."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import tomli_w
 
-from ..core import flower_inside
 from ..core.errors import ConfigError, RunError, SoleraError
-from ..core.flower_inside import CONNECTED, NO_KEYS_HERE, NOT_ACTIVATED, TRYING, UNREGISTERED, Node
+from . import flower_inside
+from .flower_inside import CONNECTED, NO_KEYS_HERE, NOT_ACTIVATED, TRYING, UNREGISTERED, Node
 from .journal import keep_journal, lines_from, read_lines
 from .keys import expiry, fingerprint, make_node_key
 from .programs import (

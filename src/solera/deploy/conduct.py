@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.calls import text_in
 from ..core.errors import ConfigError, SoleraError
 from ..core.federation import QuorumNotMet
 from ..core.plugins import code_allowed
 from ..core.tensors import weights_of
 from ..core.version import __version__
 from ..core.wire import Limits, WireError, digest, safe_name
-from ..engines.flower import PROTOCOL, QUERY, Flower, FlowerConfig, Nodes, pack, text_in, unpack
+from ..engines.engine_settings import FlowerConfig
 from ..engines.states import StatesElsewhere
 from ..place import fingerprint as numeric
 from ..place.devices import compute_of
@@ -27,6 +28,7 @@ from ..runs.sites import server_of_sites
 from ..runs.words import human_bytes, percent
 from ..scenario.host import Hello
 from ..scenario.scenario import Scenario
+from .flower import PROTOCOL, QUERY, Flower, Nodes, pack, unpack
 from .journal import ENDED
 from .keys import fingerprint
 

@@ -6,7 +6,7 @@ So `solera deploy` puts programs of its own first on the path of what it starts.
 are Flower's, with one step before an app is unpacked: it must be exactly that file, or nothing runs. The others that
 Flower would start for an app (agents, simulations) refuse.
 
-The step is put in the place of a function inside flwr (`core/flower_inside.py`). Where the function is not found, or
+The step is put in the place of a function inside flwr (`deploy/flower_inside.py`). Where the function is not found, or
 the version of flwr is one that was not tried, the programs refuse to start.
 """
 
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import SoleraError
-from ..core.flower_inside import GATED, INSTALL, OWN_NOTES, UNUSED, check_version
 from . import handover
+from .flower_inside import GATED, INSTALL, OWN_NOTES, UNUSED, check_version
 
 COMPONENTS = {"serverapp": "solera.deploy.serverapp:app", "clientapp": "solera.deploy.clientapp:app"}
 ALLOWED = {"pyproject.toml"}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..core.errors import PORTABLE, ConfigError, SoleraError
-from ..core.flower_inside import HOME, SAFE
+from .flower_inside import HOME, SAFE
 from .gate import write_programs
 
 log = logging.getLogger("solera")

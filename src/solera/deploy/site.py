@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ..core.calls import SHA256, Call, Host, Reply
+from ..core.calls import SHA256, Call, Host, Reply, text_in
 from ..core.errors import ConfigError, SoleraError
 from ..core.plugins import code_allowed, is_path
 from ..core.task import TASKS
@@ -34,7 +34,6 @@ from ..data import Public
 from ..data.encodings import from_bytes
 from ..data.public import Samples
 from ..data.spec import Spec
-from ..engines.flower import PROTOCOL, call_of_facts, pack, text_in, unpack
 from ..engines.serve import serve
 from ..engines.states import ClientStates
 from ..method import prepare_scoring
@@ -47,6 +46,7 @@ from ..runs.sites import site_host, site_model, spec_of_site
 from ..scenario.host import ClientHost
 from .agreed import check_asked, noted
 from .commands import settings_of
+from .flower import PROTOCOL, pack, unpack
 from .journal import write_line
 
 log = logging.getLogger("solera")
@@ -133,7 +133,7 @@ class OwnSite:
             return
         compute = compute_of(self.config.engine)
         place = Placement("cpu", 1.0, compute.precision, compute.deterministic, compute.portable)
-        with place.numerics(threads=1), code_allowed(self.folder):
+        with place.training(threads=1), code_allowed(self.folder):
             config = self._seeded(seed)
             self.seed, self.kept, self.model = None, None, site_model(config, self.name)
             _ = self.spec
@@ -262,7 +262,7 @@ def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:
     try:
         facts, blob = unpack(record, limits or Limits())
         size = len(blob)
-        with site.place.numerics(threads=1):  # as on every engine: the number of threads changes the bits of a sum
+        with site.place.training(threads=1):  # as on every engine: the number of threads changes the bits of a sum
             told, body = _act(facts, blob, site, asked)
     except (Exception, SystemExit, KeyboardInterrupt) as e:
         told, body = {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}, None
@@ -306,7 +306,7 @@ def _call(facts: Mapping[str, Any], blob: bytes, site: Site, asked: dict[str, An
     asked.update((a, getattr(inbox, a)) for a in TASKS[task].takes)
     message = Packed(asked)
     message.memo[task] = inbox
-    call = call_of_facts(facts, message)
+    call = Call.of({**facts, "client": site.name}, message)
     run = site.folder / "state" / "runs" / safe_name(text_in(facts, "run"), "run name")
     _check_room(run, MOST_RUNS, "the state of {} runs")
     TRICKS["cpu"].set_allocator()

@@ -10,21 +10,22 @@ Linux only, like everything here that forks. Nothing listens on a network: the s
 which only its owner can enter.
 """
 
+import contextlib
 import gc
 import importlib
 import json
 import os
-import selectors
 import signal
 import socket
+import socketserver
 import sys
-import time
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..core.flower_inside import GATED
+from .flower_inside import GATED
 from .gate import main as behind_the_gate
 from .handover import SOCKET
 from .programs import FOLDER, die_with_parent
@@ -33,89 +34,64 @@ PROGRAM = "flwr-clientapp"
 LOAD = ("solera.deploy.site", "solera.deploy.clientapp", *GATED[PROGRAM][:2])
 MOST_BYTES = 1 << 22  # of a request: arguments and environment
 AGAIN = ("-m", "solera.deploy.standby")  # what this process is, for starting it anew
-LOOK_S = 0.05  # how often it is seen that a copy has ended
+PATIENCE_S = 10.0  # until a request must be whole
 
 
-class Standby:
-    """Answers requests at a socket in `folder`, one copy each. `listener`: the socket, where it is open already."""
+class Copy(socketserver.BaseRequestHandler):
+    """One request, in a copy of the standby: it becomes the program that Flower meant to start."""
 
-    def __init__(self, folder: Path, listener: int | None = None):
-        self.folder = folder
-        os.chdir(folder)  # the path of a socket must be short
-        self.listener = socket.socket(socket.AF_UNIX, fileno=listener)
-        if listener is None:
-            Path(SOCKET).unlink(missing_ok=True)
-            self.listener.bind(SOCKET)
-            os.chmod(SOCKET, 0o600)
-            self.listener.listen()
-        os.set_inheritable(self.listener.fileno(), False)
-        self.changed: Callable[[], bool] = lambda: False  # whether what the copies begin with is out of date
-        self.waiting = selectors.DefaultSelector()
-        self.waiting.register(self.listener, selectors.EVENT_READ)
-        self.copies: dict[int, socket.socket] = {}  # by process
-
-    def run(self) -> None:
-        """Serve until killed."""
-        while True:
-            for key, _ in self.waiting.select(LOOK_S if self.copies else None):
-                if key.fileobj is not self.listener:
-                    self.abandon(key.data)
-                elif not self.changed():
-                    self.begin(self.listener.accept()[0])
-                elif not self.copies:
-                    self.start_anew()
-                else:  # the request waits until the others are done
-                    time.sleep(LOOK_S)
-            self.collect()
-
-    def start_anew(self) -> None:
-        """Become a new process that listens at the same socket, where the request waits."""
-        print("the site has changed: starting anew", flush=True)
-        os.set_inheritable(self.listener.fileno(), True)
-        os.chdir(os.environ[FOLDER])
-        os.execv(sys.executable, [sys.executable, *AGAIN, str(self.folder), str(self.listener.fileno())])  # noqa: S606
-
-    def begin(self, connection: socket.socket) -> None:
-        """Read a request and split off a copy that does it."""
-        connection.settimeout(10.0)
-        fds: list[int] = []
+    def handle(self) -> None:
+        """Do it; the caller is told the exit code."""
+        die_with_parent(signal.SIGKILL)
+        self.server.socket.close()
+        self.request.settimeout(PATIENCE_S)
         try:
-            size, fds, _, _ = socket.recv_fds(connection, 4, 3)
-            request = _read(connection, int.from_bytes(size, "big"))
-            sys.stdout.flush()
-            pid = os.fork()
-            if pid == 0:
-                self.listener.close()
-                _become(request, fds)
+            size, streams, _, _ = socket.recv_fds(self.request, 4, 3)
+            asked = _read(self.request, int.from_bytes(size, "big"))
         except (OSError, ValueError) as e:
             print(f"a request is refused: {e}", flush=True)
-            connection.close()
             return
-        finally:
-            for fd in fds:
-                os.close(fd)
-        self.copies[pid] = connection
-        self.waiting.register(connection, selectors.EVENT_READ, pid)
+        self.request.settimeout(None)
+        threading.Thread(target=self._end_with_caller, daemon=True).start()
+        code = _become(asked, streams)
+        with contextlib.suppress(OSError):
+            self.request.sendall(bytes([code & 255]))
 
-    def abandon(self, pid: int) -> None:
-        """The caller has disconnected: end its worker."""
-        self.waiting.unregister(self.copies[pid])
-        os.kill(pid, signal.SIGKILL)
+    def _end_with_caller(self) -> None:
+        """A caller that has gone waits for nothing any more."""
+        with contextlib.suppress(OSError):
+            self.request.recv(1)
+        os._exit(1)
 
-    def collect(self) -> None:
-        """Tell how copies have ended."""
-        for pid in list(self.copies):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                connection = self.copies.pop(pid)
-                if connection in self.waiting.get_map():
-                    self.waiting.unregister(connection)
-                    code = os.waitstatus_to_exitcode(status)
-                    try:
-                        connection.sendall(bytes([code if 0 <= code < 256 else 1]))
-                    except OSError:
-                        print(f"nobody waits for process {pid} any more", flush=True)
-                connection.close()
+
+class Standby(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Answers requests at a socket in `folder`, one copy each. `listener`: the socket, where it is open already."""
+
+    request_queue_size = 128
+
+    def __init__(self, folder: Path, listener: int | None = None):
+        os.chdir(folder)  # the path of a socket must be short
+        self.folder = folder
+        self.changed: Callable[[], bool] = lambda: False  # whether what the copies begin with is out of date
+        if listener is None:
+            Path(SOCKET).unlink(missing_ok=True)
+        super().__init__(SOCKET, Copy, bind_and_activate=listener is None)
+        if listener is None:
+            os.chmod(SOCKET, 0o600)
+        else:
+            self.socket.close()
+            self.socket = socket.socket(fileno=listener)
+            os.set_inheritable(listener, False)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next request; where the site has changed, it is left to a new process at the same socket."""
+        if self.changed():
+            print("the site has changed: starting anew", flush=True)
+            self.collect_children(blocking=True)
+            os.set_inheritable(self.fileno(), True)
+            os.chdir(os.environ[FOLDER])
+            os.execv(sys.executable, [sys.executable, *AGAIN, str(self.folder), str(self.fileno())])  # noqa: S606
+        return super().get_request()
 
 
 def _read(connection: socket.socket, size: int) -> dict[str, Any]:
@@ -129,36 +105,33 @@ def _read(connection: socket.socket, size: int) -> dict[str, Any]:
     return json.loads(content)
 
 
-def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """In the copy: be the program that Flower meant to start. Does not return."""
-    code = 1
+def _become(asked: dict[str, Any], streams: list[int]) -> int:
+    """Be the program that was asked for; its exit code."""
     try:
-        die_with_parent(signal.SIGKILL)
-        for number, fd in enumerate(fds):
-            os.dup2(fd, number)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
-        os.chdir(request["cwd"])
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.chdir(asked["cwd"])
         os.environ.clear()
-        os.environ.update(request["env"])
-        sys.argv = request["argv"]
+        os.environ.update(asked["env"])
+        sys.argv = asked["argv"]
         behind_the_gate(PROGRAM)
-        code = 0
+        return 0
     except SystemExit as e:
-        code = e.code if isinstance(e.code, int) else int(e.code is not None)
         if isinstance(e.code, str):
             print(e.code, file=sys.stderr)
+        return e.code if isinstance(e.code, int) else int(e.code is not None)
     except BaseException:
         traceback.print_exc()
+        return 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code & 255)
 
 
 def main(folder: str, listener: str | None = None) -> None:
     """Load everything, then wait for requests."""
-    standby = Standby(Path(folder), None if listener is None else int(listener))  # early requests wait in line
+    standby = Standby(Path(folder), None if listener is None else int(listener))  # an early request waits in line
     for name in LOAD:
         importlib.import_module(name)
     from .site import keep_site  # torch takes seconds to load
@@ -167,7 +140,7 @@ def main(folder: str, listener: str | None = None) -> None:
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the copies
     print("ready", flush=True)
-    standby.run()
+    standby.serve_forever()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Engines move messages between the server and its clients; they differ in where clients run, never in results."""
 
 from ..core.calls import Call, ClientInfo, Engine, Host, Reply, Roster, Version
-from .inprocess import InProcess
-from .processes import Processes
-from .registry import (
+from .engine_settings import (
     ENGINES,
     EngineConfig,
     EngineInfo,
     EngineSettings,
+    FlowerConfig,
+    RayConfig,
     default_engine,
     default_workers,
     engine_info,
@@ -16,6 +16,8 @@ from .registry import (
     register_engine,
     require,
 )
+from .inprocess import InProcess
+from .processes import Processes
 from .serve import serve
 from .states import ClientStates, StateError
 from .threads import Threads
@@ -29,9 +31,11 @@ __all__ = [
     "EngineConfig",
     "EngineInfo",
     "EngineSettings",
+    "FlowerConfig",
     "Host",
     "InProcess",
     "Processes",
+    "RayConfig",
     "Reply",
     "Roster",
     "StateError",

@@ -14,43 +14,38 @@ import json
 import logging
 import os
 import pathlib
-import queue
-import selectors
 import signal
 import socket
 import struct
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from multiprocessing.connection import wait as wait_for
+from typing import Any
 
-from ..core.calls import SHA256, Call, Host, Reply, Roster, Version
+from ..core.calls import Call, Host, Reply
 from ..core.errors import SoleraError
-from ..core.randomness import OURS, fingerprint, one_thread
+from ..core.randomness import fingerprint, one_thread
 from ..core.wire import Limits, Packed
 from ..place.devices import Compute
 from ..place.placement import Placement
-from .base import Backlog, Exchange, check_workers
-from .serve import KEEP_MESSAGES, Received, serve
+from .pool import Pool, Seat, patiently
+from .serve import KEEP_MESSAGES, Held, serve
 from .states import ClientStates
 
 HEADER_LIMIT = 1 << 20
 BEHIND = 3  # how nice workers are: where the server works beside them, all wait for it in the end
-PATIENCE_S = 5.0  # with a system that gives no new thread or process just now
 QUIET_S = 10.0  # until a process that was forked must have said that it works
 ATTEMPTS = 3  # at forking while no other thread holds a lock
 LOOK_S = 0.3  # how often the fork server looks whether the server is still there
 NO_PROCESS = -1  # in place of a process id
 log = logging.getLogger("solera")
-T = TypeVar("T")
 PIECE = 1 << 30  # bytes read at a time: the system gives no more than two of these at once
 
 
-class Processes:
-    """A pool of forked workers, one torch thread each."""
+class Processes(Pool):
+    """Forked workers, one torch thread each."""
 
     def __init__(
         self,
@@ -60,192 +55,96 @@ class Processes:
         compute: Compute | None = None,
         limits: Limits | None = None,
     ):
-        self.host, self.states, self.limits = host, states, limits or Limits()
-        self.count = check_workers(workers)
+        super().__init__(host, workers)
+        self.states, self.limits = states, limits or Limits()
         self._fork_server = _ForkServer(host, states, compute or Compute())
-        self._backlog = Backlog()
         self._wake_r, self._wake_w = socket.socketpair()
-        self._closing, self._broken = False, ""
-        self._thread = threading.Thread(target=self._dispatch, name=f"{OURS}-dispatch", daemon=True)
+        self.begin()
+
+    def hire(self) -> "_Worker | None":
+        """A new worker with the lowest number that is free: it says which device the worker has."""
+        number = next(n for n in itertools.count() if all(n != w.number for w in self.busy))
+        worker = self._fork_server.worker(number)
+        if worker is None:
+            if not self.busy:
+                raise SoleraError("the system gives no new process: see `ulimit -u`")
+            self.count = len(self.busy)
+            log.warning(
+                "the system gives no more than %d worker processes now (`ulimit -u`): going on with them", self.count
+            )
+        return worker
+
+    def give(self, seat: "_Worker") -> None:
+        """Through the buffer: a message that the worker still holds is not sent again."""
+        call = seat.call
+        assert call is not None
+        # A worker that neither reads nor writes must not hold up the others.
+        seat.socket.settimeout(None if seat.ends is None else max(0.001, seat.ends - time.monotonic()))
+        if seat.step != call.step:
+            seat.known, seat.step = [], call.step
+        known = any(m is call.message for m in seat.known)
+        if not known:
+            seat.known = [*seat.known, call.message][-KEEP_MESSAGES:]
+        facts = {**call.facts(), "message": id(call.message), "known": known}
+        with contextlib.suppress(ConnectionError, TimeoutError):  # a dead worker shows when its reply is read
+            _send(seat.socket, seat.buffer, facts, b"" if known else call.message.blob)
+
+    def wait(self, seconds: float | None) -> "list[_Worker]":
+        """Those whose sockets can be read."""
+        ready = wait_for([self._wake_r, *(w.socket for w in self.busy)], seconds)
+        if self._wake_r in ready:
+            self._wake_r.recv(4096)
+        return [w for w in self.busy if w.socket in ready]
+
+    def take(self, seat: "_Worker") -> Reply:
+        """Its reply, or how it ended."""
+        assert seat.call is not None
+        client = seat.call.client
         try:
-            _patiently(self._thread.start, RuntimeError)
-        except RuntimeError as e:
-            self._fork_server.close()
-            raise SoleraError(f"the system gives no new thread ({e}): see `ulimit -u`; resume the run later") from None
+            facts, blob = _receive(seat.socket, seat.buffer, self.limits.bytes)
+            if "ended" not in facts:
+                return Reply.of(facts, client, blob)
+            error = str(facts["ended"])
+        except (EOFError, ConnectionError):
+            seat.close()  # there is nothing to kill, and its number may be another process's by now
+            return Reply(client, error="its process died")
+        except Exception as e:  # whatever it sent, it is this client's loss
+            error = f"its process sent half a reply, or nonsense: {e}"
+        self.kill(seat)
+        return Reply(client, error=error)
 
-    @property
-    def roster(self) -> Roster:
-        return self.host.roster
+    def kill(self, seat: "_Worker") -> None:
+        """At once, whatever it does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(seat.pid, signal.SIGKILL)
+        seat.close()
 
-    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
-        """Workers begin at once, whether or not replies are being collected."""
-        exchange = Exchange(calls)
-        self._backlog.append(exchange)
+    def wake(self) -> None:
+        """One more byte to read."""
         self._wake_w.send(b"!")
-        return lambda: (self._next(exchange.replies) for _ in calls)
 
-    def _next(self, replies: "queue.SimpleQueue[Reply]") -> Reply:
-        while True:
-            try:
-                return replies.get(timeout=1.0)
-            except queue.Empty:
-                if not self._thread.is_alive():
-                    raise SoleraError(f"the worker processes broke down ({self._broken}); resume the run") from None
-
-    def close(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._wake_w.send(b"!")
-            self._thread.join()
-            self._fork_server.close()
-            self._wake_r.close()
-            self._wake_w.close()
-
-    # -- the dispatcher thread: hands calls to idle workers, replies to the collectors --
-
-    def _dispatch(self) -> None:
-        idle: list[_Worker] = []
-        busy: dict[socket.socket, _Worker] = {}
-        try:
-            self._serve(idle, busy)
-        except Exception as e:  # no fork server, no memory: `_next` tells the collector
-            self._broken = str(e) if isinstance(e, SoleraError) else f"{type(e).__name__}: {e}"
-        finally:
-            for worker in busy.values():
-                worker.kill()
-            for worker in idle:
-                worker.close()
-
-    def _serve(self, idle: "list[_Worker]", busy: "dict[socket.socket, _Worker]") -> None:
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._wake_r, selectors.EVENT_READ)
-            while not self._closing:
-                while (idle or len(busy) < self.count) and (exchange := self._backlog.startable()) is not None:
-                    worker = idle.pop() if idle else self._fork_server.worker(_free_number(busy.values()))
-                    if worker is None:
-                        self._go_on_with(len(busy))
-                        break
-                    worker.give(exchange)
-                    busy[worker.socket] = worker
-                    ready.register(worker.socket, selectors.EVENT_READ, worker)
-                for key, _ in ready.select(self._patience(busy)):
-                    if key.fileobj is self._wake_r:
-                        self._wake_r.recv(4096)
-                        continue
-                    worker = busy.pop(key.data.socket)
-                    ready.unregister(worker.socket)
-                    if worker.take(self.limits):
-                        idle.append(worker)
-                for worker in [w for w in busy.values() if w.overdue()]:
-                    del busy[worker.socket]
-                    ready.unregister(worker.socket)
-                    worker.dismiss()
-
-    def _go_on_with(self, workers: int) -> None:
-        """The system gives no more processes."""
-        if not workers:
-            raise SoleraError("the system gives no new process: see `ulimit -u`")
-        log.warning("the system gives no more than %d worker processes now (`ulimit -u`): going on with them", workers)
-        self.count = workers
-
-    def _patience(self, busy: dict[socket.socket, "_Worker"]) -> float | None:
-        ends = [w.deadline for w in busy.values() if w.deadline is not None]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
+    def end(self) -> None:
+        """The fork server takes its workers with it."""
+        self._fork_server.close()
+        for worker in (*self.idle, *self.busy):
+            worker.close()
+        self._wake_r.close()
+        self._wake_w.close()
 
 
-class _Worker:
-    """The server's end of one worker process. Its number says which device it has."""
+class _Worker(Seat):
+    """The server's end of one worker process."""
 
     def __init__(self, sock: socket.socket, buffer: int, pid: int, number: int):
-        self.socket, self.buffer, self.pid, self.number = sock, buffer, pid, number
+        super().__init__(number)
+        self.socket, self.buffer, self.pid = sock, buffer, pid
         self.known: list[Packed] = []  # messages this worker still holds, all of one exchange
-        self.call: Call | None = None
-        self.exchange: Exchange | None = None
-        self.position = 0  # of its call in the exchange
-        self.deadline: float | None = None
-
-    def give(self, exchange: Exchange) -> None:
-        """Hand over the next call of an exchange."""
-        self.position, call = exchange.next()
-        # A little grace: a client that is merely at its deadline is told so by its own clock.
-        patience = None if call.deadline_s is None else call.deadline_s * 1.05 + 0.05
-        self.deadline = None if patience is None else time.monotonic() + patience
-        self.socket.settimeout(patience)  # a worker that neither reads nor writes must not hold up the others
-        if self.call is None or self.call.step != call.step:
-            self.known = []
-        self.call, self.exchange = call, exchange
-        if known := any(m is call.message for m in self.known):
-            blob = b""
-        else:
-            blob = call.message.blob
-            self.known = [*self.known, call.message][-KEEP_MESSAGES:]
-        facts = {
-            "client": call.client,
-            "task": call.task,
-            "step": call.step,
-            "seed": call.seed,
-            "run_seed": call.run_seed,
-            "after": call.after,
-            "keep": call.keep,
-            "keep_from": call.keep_from,
-            "deadline_s": call.deadline_s,
-            "message": id(call.message),
-            "known": known,
-        }
-        with contextlib.suppress(ConnectionError, TimeoutError):  # a dead worker shows when its reply is read
-            _send(self.socket, self.buffer, facts, blob)
-
-    def take(self, limits: Limits) -> bool:
-        """Read the reply and pass it on; False if the worker is no longer usable."""
-        assert self.call is not None
-        try:
-            facts, blob = _receive(self.socket, self.buffer, limits.bytes)
-            if "ended" in facts:
-                self.kill()
-                self._answer(Reply(self.call.client, error=str(facts["ended"])))
-                return False
-            version, error, fatal = _version(facts["version"]), facts["error"], facts["fatal"]
-            if fatal not in ("", "task", "run"):
-                raise ValueError(f"fatal = {str(fatal)[:20]!r}")
-            reply = Reply(self.call.client, blob, version, error, float(facts["seconds"]), fatal)
-        except (EOFError, ConnectionError):
-            self.close()  # there is nothing to kill, and its number may be another process's by now
-            self._answer(Reply(self.call.client, error="its process died"))
-            return False
-        except Exception as e:  # whatever it sent, it is this client's loss
-            self.kill()
-            self._answer(Reply(self.call.client, error=f"its process sent half a reply, or nonsense: {e}"))
-            return False
-        self._answer(reply)
-        return True
-
-    def _answer(self, reply: Reply) -> None:
-        assert self.exchange is not None
-        self.exchange.answer(self.position, reply)
-
-    def overdue(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
-
-    def dismiss(self) -> None:
-        """The deadline has passed: end the worker, its client is dropped from the exchange."""
-        assert self.call is not None
-        self.kill()
-        self._answer(Reply(self.call.client, error=f"no reply within the deadline of {self.call.deadline_s} s"))
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.close()
+        self.step = -1  # of that exchange
 
     def close(self) -> None:
+        self.gone = True
         self.socket.close()
         os.close(self.buffer)
-
-
-def _free_number(others: Iterable[_Worker]) -> int:
-    """The lowest number that none of the other workers has."""
-    taken = {w.number for w in others}
-    return next(n for n in itertools.count() if n not in taken)
 
 
 def _let_threads_end(most_s: float = 1.0) -> None:
@@ -386,20 +285,7 @@ _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found h
 
 
 def _fork() -> int:
-    return _patiently(os.fork, BlockingIOError)
-
-
-def _patiently(start: Callable[[], T], refused: type[Exception]) -> T:
-    """Start a thread or a process; a system that gives none just now is asked again for a while."""
-    end, pause = time.monotonic() + PATIENCE_S, 0.01
-    while True:
-        try:
-            return start()
-        except refused:
-            if time.monotonic() + pause > end:
-                raise
-        time.sleep(pause)
-        pause *= 2
+    return patiently(os.fork, BlockingIOError)
 
 
 def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, place: Placement) -> None:
@@ -416,52 +302,19 @@ def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, pl
 
 
 def _serve_calls(sock: socket.socket, buffer: int, host: Host, states: ClientStates, place: Placement) -> None:
-    held: dict[int, Packed] = {}
-    step = -1
+    held = Held()
     while True:
         facts, blob = _receive(sock, buffer, Limits().bytes)
-        if facts["step"] != step:
-            held, step = {}, facts["step"]
         if not facts["known"]:
-            held.pop(facts["message"], None)
-            held[facts["message"]] = Received(blob, facts["task"])
-            for old in list(held)[:-KEEP_MESSAGES]:
-                del held[old]
-        message = held[facts["message"]]
-        call = Call(
-            facts["client"],
-            facts["task"],
-            facts["step"],
-            facts["seed"],
-            facts["run_seed"],
-            message,
-            _version(facts["after"]),
-            tuple(Version(*v) for v in facts["keep"]),
-            facts["keep_from"],
-            facts["deadline_s"],
-        )
-        reply = serve(call, host, states, place)
+            held.messages.pop(facts["message"], None)
+        message = held.message(facts["message"], facts, lambda: blob)  # noqa: B023
+        reply = serve(Call.of(facts, message), host, states, place)
         body = reply.message.blob if isinstance(reply.message, Packed) else b""
-        told: dict[str, Any] = {
-            "version": reply.version,
-            "error": reply.error,
-            "fatal": reply.fatal,
-            "seconds": reply.seconds,
-        }
+        told = reply.facts()
         try:
             _send(sock, buffer, told, body)
         except _BufferFull as e:  # not this client's fault, and on another machine it would have answered
             _send(sock, buffer, told | {"error": str(e), "fatal": "run"}, b"")
-
-
-def _version(told: list[Any] | None) -> Version | None:
-    """A version as it comes out of JSON; ValueError if it is none."""
-    if told is None:
-        return None
-    step, sha256 = told
-    if type(step) is not int or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
-        raise ValueError(f"version {str(told)[:80]}")
-    return Version(step, sha256)
 
 
 # ---- framing: two lengths and JSON facts through the socket, the bytes of the message in the shared buffer --------

@@ -5,6 +5,7 @@ import functools
 import pathlib
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -45,7 +46,7 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
             loaded = states.load(call.client, call.after)
             client = host.client(call.client, call.seed, loaded, place)
             before = _snapshot(loaded)
-            with place.numerics(), place.autocast():  # what a task sets is not left to the next one
+            with place.training():  # what a task sets is not left to the next one
                 return task.fn(client, **arguments), client.state, before
 
         once = functools.partial(repeatable, call.seed, work) if seed_global else work
@@ -72,8 +73,25 @@ def serve(call: Call, host: Host, states: "ClientStates", place: Placement, seed
         return Reply(call.client, error=_reason(e), seconds=time.monotonic() - begun)
 
 
-# The server and the worker forget messages by the same rule: those of another exchange, and all but the last few.
-KEEP_MESSAGES = 4
+KEEP_MESSAGES = 4  # the server and the worker forget messages by the same rule: of another exchange, or before these
+
+
+class Held:
+    """The messages that a worker holds: many clients share one, and it is sent once."""
+
+    def __init__(self) -> None:
+        self.messages: dict[Any, Packed] = {}
+        self.step = -1
+
+    def message(self, name: Any, facts: Mapping[str, Any], fetch: Callable[[], bytes]) -> Packed:
+        """The message of a call with these facts; fetched if none of that name is held."""
+        if facts["step"] != self.step:
+            self.messages, self.step = {}, facts["step"]
+        if name not in self.messages:
+            self.messages[name] = Received(fetch(), facts["task"])
+            for old in list(self.messages)[:-KEEP_MESSAGES]:
+                del self.messages[old]
+        return self.messages[name]
 
 
 class Received(Packed):
@@ -116,12 +134,12 @@ Snapshot = dict[str, dict[str, tuple[Tensor, int]]]
 
 
 def _snapshot(state: dict[str, Weights]) -> Snapshot:
-    """What a client's state is now. It holds on to the tensors: an identity says nothing once its object is gone."""
+    """A client's state as it is now. It keeps the tensors: an identity says nothing once its object is gone."""
     return {name: {n: (t, t._version) for n, t in weights.items()} for name, weights in state.items()}
 
 
 def _changed(state: dict[str, Weights], before: Snapshot) -> bool:
-    """Whether anything was assigned, removed or written to."""
+    """True if anything was assigned, removed or written to."""
     if {k: list(v) for k, v in state.items()} != {k: list(v) for k, v in before.items()}:
         return True
     return any(
@@ -132,7 +150,7 @@ def _changed(state: dict[str, Weights], before: Snapshot) -> bool:
 
 
 def _reason(e: BaseException) -> str:
-    """One line that finds the place: the error, and where in whose code it was raised."""
+    """The error in one line, with the file and line that raised it."""
     where = traceback.extract_tb(e.__traceback__)[-1]
     text = " ".join(str(e).split())
     return f"{type(e).__name__}: {text[:300]} ({pathlib.Path(where.filename).name}:{where.lineno})"

@@ -127,3 +127,23 @@ class StatesElsewhere(ClientStates):
 
     def flush(self, ledger: Mapping[str, Version]) -> None:
         """Nothing to flush here."""
+
+
+class Carried(ClientStates):
+    """The state of one client for one call: it came with the call, and what the client leaves goes with the reply."""
+
+    def __init__(self, content: bytes | None):
+        super().__init__("carried")
+        self.given, self.left = content, b""
+
+    def content(self, client: str, version: Version) -> bytes:
+        """What came with the call; the server has compared it with its hash."""
+        if self.given is None:
+            raise StateError(f"the state of {client} did not come with the call")
+        return self.given
+
+    def store(
+        self, client: str, version: Version, content: bytes, keep: Collection[Version] = (), keep_from: int = 0
+    ) -> None:
+        """To be sent back."""
+        self.left = content

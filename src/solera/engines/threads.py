@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from ..core.calls import Call, Host, Reply, Roster
 from ..core.randomness import Watch, one_thread, thread_pool
 from ..place.devices import Compute
-from .base import Window, check_workers
+from .pool import Window, check_workers
 from .serve import serve
 from .states import ClientStates
 

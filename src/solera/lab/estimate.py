@@ -1,7 +1,7 @@
-"""How long runs will take on one core, before they start: a training step of each model is timed, and counted.
+"""An estimate of the time that runs take on one core: a training step of each model is timed, and counted.
 
 Counted are the clients' training steps, the server's distillation steps, the teachers' predictions and the evaluation.
-What a method does besides (matching, coefficients, messages) is small and left out, so an estimate says "about".
+The rest (matching, coefficients, messages) is small and left out, so an estimate says "about".
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from ..data.catalogue import SOURCES
-from ..data.tokens import VOCABULARY
+from ..data.encodings import VOCABULARY
 from ..models import MODELS, build
 from ..runs.config import Config, load_config
 from ..train.distill import Distill
@@ -26,7 +26,7 @@ HELD_OUT = 0.2  # of the training samples, where the public samples are held out
 
 
 class Shape(NamedTuple):
-    """What a measured step depends on."""
+    """All that the time of a step depends on."""
 
     model: str
     norm: str
@@ -37,20 +37,8 @@ class Shape(NamedTuple):
     training: bool
 
 
-class Clock:
-    """Times steps of models, each once."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[Shape, float] = {}
-
-    def step(self, what: Shape) -> float:
-        """The seconds of one step (or, without training, of one prediction) of a batch."""
-        if what not in self.seconds:
-            self.seconds[what] = _measured(what)
-        return self.seconds[what]
-
-
 def _measured(what: Shape) -> float:
+    """The seconds of one training step (or, without training, of one prediction) of a batch."""
     text = MODELS[what.model].kind == "text"
     vocabulary = VOCABULARY if text else None
     model = build(what.model, what.classes, what.shape, what.norm, what.head, vocabulary=vocabulary)  # type: ignore[arg-type]
@@ -76,21 +64,19 @@ def _measured(what: Shape) -> float:
     return (time.perf_counter() - began) / count
 
 
-class Work(NamedTuple):
-    """The steps of a whole run: how many of which."""
+def work_of(config: Config) -> tuple[list[tuple[float, Shape]], list[str]]:
+    """The steps of a run, how many of which, and its models that are not in the zoo, whose steps are not counted.
 
-    steps: list[tuple[float, Shape]]
-    unknown: list[str]  # models that are not in the zoo: their steps are not counted
-
-
-def work_of(config: Config) -> Work:
-    """The steps of a run, from its configuration alone. No data is read."""
+    It follows from the configuration alone: no data is read."""
     method, models, data = config.method, config.models, config.data
     rows = rows_of(config) or (10_000, 2_000)
     info = SOURCES.get(data.name)
     classes, shape = (info.classes or CLASSES, tuple(info.shape)) if info else (CLASSES, (3, 32, 32))
     clients = config.partition.clients or 100
-    public = _public(config, rows[0])
+    public, open_info = 0, SOURCES.get(config.public.name or "")
+    if config.public.source != "none":
+        whole = open_info.rows[0] if open_info and open_info.rows else int(HELD_OUT * rows[0])
+        public = int((config.public.size or whole) * config.public.fraction)
     held = public if config.public.source == "held-out" else 0
     private = max(1.0, rows[0] * (1 - data.validation) - held) / clients * (1 - data.kept_for_tests)
     private *= getattr(config.partition, "fraction", 1.0)
@@ -126,34 +112,18 @@ def work_of(config: Config) -> Work:
     if server:
         add(rounds / config.run.eval_every * rows[1] / 128, server, 128, False)
     unknown = [n for n in dict.fromkeys([*models.clients, models.server]) if n is not None and n not in MODELS]
-    return Work(steps, unknown)
+    return steps, unknown
 
 
-def _public(config: Config, rows: int) -> int:
-    public = config.public
-    if public.source == "none":
-        return 0
-    info = SOURCES.get(public.name or "")
-    whole = info.rows[0] if info and info.rows else int(HELD_OUT * rows)
-    return int((public.size or whole) * public.fraction)
-
-
-def cpu_seconds(configs: Iterable[Config], clock: Clock | None = None) -> tuple[list[float], list[str]]:
-    """The seconds of each run on one core, and the models that could not be counted."""
-    clock, seconds, unknown = clock or Clock(), [], []
-    for config in configs:
-        work = work_of(config)
-        seconds.append(sum(count * clock.step(what) for count, what in work.steps if count))
-        unknown += work.unknown
-    return seconds, list(dict.fromkeys(unknown))
-
-
-def estimated(texts: list[str]) -> dict[str, Any]:
-    """The same from configurations as TOML, as JSON: for a process of its own."""
-    clock = Clock()
-    seconds, unknown = cpu_seconds([load_config(tomllib.loads(text)) for text in texts], clock)
-    measured = [[w.model, w.batch, s] for w, s in clock.seconds.items() if w.training]
-    return {"seconds": seconds, "unknown": unknown, "steps": measured}
-
-
-__all__ = ["Clock", "Shape", "Work", "cpu_seconds", "estimated", "work_of"]
+def estimated(texts: Iterable[str]) -> dict[str, Any]:
+    """The seconds of runs on one core, from their configurations as TOML. The result is JSON: it comes from a process
+    of its own. "unknown": models that are not counted; "steps": the measured training steps."""
+    measured: dict[Shape, float] = {}
+    seconds, unknown = [], []
+    for text in texts:
+        steps, strange = work_of(load_config(tomllib.loads(text)))
+        unknown += strange
+        measured |= {what: _measured(what) for what in dict.fromkeys(w for n, w in steps if n) if what not in measured}
+        seconds.append(sum(count * measured[what] for count, what in steps if count))
+    trained = [[w.model, w.batch, s] for w, s in measured.items() if w.training]
+    return {"seconds": seconds, "unknown": list(dict.fromkeys(unknown)), "steps": trained}

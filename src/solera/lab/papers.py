@@ -11,13 +11,13 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar
 
 from ..core.errors import ConfigError
+from ..core.settings import SettingsError, settings
 from ..runs.config import recipe_names, recipe_text
 from ..runs.dotted import flat, show
 
-Value = Literal["accuracy", "rounds", "parameters", "bytes", "megabytes", "relative", "hours", "size", "partition"]
 PAPERS = {
     "feddf": "FedDF (Lin et al., NeurIPS 2020)",
     "fedet": "Fed-ET (Cho et al., IJCAI 2022)",
@@ -28,32 +28,58 @@ SCALES = ("full", "small", "tiny")
 NOT_PRINTED = "-"
 PRINTED = re.compile(r"(-|N/A|\d+(\.\d+)?([eE]\d+)?( ± \d*\.?\d+)?)")
 ITEM = re.compile(r"(Table|Figure|Section|Appendix) [A-Z]?\d*(\.\d+)?( \([a-z]\))?")
-AT = ("last", "best")  # or a number of rounds
+Value = Literal["accuracy", "rounds", "parameters", "bytes", "megabytes", "relative", "hours", "size", "partition"]
+At = Literal["last", "best"] | int  # or the number of a round
+Settings = dict[str, Any]  # by dotted key
+T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Part:
-    """A row or a column: what its cells have in common."""
+    """The common part of the cells of a row or a column."""
 
     name: str
-    set: dict[str, Any]  # settings by dotted key, on top of the recipe
+    set: Settings = dataclasses.field(default_factory=dict)  # on top of the recipe
     measure: str | None = None  # what is measured; None: as the table says
-    at: str | int | None = None  # in which round
+    at: At | None = None  # in which round
     target: float | None = None  # an accuracy that is to be reached
     skip: str = ""  # why its cells cannot be run
     tune: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # settings that the paper searched over
-    printed: tuple[str, ...] = ()  # of a row: the paper's numbers, one for each column
-    rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # of a column: settings of single cells
-    tuned_as: str = ""  # of a row: another one, whose tuned settings it has
+
+    def problems(self) -> Iterator[str]:
+        for key, values in self.tune.items():
+            if len(values) < 2:
+                yield f"tune.{key} = {show(values)}: expected a list of the values searched over"
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
+class Row(Part):
+    """A row of a table."""
+
+    printed: tuple[str, ...] = ()  # the paper's numbers, one for each column
+    tuned_as: str = ""  # another row, whose tuned settings it has
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        for text in self.printed:
+            if not PRINTED.fullmatch(text):
+                yield f"printed {text!r}: expected a number, '80.69 ± 0.43', 'N/A' or '-'"
+
+
+@settings
+class Column(Part):
+    """A column of a table."""
+
+    rows: dict[str, Settings] = dataclasses.field(default_factory=dict)  # settings of single cells
+
+
+@settings
 class Shrink:
-    """What one scale changes beyond the rules for all recipes."""
+    """The changes of one scale beyond the rules for all recipes."""
 
-    set: dict[str, Any]
-    stand_ins: dict[str, str]  # what is replaced -> by what
-    models: dict[str, str]  # the same for models, which are replaced wherever a cell has them
+    set: Settings = dataclasses.field(default_factory=dict)
+    stand_ins: dict[str, str] = dataclasses.field(default_factory=dict)  # what is replaced -> by what
+    models: dict[str, str] = dataclasses.field(default_factory=dict)  # likewise, wherever a cell has them
     skip: str = ""
     target: float | None = None  # an accuracy that is within reach at this scale, in place of the paper's
 
@@ -65,7 +91,7 @@ class Cell:
     row: str
     column: str
     printed: str
-    set: dict[str, Any]
+    set: Settings
     value: Value
     measure: str
     at: str | int
@@ -75,29 +101,54 @@ class Cell:
     tuned_as: str  # the row whose tuned settings it has
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Paper:
     """A results table or a figure."""
 
     recipe: str
-    paper: str  # a key of PAPERS
+    paper: Literal["feddf", "fedet", "fedeed", "mnfl"]
     item: str  # Table 2, Figure 4
-    also: tuple[str, ...]  # other tables or figures that show the same runs
     title: str
-    value: Value
-    measure: str
-    at: str | int
-    target: float | None
-    seeds: int
-    said: str  # what the paper says of it, where it prints no numbers
-    open: tuple[str, ...]  # what the paper leaves open or contradicts
-    rows: tuple[Part, ...]
-    columns: tuple[Part, ...]
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
     scales: dict[str, Shrink]
+    also: tuple[str, ...] = ()  # other tables or figures that show the same runs
+    value: Value = "accuracy"
+    measure: str = "main"
+    at: At = "last"
+    target: float | None = None
+    seeds: int = 3
+    said: str = ""  # what the paper says of it, where it prints no numbers
+    open: tuple[str, ...] = ()  # what the paper leaves open or contradicts
+
+    def problems(self) -> Iterator[str]:
+        for item in (self.item, *self.also):
+            if not ITEM.fullmatch(item):
+                yield f"item = {item}: expected a name like Table 2 or Figure 6 (a)"
+        for what, names in (("row", [r.name for r in self.rows]), ("column", [c.name for c in self.columns])):
+            if not names or len(set(names)) < len(names):
+                yield f"{what}: at least one, each with a name of its own; not {show(names)}"
+        known, searched = {r.name for r in self.rows}, {r.name for r in self.rows if r.tune}
+        for r in self.rows:
+            if r.printed and len(r.printed) != len(self.columns):
+                numbers = f"{len(r.printed)} printed numbers for {len(self.columns)} columns"
+                yield f'row {r.name!r}: {numbers}; write "-" for none'
+            if r.tuned_as and r.tuned_as not in searched:
+                yield f"row {r.name!r}: tuned_as: {r.tuned_as} is none of {', '.join(sorted(searched))}"
+        for c in self.columns:
+            for name in c.rows.keys() - known:
+                yield f"column {c.name!r}: rows: {name} is none of {', '.join(sorted(known))}"
+        if self.value in ("rounds", "parameters", "bytes") and any(c.target is None for c in self.cells()):
+            yield f"value = {self.value} counts until a target: set paper.target, or one by column"
+
+    @property
+    def trains(self) -> bool:
+        """False if the values of the table need no training."""
+        return self.value not in ("size", "partition")
 
     @property
     def names(self) -> list[str]:
-        """What the table is called on the command line: feddf/table2, feddf/fig6."""
+        """The names on the command line: feddf/table2, feddf/fig6."""
         found = [i.lower().replace("figure", "fig").split("(")[0].replace(" ", "") for i in (self.item, *self.also)]
         return [f"{self.paper}/{name}" for name in found]
 
@@ -141,147 +192,32 @@ def load_paper(recipe: str) -> Paper:
 
 def read_paper(given: Any, recipe: str) -> Paper:
     """A [paper] table as read from TOML, checked."""
-    table = _Table(given, f"{recipe}: paper")
-    paper = table.take("paper", str)
-    if paper not in PAPERS:
-        raise ConfigError(f"{recipe}: paper.paper = {show(paper)}: expected one of {', '.join(PAPERS)}")
-    item = table.take("item", str)
-    if wrong := [i for i in (item, *table.left.get("also", [])) if not ITEM.fullmatch(str(i))]:
-        raise ConfigError(f"{recipe}: paper.item = {show(wrong[0])}: expected a name like Table 2 or Figure 6 (a)")
-    also = tuple(table.take("also", list, []))
-    value = table.take("value", str, "accuracy")
-    if value not in get_args(Value):
-        raise ConfigError(f"{recipe}: paper.value = {show(value)}: expected one of {', '.join(get_args(Value))}")
-    columns = tuple(_part(p, f"{recipe}: paper.column", None) for p in table.take("column", list, [{"name": "result"}]))
-    rows = tuple(_part(p, f"{recipe}: paper.row", len(columns)) for p in table.take("row", list))
-    for what, parts in (("row", rows), ("column", columns)):
-        names = [p.name for p in parts]
-        if not parts or len(set(names)) < len(names):
-            raise ConfigError(f"{recipe}: paper.{what}: at least one, each with a name of its own; not {show(names)}")
-    known, searched = {r.name for r in rows}, {r.name for r in rows if r.tune}
-    for where, given_, allowed in (
-        *((f"column {c.name!r}: rows", c.rows, known) for c in columns),
-        *((f"row {r.name!r}: tuned_as", [r.tuned_as], searched | {""}) for r in rows),
-    ):
-        if strange := [name for name in given_ if name not in allowed]:
-            raise ConfigError(f"{recipe}: paper.{where}: {show(strange[0])} is none of {', '.join(sorted(allowed))}")
-    found = Paper(
-        recipe,
-        paper,
-        item,
-        also,
-        table.take("title", str),
-        value,
-        table.take("measure", str, "main"),
-        _at(table.take("at", (str, int), "last"), table.where),
-        table.take("target", float, None),
-        table.take("seeds", int, 3),
-        table.take("said", str, ""),
-        tuple(table.take("open", list, [])),
-        rows,
-        columns,
-        {scale: _shrink(table.take(scale, dict, {}), f"{table.where}.{scale}") for scale in SCALES[1:]},
-    )
-    table.end()
-    if value in ("rounds", "parameters", "bytes") and any(c.target is None for c in found.cells()):
-        raise ConfigError(f"{recipe}: paper.value = {value} counts until a target: set paper.target, or one by column")
-    return found
+    where = f"{recipe}: paper"
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} = {show(given)}: expected a table")
+    table = dict(given)
+    parts = {
+        "rows": tuple(_made(Row, part, f"{where}.row") for part in table.pop("row", ())),
+        "columns": tuple(_made(Column, part, f"{where}.column") for part in table.pop("column", [{"name": "result"}])),
+        "scales": {scale: _made(Shrink, table.pop(scale, {}), f"{where}.{scale}") for scale in SCALES[1:]},
+    }
+    return _made(Paper, table | {"recipe": recipe} | parts, where)
 
 
-def _part(given: Any, where: str, width: int | None) -> Part:
-    """A row (`width` is the number of columns) or a column (None)."""
-    table = _Table(given, where)
-    name = table.take("name", str)
-    table.where = f"{where} {name!r}"
-    at = table.take("at", (str, int), None)
-    printed = tuple(map(_printed, table.take("printed", list, []))) if width is not None else ()
-    part = Part(
-        name,
-        flat(table.take("set", dict, {})),
-        table.take("measure", str, None),
-        at if at is None else _at(at, table.where),
-        table.take("target", float, None),
-        table.take("skip", str, ""),
-        flat(table.take("tune", dict, {})),
-        printed,
-        {row: flat(settings) for row, settings in table.take("rows", dict, {}).items()} if width is None else {},
-        table.take("tuned_as", str, "") if width is not None else "",
-    )
-    table.end()
-    if printed and len(printed) != width:
-        raise ConfigError(f'{table.where}: {len(printed)} printed numbers for {width} columns; write "-" for none')
-    for text in printed:
-        if not PRINTED.fullmatch(text):
-            raise ConfigError(f"{table.where}: printed {text!r}: expected a number, '80.69 ± 0.43', 'N/A' or '-'")
-    for key, values in part.tune.items():
-        if not isinstance(values, list) or len(values) < 2:
-            raise ConfigError(
-                f"{table.where}: tune.{key} = {show(values)}: expected a list of the values searched over"
-            )
-    return part
-
-
-def _printed(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _shrink(given: Mapping[str, Any], where: str) -> Shrink:
-    table = _Table(given, where)
-    found = Shrink(
-        flat(table.take("set", dict, {})),
-        dict(table.take("stand_ins", dict, {})),
-        dict(table.take("models", dict, {})),
-        table.take("skip", str, ""),
-        table.take("target", float, None),
-    )
-    table.end()
-    return found
-
-
-def _at(value: str | int, where: str) -> str | int:
-    if value in AT or (isinstance(value, int) and value > 0):
-        return value
-    raise ConfigError(f"{where}: at = {show(value)}: expected last, best or a number of rounds")
-
-
-class _Table:
-    """Takes the keys out of a table and refuses those that are left."""
-
-    def __init__(self, given: Any, where: str):
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{where} = {show(given)}: expected a table")
-        self.left, self.where = dict(given), where
-        self.known: list[str] = []
-
-    def take(self, key: str, kind: Any, *default: Any) -> Any:
-        self.known.append(key)
-        if key not in self.left:
-            if default:
-                return default[0]
-            raise ConfigError(f"{self.where}: {key} is missing")
-        value = self.left.pop(key)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise ConfigError(f"{self.where}: {key} = {show(value)}: wrong type")
-        return value
-
-    def end(self) -> None:
-        for key in self.left:
-            near = difflib.get_close_matches(key, self.known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.known)}"
-            raise ConfigError(f"{self.where}: there is no {key!r}; {hint}")
-
-
-__all__ = [
-    "NOT_PRINTED",
-    "PAPERS",
-    "SCALES",
-    "Cell",
-    "Paper",
-    "Part",
-    "Shrink",
-    "load_paper",
-    "paper_names",
-    "read_paper",
-]
+def _made(cls: type[T], given: Any, where: str) -> T:
+    """An object of one of these classes from a table. Settings in it get dotted keys."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} = {show(given)}: expected a table")
+    where += f" {given['name']!r}" if "name" in given else ""
+    table = {k: flat(v) if k in ("set", "tune") and isinstance(v, Mapping) else v for k, v in given.items()}
+    if cls is Column and isinstance(rows := table.get("rows"), Mapping):
+        table["rows"] = {row: flat(settings) for row, settings in rows.items()}
+    if cls is Row:
+        table["printed"] = [v if isinstance(v, str) else json.dumps(v) for v in table.get("printed", ())]
+    required = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]  # type: ignore[arg-type]
+    if missing := [name for name in required if name not in table]:
+        raise ConfigError(f"{where}: {missing[0]} is missing")
+    try:
+        return cls(**table)
+    except SettingsError as e:
+        raise ConfigError(f"{where}: {e.problems[0]}") from None

@@ -1,7 +1,7 @@
 """A table of a paper, run: every cell a configuration, our numbers beside the printed ones.
 
-`plan_table` turns the [paper] table of a recipe into runs (cells with equal settings share one), `run_table` runs those
-that can run, `collect` reads the numbers out of the run directories. The runs of a table are a sweep: they are resumed,
+`plan_table` turns the [paper] table of a recipe into runs (cells with equal settings share one), `collect` reads the
+numbers out of the run directories. The runs of a table are a sweep: `run_planned` runs them, and they are resumed,
 compared and reported like one. A cell that was not run says why.
 """
 
@@ -22,20 +22,19 @@ from ..runs.facts import sampled
 from ..runs.groups import group_runs
 from ..runs.read import Run, read_run
 from ..runs.results import Lines, Result, compared_results
-from ..runs.series import Point, spent
+from ..runs.series import spent
 from ..runs.stand_ins import NOT_RUN, StandIns, listed
 from ..scenario.scenario import Scenario
 from .estimate import estimated
 from .papers import NOT_PRINTED, PAPERS, Cell, Paper, load_paper, paper_names
 from .scales import EMBEDDED, scaled, scaled_round, told
-from .sweep import Planned, Progress, Tell, apart, check_unchanged, is_done, overrides_of, run_all, unfit, write_index
+from .sweep import Planned, apart, is_done, overrides_of, unfit, with_run
 
 ALL = "all"
-WITHOUT_RUNS = ("size", "partition")  # values that need no training
 RESULT = "table.json"
 AVERAGE = "average"  # measured: the average of clients' models, before distillation
-CONTENTS = ("data", "parameters", "predictions")  # of megabytes: of what
-RUN = "run"  # what is said of a cell with the paper's settings and data; otherwise NOT_RUN
+CONTENTS = ("data", "parameters", "predictions")  # of megabytes
+RUN = "run"  # the verdict on a cell with the paper's settings and data; otherwise NOT_RUN
 KINDS = {"model": ("mean", "model", "part"), "server": ("server",), "ensemble": ("ensemble",), "own": ("own",)}
 
 
@@ -70,11 +69,6 @@ class PlannedTable:
             cells.append(c if why is None else dataclasses.replace(c, runs=(), reason=why))
         kept = {name for c in cells for name in c.runs}
         return dataclasses.replace(self, cells=tuple(cells), runs=tuple(r for r in self.runs if r.name in kept))
-
-
-def without_runs(paper: Paper) -> bool:
-    """Whether the table needs no training."""
-    return paper.value in WITHOUT_RUNS
 
 
 def items(name: str) -> list[str]:
@@ -128,12 +122,14 @@ def plan_table(
         at = cell.at
         if isinstance(at, int):
             at = scaled_round(at, whole.run.rounds, shrunk.config.run.rounds)
-        config = _named(shrunk.config, paper)
-        text = to_toml(_seeded(without_stand_ins(config), 0))  # two cells may have one run at a smaller scale
+        config = shrunk.config
+        if not config.run.name:
+            config = with_run(config, name=paper.recipe.replace("/", "-"))
+        text = to_toml(with_run(without_stand_ins(config), seed=0))  # two cells may have one run at a smaller scale
         folder = folders.setdefault(text, _folder(cell, set(folders.values())))
         names = []
-        for seed in range(count) if paper.value not in WITHOUT_RUNS else ():
-            run = Planned(f"{folder}/s{seed}", f"{cell.row}, {cell.column}", setting, _seeded(config, seed))
+        for seed in range(count) if paper.trains else ():
+            run = Planned(f"{folder}/s{seed}", f"{cell.row}, {cell.column}", setting, with_run(config, seed=seed))
             runs.setdefault(run.name, run)
             names.append(run.name)
         changed = any(not key.startswith("engine.") for key in shrunk.changes) or bool(shrunk.stand_ins)
@@ -142,24 +138,15 @@ def plan_table(
 
 
 def _choose(paper: Paper, rows: Sequence[str], columns: Sequence[str]) -> set[tuple[str, str]]:
-    def match(names: list[str], wanted: Sequence[str], what: str) -> list[str]:
+    """The cells whose row and column have one of these texts in their names."""
+    chosen: list[list[str]] = []
+    for what, parts, wanted in (("row", paper.rows, rows), ("column", paper.columns, columns)):
+        names = [p.name for p in parts]
         for text in wanted:
             if not any(text.lower() in name.lower() for name in names):
                 raise ConfigError(f"{paper.recipe} has no {what} {text!r}; there are: {'; '.join(names)}")
-        return [n for n in names if not wanted or any(text.lower() in n.lower() for text in wanted)]
-
-    down = match([r.name for r in paper.rows], rows, "row")
-    across = match([c.name for c in paper.columns], columns, "column")
-    return {(r, c) for r in down for c in across}
-
-
-def _named(config: Config, paper: Paper) -> Config:
-    run = dataclasses.replace(config.run, name=config.run.name or paper.recipe.replace("/", "-"))
-    return dataclasses.replace(config, run=run)
-
-
-def _seeded(config: Config, seed: int) -> Config:
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, seed=seed))
+        chosen.append([n for n in names if not wanted or any(text.lower() in n.lower() for text in wanted)])
+    return {(row, column) for row in chosen[0] for column in chosen[1]}
 
 
 def _folder(cell: Cell, taken: set[str]) -> str:
@@ -180,17 +167,17 @@ def missing(table: PlannedTable, out: Path) -> dict[str, str]:
     """The runs that cannot be run, with the reason: data or weights that are not there, settings that do not fit. Runs
     that are done are not looked at."""
     todo = [run for run in table.runs if not is_done(out / run.name)]
-    folders = {name.rpartition("/")[0]: why for name, (why, _) in (unfit(todo) if todo else {}).items()}
+    folders = {name.rpartition("/")[0]: why for name, (why, _) in unfit(todo).items()}
     return {run.name: folders[f] for run in todo if (f := run.name.rpartition("/")[0]) in folders}
 
 
 class Plan(NamedTuple):
-    """What is to be done, before it starts."""
+    """The runs to be done, before they start."""
 
     runs: list[int]  # of each table
     hours: list[float]  # of each table, on one core
     unknown: list[str]  # models whose steps could not be timed
-    steps: list[tuple[str, int, float]]  # what was measured: model, batch, seconds of a training step
+    steps: list[tuple[str, int, float]]  # measured: model, batch, seconds of a training step
 
 
 def effort(tables: Sequence[tuple[PlannedTable, Path]]) -> Plan:
@@ -208,22 +195,6 @@ def effort(tables: Sequence[tuple[PlannedTable, Path]]) -> Plan:
     for ((i, _), runs), seconds in zip(alike.items(), found["seconds"], strict=True):
         hours[i] += seconds * len(runs) / 3600
     return Plan(counts, hours, found["unknown"], [tuple(s) for s in found["steps"]])
-
-
-def run_table(table: PlannedTable, out: Path, workers: int = 1, tell: Tell | None = None) -> Progress:
-    """Run what is not done. Finished runs are skipped, stopped ones continued; other settings are refused."""
-    check_unchanged(table.runs, out)
-    write_index(table.runs, out, {})
-
-    def told_(progress: Progress) -> None:
-        if tell is not None:
-            tell(progress)
-        if progress.news is not None:
-            write_index(table.runs, out, progress.failed)
-
-    ended = run_all({run.name: run.config for run in table.runs}, out, workers, told_)
-    write_index(table.runs, out, ended.failed)
-    return ended
 
 
 # ---- the numbers ------------------------------------------------------------------------------------
@@ -244,7 +215,7 @@ class Filled:
 
     @property
     def ours(self) -> str:
-        """Our number, as the paper would print it."""
+        """The mean over seeds, as the paper would print it."""
         if not self.values:
             return ""
         mean = statistics.fmean(self.values)
@@ -261,8 +232,11 @@ def collect(table: PlannedTable, out: Path, failed: Mapping[str, str] | None = N
         values: list[float] = []
         partial: StandIns = {}  # of a number without a run: files with a part of the data
         reason = planned.reason
-        if not reason and table.paper.value in WITHOUT_RUNS:
-            values, reason, partial = _computed(planned)
+        if not reason and not table.paper.trains:
+            assert planned.config is not None
+            found = apart(_computed, to_toml(planned.config), table.paper.value, planned.cell.measure)
+            values = [found["value"]] if "value" in found else []
+            reason, partial = found.get("reason", ""), found.get("stand_ins", {})
         for name in planned.runs:
             if not is_done(out / name):
                 reason = reason or (failed or {}).get(name) or "not run yet"
@@ -277,12 +251,9 @@ def collect(table: PlannedTable, out: Path, failed: Mapping[str, str] | None = N
         said = RUN if values and not (planned.changed or stand_ins) else NOT_RUN
         why = "" if values else reason
         filled.append(Filled(c.row, c.column, c.printed, tuple(values), why, planned.runs, said, stand_ins))
-    return _relative(filled) if table.paper.value == "relative" else filled
-
-
-def _relative(filled: Sequence[Filled]) -> list[Filled]:
-    """Every number divided by that of the first row in its column."""
-    first: dict[str, float] = {}
+    if table.paper.value != "relative":
+        return filled
+    first: dict[str, float] = {}  # of each column: the number of its first row
     for f in filled:
         if f.values:
             first.setdefault(f.column, statistics.fmean(f.values))
@@ -296,12 +267,17 @@ def _value(planned: PlannedCell, run: Run) -> tuple[float | None, str]:
         ends = [r.simulated["end_s"] / 3600 for r in run.rounds if "end_s" in r.simulated]
         return (ends[-1], "") if ends else (None, "the run has no simulated clock: set federation.availability")
     if cell.value == "megabytes":
-        return _sent(cell.measure, run) / 1e6, ""
+        kinds = [of for r in run.rounds for of in r.traffic.content.values()]
+        part = sum(of.get(cell.measure, 0) for of in kinds)  # of one kind of content
+        return (part if cell.measure in CONTENTS else run.bytes("down") + run.bytes("up")) / 1e6, ""
     if cell.value == "relative":  # to the first row: see `collect`
         return float(sum(sum(r.traffic.floats.values()) for r in run.rounds)), ""
     lines = compared_results(group_runs([run])).lines[0][0]
     result = _measured(cell.measure, lines)
-    points = _average(run) if cell.measure == AVERAGE else lines[result] if result else []
+    points = lines[result] if result else []
+    if cell.measure == AVERAGE:  # of clients' models, before distillation: the mean over architectures
+        found = ((r.of("average"), so_far, r.round) for r, so_far in spent(run))
+        points = [at.point(n, statistics.fmean(s["accuracy"] for s in of.values())) for of, at, n in found if of]
     if not points:
         there = ", ".join(r.label for r in lines) or "nothing"
         return None, f"the run did not measure {cell.measure!r}; it measured {there}"
@@ -325,19 +301,6 @@ def _value(planned: PlannedCell, run: Run) -> tuple[float | None, str]:
     return (100 * until[-1].accuracy, "") if until else (None, f"not evaluated by round {planned.at}")
 
 
-def _sent(measure: str, run: Run) -> int:
-    """The bytes of a run, both ways: all of them, or those of one kind of content."""
-    if measure not in CONTENTS:
-        return run.bytes("down") + run.bytes("up")
-    return sum(of.get(measure, 0) for r in run.rounds for of in r.traffic.content.values())
-
-
-def _average(run: Run) -> list[Point]:
-    """The accuracy of the averages of clients' models before distillation, mean over architectures."""
-    found = ((r.of("average"), so_far, r.round) for r, so_far in spent(run))
-    return [so_far.point(n, statistics.fmean(s["accuracy"] for s in of.values())) for of, so_far, n in found if of]
-
-
 def _measured(measure: str, lines: Lines) -> Result | None:
     """The result that a cell asks for."""
     if measure == "main":
@@ -348,105 +311,73 @@ def _measured(measure: str, lines: Lines) -> Result | None:
     return next((r for r in lines if r.name == measure), None)
 
 
-def _computed(planned: PlannedCell) -> tuple[list[float], str, StandIns]:
-    """The number of a cell that needs no training, or why there is none; and what stood in for the paper's data."""
-    assert planned.config is not None
-    found = apart(_size if planned.cell.value == "size" else _partition, to_toml(planned.config), planned.cell.measure)
-    return ([found["value"]] if "value" in found else []), found.get("reason", ""), found.get("stand_ins", {})
-
-
-def _size(text: str, measure: str) -> dict[str, Any]:
-    """Million parameters of a model."""
-    try:
-        scenario, stand_ins = _scenario(text)
-        template = scenario.server.template(measure)
-    except SoleraError as e:
-        return {"reason": str(e)}
-    return {"value": sum(p.numel() for p in template.parameters()) / 1e6, "stand_ins": stand_ins}
-
-
-def _partition(text: str, measure: str) -> dict[str, Any]:
-    """The mean number of classes of which a client has samples."""
-    try:
-        scenario, stand_ins = _scenario(text)
-    except SoleraError as e:
-        return {"reason": str(e)}
-    held = [int((scenario.held(i) > 0).sum()) for i in range(len(scenario.roster))]
-    return {"value": statistics.fmean(held), "stand_ins": stand_ins}
-
-
-def _scenario(text: str) -> tuple[Scenario, StandIns]:
-    """The clients and the server of a configuration, and the sizes of its data where files hold only a part."""
+def _computed(text: str, value: str, measure: str) -> dict[str, Any]:
+    """The number of a cell that needs no training, or the reason why there is none; and the sizes of its data where
+    files hold only a part."""
     tables = tomllib.loads(text)
-    config = load_config(tables)
-    made = Scenario(config.data, config.models, config.partition, config.public, seed=config.run.seed, workers=1)
-    return made, sampled(config.run.stand_ins or {}, tables, made.dataset.name, made.dataset.found)
+    try:
+        config = load_config(tables)
+        made = Scenario(config.data, config.models, config.partition, config.public, seed=config.run.seed, workers=1)
+        if value == "size":  # million parameters of a model
+            found = sum(p.numel() for p in made.server.template(measure).parameters()) / 1e6
+        else:  # the mean number of classes of which a client has samples
+            found = statistics.fmean(int((made.held(i) > 0).sum()) for i in range(len(made.roster)))
+    except SoleraError as e:
+        return {"reason": str(e)}
+    partial = sampled(config.run.stand_ins or {}, tables, made.dataset.name, made.dataset.found)
+    return {"value": found, "stand_ins": partial}
 
 
 # ---- the table --------------------------------------------------------------------------------------
 
 
+UNITS = {
+    "accuracy": "Test accuracy in percent",
+    "rounds": "Rounds until the target accuracy",
+    "parameters": "Numbers sent, both ways, until the target accuracy",
+    "bytes": "Bytes sent, both ways, until the target accuracy",
+    "megabytes": "Megabytes sent, both ways",
+    "relative": "Numbers sent, both ways, relative to the first row",
+    "hours": "Simulated hours",
+    "size": "Million parameters",
+    "partition": "Classes of which a client has samples, mean over clients",
+}
+
+
 def as_markdown(table: PlannedTable, filled: Sequence[Filled]) -> str:
-    """The paper's table, in each cell our number and the printed one; below, what was not run and what differs."""
+    """The paper's table, in each cell our number and the printed one; below, missing cells and all differences."""
     paper = table.paper
+    printed = any(c.printed != NOT_PRINTED for c in paper.cells())
+    unit = UNITS[paper.value] + (": ours (the paper's)." if printed else "; the paper prints no numbers.")
     lines = [f"## {paper.item} of {PAPERS[paper.paper]}: {paper.title}", ""]
-    lines += [f"`solera reproduce {paper.recipe} --scale {table.scale}`. {_unit(paper)}", ""]
+    lines += [f"`solera reproduce {paper.recipe} --scale {table.scale}`. {unit}", ""]
     marks: dict[str, str] = {}
     columns = [c.name for c in paper.columns]
     lines += ["| | " + " | ".join([*columns, "the paper's row"]) + " |", "|---" * (len(columns) + 2) + "|"]
     cells = {(f.row, f.column): f for f in filled}
     for row in paper.rows:
         own = [cells[row.name, column] for column in columns]
-        shown = [_shown(cell, marks) for cell in own]
-        lines.append(f"| {row.name} | " + " | ".join([*shown, _verdict(own)]) + " |")
+        shown = []
+        for cell in own:
+            ours = cell.ours or marks.setdefault(cell.reason, f"[{_letters(len(marks))}]")
+            shown.append(ours + (f" ({cell.printed})" if cell.printed != NOT_PRINTED else ""))
+        done = sum(c.verdict == RUN for c in own)  # with the paper's settings and data
+        verdict = RUN if done == len(own) else f"{done} of {len(own)} {RUN}" if done else NOT_RUN
+        lines.append(f"| {row.name} | " + " | ".join([*shown, verdict]) + " |")
     lines.append("")
-    lines += [f"- {mark} {NOT_RUN}: {_literal(reason)}" for reason, mark in marks.items()]
+    for reason, mark in marks.items():  # with its stars and brackets, such as those of train-*.parquet
+        lines.append(f"- {mark} {NOT_RUN}: " + re.sub(r"([*<])", r"\\\1", " ".join(reason.split())))
     if any(f.values and f.verdict == NOT_RUN for f in filled):
         lines.append(f"- The paper's row is {NOT_RUN} where settings, data or models are not the paper's: see below")
     lines += [f"- The paper: {paper.said}"] if paper.said else []
     lines += [f"- Open in the paper: {text}" for text in paper.open]
     if table.stand_ins:
         lines.append("- Stand-ins: " + "; ".join(f"{new} for {old}" for old, new in table.stand_ins.items()))
-    elif not table.changes:  # what only the runs themselves have seen, such as files with a part of the data
+    elif not table.changes:  # found by the runs themselves, such as files with a part of the data
         lines += dict.fromkeys(f"- Stand-ins: {listed(f.stand_ins)}" for f in filled if f.stand_ins)
     if table.changes:
         lines.append("- Scaled: " + "; ".join(told(table.changes)))
     return "\n".join(lines) + "\n"
-
-
-def _verdict(cells: Sequence[Filled]) -> str:
-    """Whether the paper's row was run: all of its cells, with the paper's settings and data."""
-    done = sum(c.verdict == RUN for c in cells)
-    return RUN if done == len(cells) else f"{done} of {len(cells)} {RUN}" if done else NOT_RUN
-
-
-def _unit(paper: Paper) -> str:
-    values = {
-        "accuracy": "Test accuracy in percent",
-        "rounds": "Rounds until the target accuracy",
-        "parameters": "Numbers sent, both ways, until the target accuracy",
-        "bytes": "Bytes sent, both ways, until the target accuracy",
-        "megabytes": "Megabytes sent, both ways",
-        "relative": "Numbers sent, both ways, relative to the first row",
-        "hours": "Simulated hours",
-        "size": "Million parameters",
-        "partition": "Classes of which a client has samples, mean over clients",
-    }
-    printed = any(c.printed != NOT_PRINTED for c in paper.cells())
-    return values[paper.value] + (": ours (the paper's)." if printed else "; the paper prints no numbers.")
-
-
-def _shown(cell: Filled, marks: dict[str, str]) -> str:
-    printed = f" ({cell.printed})" if cell.printed != NOT_PRINTED else ""
-    if cell.values:
-        return cell.ours + printed
-    mark = marks.setdefault(cell.reason, f"[{_letters(len(marks))}]")
-    return f"{mark}{printed}"
-
-
-def _literal(reason: str) -> str:
-    """A reason in one line of Markdown that shows its stars and brackets, such as those of train-*.parquet."""
-    return re.sub(r"([*<])", r"\\\1", " ".join(reason.split()))
 
 
 def _letters(n: int) -> str:
@@ -500,8 +431,9 @@ def needs(paper: Paper, scale: str = "full") -> list[str]:
     tables = tomllib.loads(recipe_text(paper.recipe))
     base = flat({k: v for k, v in tables.items() if k != PAPER})
     extra = paper.scales.get(scale)
-    ours = extra.set if extra else {}
-    found = [need for c in paper.cells() if not c.skip for need in _needs({**base, **c.set, **ours}, scale)]
+    found = [
+        n for c in paper.cells() if not c.skip for n in _needs({**base, **c.set, **(extra.set if extra else {})}, scale)
+    ]
     spared = {f"weights {model}" for model in extra.models} if extra else set()
     return [need for need in dict.fromkeys(found) if need not in spared]
 
@@ -520,24 +452,3 @@ def _needs(setting: Mapping[str, Any], scale: str) -> Iterator[str]:
     for model in [*setting.get("models.clients", []), setting.get("models.server")]:
         if isinstance(model, str) and model.startswith("hf:"):
             yield f"weights {model}"
-
-
-__all__ = [
-    "ALL",
-    "Filled",
-    "Plan",
-    "PlannedCell",
-    "PlannedTable",
-    "as_json",
-    "as_markdown",
-    "collect",
-    "effort",
-    "items",
-    "missing",
-    "needs",
-    "plan_table",
-    "run_table",
-    "without_runs",
-    "write_summary",
-    "write_table",
-]

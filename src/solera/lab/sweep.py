@@ -21,7 +21,7 @@ import sys
 import time
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ INDEX = "sweep.json"
 WAKE_S = 0.25  # interval of progress updates
 GRACE_S = 1.0  # time for a run to stop before it is killed
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# A fork starts quickly and shares loaded modules. Where it is not safe, start a new interpreter.
+CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +85,7 @@ Tell = Callable[[Progress], None]
 
 
 def load_sweep(file: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Planned]:
-    """The runs of a sweep file, all of them checked.
-
-    `overrides` ("key=value") change all runs.
-    """
+    """The runs of a sweep file, all of them checked. `overrides` ("key=value") change all runs."""
     path = Path(file)
     try:
         given = tomllib.loads(path.read_text("utf-8"))
@@ -108,9 +107,13 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
         raise ConfigError(f"[{min(unknown)}]: a sweep has base, [sweep] and the tables of a configuration")
     seeds, grid, cases = _sweep_table(given.get("sweep"))
     inline = {k: v for k, v in given.items() if k not in ("base", "sweep")}
-    source, changes = _base(given.get("base"), inline, folder)
+    source = given.get("base")
+    if not isinstance(source, str | None):
+        raise ConfigError(f"base = {show(source)}: expected the name of a recipe or a .toml file")
+    if source and source not in recipe_names() and source.endswith(".toml"):
+        source = folder / source
     try:
-        base = merged(source, changes)
+        base = merged(inline) if source is None else merged(source, overrides_of(flat(inline)))
     except ConfigError as e:
         raise ConfigError(f"the base: {e}") from None
     asked = math.prod(map(len, [*grid.values(), cases, seeds or [0]]))
@@ -127,8 +130,7 @@ def plan(given: Mapping[str, Any], folder: Path, stem: str, overrides: Sequence[
             except ConfigError as e:
                 raise ConfigError(f"{name or 'the base'}: {e}") from None
             if not config.run.name:
-                run = dataclasses.replace(config.run, name=re.sub(r"[^\w.-]+", "-", stem, flags=re.A).strip("-._")[:64])
-                config = dataclasses.replace(config, run=run)
+                config = with_run(config, name=re.sub(r"[^\w.-]+", "-", stem, flags=re.A).strip("-._")[:64])
             home = f"{name or _safe(name_of(config.method))}/s{config.run.seed}"
             planned.append(Planned(home, case, settings, config))
     return planned
@@ -168,15 +170,9 @@ def _sweep_table(table: Any) -> tuple[list[int], dict[str, list[Any]], dict[str,
     return seeds, axes, named or {"": {}}
 
 
-def _base(base: Any, inline: dict[str, Any], folder: Path) -> tuple[str | Path | dict[str, Any], list[str]]:
-    """The configuration that every run starts from, and the overrides for it."""
-    if base is None:
-        return inline, []
-    if not isinstance(base, str):
-        raise ConfigError(f"base = {show(base)}: expected the name of a recipe or a .toml file")
-    if base not in recipe_names() and base.endswith(".toml"):
-        return folder / base, overrides_of(flat(inline))
-    return base, overrides_of(flat(inline))
+def with_run(config: Config, **changes: Any) -> Config:
+    """The configuration with other settings of [run]."""
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, **changes))
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
@@ -216,7 +212,7 @@ def _safe(text: str) -> str:
 
 
 def is_done(home: Path) -> bool:
-    """Whether the run in a directory has finished."""
+    """True if the run in a directory has finished."""
     return (home / "summary.json").is_file()
 
 
@@ -273,21 +269,21 @@ def check_fits(planned: Sequence[Planned]) -> None:
 
 
 def unfit(planned: Sequence[Planned]) -> dict[str, tuple[str, int]]:
-    """The cases that cannot run: run -> reason and exit code. It checks one run of each case, because seeds do not
-    matter here."""
+    """The cases that cannot run: run -> reason and exit code. It checks one run of each case: seeds do not matter."""
     seen: dict[str, Planned] = {}
     for run in planned:
         seen.setdefault(_case_of(run), run)
+    if not seen:
+        return {}
     found = apart(_check_all, [(r.name, to_toml(r.config)) for r in seen.values()])
     return {name: (message, code) for name, message, code in found}
 
 
 def apart(work: Callable[..., Any], *args: Any) -> Any:
-    """What `work(*args)` returns, computed in a process of its own, so that this one computes nothing before it forks.
-    The result must be JSON."""
-    context = _context()
-    mine, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(work, args, theirs, os.getpid(), allowed()))
+    """The result of `work(*args)`, which must be JSON, computed in a process of its own: so this one computes nothing
+    before it forks."""
+    mine, theirs = CONTEXT.Pipe(duplex=False)
+    child = CONTEXT.Process(target=_answer, args=(work, args, theirs, os.getpid(), allowed()))
     child.start()
     theirs.close()
     try:
@@ -305,13 +301,8 @@ def apart(work: Callable[..., Any], *args: Any) -> Any:
 def _answer(work: Callable[..., Any], args: tuple[Any, ...], answer: Any, parent: int, beside: Path | None) -> None:
     _end_with(parent)
     torch.set_num_threads(1)
-    with _with_code(beside):
+    with contextlib.nullcontext() if beside is None else code_allowed(beside):
         answer.send_bytes(json.dumps(work(*args)).encode())
-
-
-def _with_code(beside: Path | None) -> contextlib.AbstractContextManager[None]:
-    """Allow a sweep's process to import what the sweep may: a process that is not forked starts without permission."""
-    return contextlib.nullcontext() if beside is None else code_allowed(beside)
 
 
 def _check_all(runs: list[tuple[str, str]]) -> list[tuple[str, str, int]]:
@@ -339,6 +330,27 @@ def _check_all(runs: list[tuple[str, str]]) -> list[tuple[str, str, int]]:
 # ---- running ----------------------------------------------------------------------------------------
 
 
+def run_planned(
+    planned: Sequence[Planned],
+    out: Path,
+    workers: int = 1,
+    tell: Tell | None = None,
+    new: Sequence[Planned] | None = None,
+) -> Progress:
+    """Run what is not done, and keep `sweep.json` up to date. `new`: only these of the planned runs."""
+    _write_index(planned, out, {})
+
+    def told(progress: Progress) -> None:
+        if tell is not None:
+            tell(progress)
+        if progress.news is not None:
+            _write_index(planned, out, progress.failed)
+
+    ended = run_all({run.name: run.config for run in (planned if new is None else new)}, out, workers, told)
+    _write_index(planned, out, ended.failed)
+    return ended
+
+
 def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell | None = None) -> Progress:
     """Run every configuration into `out`/its name, `workers` in parallel, and return the final progress.
 
@@ -353,64 +365,57 @@ def run_all(runs: Mapping[str, Config], out: Path, workers: int = 1, tell: Tell 
         if getattr(runs[name].engine, "portable", False):
             compute_of(runs[name].engine)  # a process forked later cannot set what it needs of the environment
     state = Progress(len(runs), len(runs) - len(todo))
-    context, waiting = _context(), list(todo)
+    waiting = list(todo)
     running: dict[str, Any] = {}  # name -> its process
     began, before = time.monotonic(), {name: count_lines(out / name) for name in todo}
+    due = sum(max(0, runs[n].run.rounds - before[n]) for n in todo)
+
+    def report(news: str | None) -> None:
+        """Tell the progress, with the time that is left if a round takes as long as those so far."""
+        over = {name for name in todo if is_done(out / name) or name in state.failed}
+        rounds = {n: runs[n].run.rounds for n in over} | {n: r for n, (r, _) in state.running.items() if n not in over}
+        done = sum(max(0, r - before[n]) for n, r in rounds.items())
+        state.seconds, state.news = time.monotonic() - began, news
+        state.left = state.seconds / done * (due - done) if done and due else None
+        tell(state)
+
     with stoppable():
         try:
             while waiting or running:
                 while waiting and len(running) < workers:
                     name = waiting.pop(0)
                     config = runs[name] if workers == 1 else _one_core(runs[name])
-                    job = context.Process(target=_one, args=(to_toml(config), str(out / name), os.getpid(), allowed()))
+                    job = CONTEXT.Process(target=_one, args=(to_toml(config), str(out / name), os.getpid(), allowed()))
                     job.start()
                     running[name] = job
                 multiprocessing.connection.wait([job.sentinel for job in running.values()], WAKE_S)
-                ended = [name for name, job in running.items() if not job.is_alive()]
-                for name in ended:
+                for name in [name for name, job in running.items() if not job.is_alive()]:
                     running.pop(name).join()
                     if is_done(out / name):
                         state.done += 1
                     else:
                         state.failed[name] = _reason(out / name)
                     state.running.pop(name, None)
-                    _estimate(state, runs, todo, out, before, began)
-                    state.news = name
-                    tell(state)
+                    report(name)
                 state.running = {n: (count_lines(out / n), runs[n].run.rounds) for n in running}
-                _estimate(state, runs, todo, out, before, began)
-                state.news = None
-                tell(state)
-        finally:  # after an interrupt, stop the runs: they can be continued
-            _end(running.values())
+                report(None)
+        finally:  # after an interrupt, stop the runs: a run directory is consistent at every moment
+            deadline = time.monotonic() + GRACE_S
+            for job in running.values():
+                job.terminate()
+            for job in running.values():
+                job.join(max(0.0, deadline - time.monotonic()))
+                if job.is_alive():
+                    job.kill()
+                    job.join()
     return state
 
 
-def _end(jobs: Iterable[Any]) -> None:
-    """Ask processes to stop, and kill those that do not. A run directory is consistent at every moment."""
-    deadline = time.monotonic() + GRACE_S
-    for job in jobs:
-        job.terminate()
-    for job in jobs:
-        job.join(max(0.0, deadline - time.monotonic()))
-        if job.is_alive():
-            job.kill()
-            job.join()
-
-
-def _context() -> Any:
-    # A fork starts quickly and shares loaded modules. Where it is not safe, start a new interpreter.
-    return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-
-
 def _one_core(config: Config) -> Config:
-    own = isinstance(config.engine, EngineConfig)  # an engine of somebody else's has other settings
-    given = (
-        config.engine
-        if own
-        else EngineConfig(threads=config.engine.threads, portable=getattr(config.engine, "portable", False))
-    )
-    return dataclasses.replace(config, engine=dataclasses.replace(given, name="inprocess", workers=1))  # type: ignore[type-var]
+    engine = config.engine
+    if not isinstance(engine, EngineConfig):  # an engine of another package has other settings
+        engine = EngineConfig(threads=engine.threads, portable=getattr(engine, "portable", False))
+    return dataclasses.replace(config, engine=dataclasses.replace(engine, name="inprocess", workers=1))
 
 
 def _end_with(parent: int) -> None:
@@ -430,12 +435,9 @@ class _ChildWatcher(QuietWatcher):
         self.parent = parent
 
     def phase(self, round: int, name: str) -> None:
-        self._look()
+        self.progress(name, 0, 0)
 
     def progress(self, what: str, done: int, of: int) -> None:
-        self._look()
-
-    def _look(self) -> None:
         if os.getppid() != self.parent:
             raise Interrupted("the sweep has ended")
 
@@ -452,7 +454,7 @@ def _one(text: str, home: str, parent: int, beside: Path | None) -> None:
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file  # the sweep's own streams would redraw its display at every line
         try:
-            with _with_code(beside):
+            with contextlib.nullcontext() if beside is None else code_allowed(beside):
                 config = load_config(tomllib.loads(text))
             execute(config, path, (path / "run.json").is_file(), _ChildWatcher(file, parent))
             code = 0
@@ -473,7 +475,7 @@ def _one(text: str, home: str, parent: int, beside: Path | None) -> None:
 
 
 def _reason(home: Path) -> str:
-    """Why a run failed, in one line."""
+    """The reason of a failure, in one line."""
     log = home.with_name(home.name + ".log")
     try:
         lines = read_file(log).decode("utf-8", "replace").split("\n")
@@ -483,65 +485,36 @@ def _reason(home: Path) -> str:
     return f"{last[:300]} (log: {log})"
 
 
-def _estimate(
-    state: Progress, runs: Mapping[str, Config], todo: list[str], out: Path, before: dict[str, int], began: float
-) -> None:
-    """Time so far, and time left if a round takes as long as those so far."""
-    state.seconds = time.monotonic() - began
-    over = {name for name in todo if is_done(out / name) or name in state.failed}
-    due = sum(max(0, runs[n].run.rounds - before[n]) for n in todo)
-    done = sum(max(0, runs[n].run.rounds - before[n]) for n in over)
-    done += sum(max(0, rounds - before[n]) for n, (rounds, _) in state.running.items() if n not in over)
-    state.left = state.seconds / done * (due - done) if done and due else None
-
-
 # ---- the index --------------------------------------------------------------------------------------
 
 
-def write_index(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
-    """Write `sweep.json`: every run of the sweep, its settings and its status."""
+def index_of(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
+    """The content of `sweep.json`: every run of the sweep, its settings and its status."""
 
     def status(name: str) -> str:
         home = out / name
         return "done" if is_done(home) else "failed" if name in failed else "begun" if count_lines(home) else "waiting"
 
-    index = {
-        "format": 1,
-        "solera": __version__,
-        "runs": [
-            {
-                "out": run.name,
-                "case": run.case,
-                "method": name_of(run.config.method),
-                "seed": run.config.run.seed,
-                "settings": run.settings,
-                "status": status(run.name),
-                **({"error": failed[run.name]} if run.name in failed else {}),
-            }
-            for run in planned
-        ],
-    }
+    runs = [
+        {
+            "out": run.name,
+            "case": run.case,
+            "method": name_of(run.config.method),
+            "seed": run.config.run.seed,
+            "settings": run.settings,
+            "status": status(run.name),
+            **({"error": failed[run.name]} if run.name in failed else {}),
+        }
+        for run in planned
+    ]
+    return {"format": 1, "solera": __version__, "runs": runs}
+
+
+def _write_index(planned: Sequence[Planned], out: Path, failed: Mapping[str, str]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         draft = out / f"{INDEX}.draft"
-        draft.write_text(json.dumps(index, indent=1))
+        draft.write_text(json.dumps(index_of(planned, out, failed), indent=1))
         draft.replace(out / INDEX)
     except OSError as e:
         raise RunError(f"{out / INDEX} cannot be written: {e.strerror}") from None
-    return index
-
-
-__all__ = [
-    "Planned",
-    "Progress",
-    "apart",
-    "check_fits",
-    "check_unchanged",
-    "is_done",
-    "load_sweep",
-    "notes",
-    "plan",
-    "run_all",
-    "unfit",
-    "write_index",
-]

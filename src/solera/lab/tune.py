@@ -25,7 +25,7 @@ from ..method import name_of
 from ..runs.config import Config, load_config, to_toml
 from ..runs.dotted import show
 from ..runs.read import read_run
-from .sweep import Planned, Progress, Tell, check_fits, check_unchanged, is_done, overrides_of, run_all, write_index
+from .sweep import Planned, Tell, check_fits, check_unchanged, is_done, overrides_of, run_planned, with_run
 
 CLIENT_VALIDATION = 0.2  # share of each client's training samples, for methods with own models
 MOST_EXTENSIONS = 6  # steps beyond an edge
@@ -36,7 +36,7 @@ Point = tuple[tuple[str, Any], ...]  # the values of a trial, by key
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is searched for one method (or one row of a table)."""
+    """The search for one method (or one row of a table)."""
 
     name: str
     set: dict[str, Any]  # its settings
@@ -45,7 +45,7 @@ class Search:
 
 @dataclasses.dataclass
 class Found:
-    """The trials of a search and what they gave."""
+    """The trials of a search and their scores."""
 
     search: Search
     trials: dict[Point, float | None] = dataclasses.field(default_factory=dict)  # None: the trial failed
@@ -77,7 +77,9 @@ def tune(tuning: Tuning, out: Path, workers: int = 1, tell: Tell | None = None) 
     while any(waiting.values()):
         new = [run for f in found for p in waiting[f.search.name] for run in _runs(tuning, f.search, p)]
         planned |= {run.name: run for run in new}
-        _perform(list(planned.values()), new, out, workers, tell)
+        check_unchanged(new, out)
+        check_fits([run for run in new if not is_done(out / run.name)])
+        run_planned(list(planned.values()), out, workers, tell, new)  # a trial that fails is a result: it has no score
         for f in found:
             for point in waiting[f.search.name]:
                 f.trials[point] = _score([out / run.name for run in _runs(tuning, f.search, point)])
@@ -91,49 +93,29 @@ def tune(tuning: Tuning, out: Path, workers: int = 1, tell: Tell | None = None) 
     return found
 
 
-def _perform(planned: list[Planned], new: list[Planned], out: Path, workers: int, tell: Tell | None) -> None:
-    """Run the new trials. One that fails is a result, too: it has no score."""
-    check_unchanged(new, out)
-    todo = [run for run in new if not is_done(out / run.name)]
-    if todo:
-        check_fits(todo)
-    write_index(planned, out, {})
-
-    def told(progress: Progress) -> None:
-        if tell is not None:
-            tell(progress)
-        if progress.news is not None:
-            write_index(planned, out, progress.failed)
-
-    ended = run_all({run.name: run.config for run in new}, out, workers, told)
-    write_index(planned, out, ended.failed)
-
-
 # ---- trials -----------------------------------------------------------------------------------------
 
 
 def trial_config(tuning: Tuning, search: Search, point: Point, seed: int | None = None) -> Config:
-    """The configuration of a trial: scored on validation samples, whatever the recipe says."""
+    """The configuration of a trial: always scored on validation samples."""
     settings = overrides_of({**search.set, **dict(point)})
     seeded = [] if seed is None else [f"run.seed={seed}"]
     try:
         config = load_config(tuning.recipe, [*tuning.changes, *settings, *seeded])
     except ConfigError as e:
         raise ConfigError(f"{search.name}: {e}") from None
+    data, patience = config.data, None
     if config.method.traits().personal:
-        data = dataclasses.replace(config.data, client_validation=config.data.client_validation or CLIENT_VALIDATION)
-        stop = dataclasses.replace(config.run.stop, target=None, patience=None, metric="accuracy", split="validation")
-        return dataclasses.replace(config, data=data, run=dataclasses.replace(config.run, stop=stop))
-    if not config.data.validation:
+        data = dataclasses.replace(data, client_validation=data.client_validation or CLIENT_VALIDATION)
+    elif data.validation:  # a patience of all rounds never ends a run, and makes it score models on validation samples
+        patience = config.run.rounds
+    else:
         raise ConfigError(
             f"{search.name}: data.validation = 0: a search scores trials on the server's validation set, never on the "
             "test set; add --set data.validation=0.1"
         )
-    # A patience of all rounds never ends a run, and makes it score its models on the validation set.
-    stop = dataclasses.replace(
-        config.run.stop, target=None, patience=config.run.rounds, metric="accuracy", split="validation"
-    )
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, stop=stop))
+    stop = dataclasses.replace(config.run.stop, target=None, patience=patience, metric="accuracy", split="validation")
+    return with_run(dataclasses.replace(config, data=data), stop=stop)
 
 
 def _runs(tuning: Tuning, search: Search, point: Point) -> list[Planned]:
@@ -142,9 +124,8 @@ def _runs(tuning: Tuning, search: Search, point: Point) -> list[Planned]:
     found = []
     for seed in tuning.seeds:
         config = trial_config(tuning, search, point, seed)
-        name = dataclasses.replace(config.run, name=config.run.name or safe(search.name))
-        settings = {**search.set, **dict(point)}
-        found.append(Planned(f"{folder}/s{seed}", search.name, settings, dataclasses.replace(config, run=name)))
+        config = with_run(config, name=config.run.name or safe(search.name))
+        found.append(Planned(f"{folder}/s{seed}", search.name, {**search.set, **dict(point)}, config))
     return found
 
 
@@ -178,13 +159,12 @@ def _first(search: Search, draws: int | None) -> list[Point]:
         return [tuple(zip(search.over, values, strict=True)) for values in itertools.product(*search.over.values())]
     rng = random.Random(f"tune {search.name}")
     ranges = {key: (min(values), max(values)) for key, values in search.over.items()}
-    return [tuple((key, _drawn(rng, *ranges[key])) for key in search.over) for _ in range(draws)]
 
+    def drawn(low: float, high: float) -> float:  # uniform in its logarithm where both are positive; three digits
+        value = math.exp(rng.uniform(math.log(low), math.log(high))) if low > 0 else rng.uniform(low, high)
+        return float(f"{value:.3g}")
 
-def _drawn(rng: random.Random, low: float, high: float) -> float:
-    """A number between two, uniform in its logarithm where both are positive. Three digits, for people."""
-    value = math.exp(rng.uniform(math.log(low), math.log(high))) if low > 0 else rng.uniform(low, high)
-    return float(f"{value:.3g}")
+    return [tuple((key, drawn(*ranges[key])) for key in search.over) for _ in range(draws)]
 
 
 def _further(found: Found, tuning: Tuning) -> Iterator[Point]:
@@ -207,11 +187,15 @@ def _further(found: Found, tuning: Tuning) -> Iterator[Point]:
         point = tuple((k, new if k == key else v) for k, v in best)
         note = f"{key} = {show(value)} is best and at the edge of what was tried"
         if beyond >= MOST_EXTENSIONS:
-            _note(found, f"{note}; {MOST_EXTENSIONS} values beyond the grid were tried")
+            note += f"; {MOST_EXTENSIONS} values beyond the grid were tried"
         elif not _valid(tuning, found.search, point):
-            _note(found, f"{note}; {show(new)} is not a valid value")
-        elif point not in found.trials:
-            yield point
+            note += f"; {show(new)} is not a valid value"
+        else:
+            if point not in found.trials:
+                yield point
+            continue
+        if note not in found.notes:
+            found.notes.append(note)
 
 
 def _edge(values: Sequence[float], best: float, drawn: bool) -> int:
@@ -250,16 +234,13 @@ def _between(found: Found, count: int, tuning: Tuning) -> Iterator[Point]:
             continue
         at = values.index(value)
         for other in values[max(0, at - 1) : at + 2]:
-            middle = _middle(value, other)
+            middle: float = math.sqrt(value * other) if value > 0 and other > 0 else (value + other) / 2
+            whole = isinstance(value, int) and isinstance(other, int)
+            middle = round(middle) if whole else float(f"{middle:.3g}")
             point = tuple((k, middle if k == key else v) for k, v in best)
             if middle not in values and point not in found.trials and _valid(tuning, found.search, point):
                 new.append(point)
     yield from new[:count]
-
-
-def _middle(a: float, b: float) -> float:
-    middle = math.sqrt(a * b) if a > 0 and b > 0 else (a + b) / 2
-    return round(middle) if isinstance(a, int) and isinstance(b, int) else float(f"{middle:.3g}")
 
 
 def _valid(tuning: Tuning, search: Search, point: Point) -> bool:
@@ -268,11 +249,6 @@ def _valid(tuning: Tuning, search: Search, point: Point) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _note(found: Found, text: str) -> None:
-    if text not in found.notes:
-        found.notes.append(text)
 
 
 # ---- the winners ------------------------------------------------------------------------------------
@@ -377,7 +353,7 @@ def as_json(found: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def check_tuning(tuning: Tuning) -> None:
-    """Refuse what cannot work before any trial."""
+    """Refuse a search that cannot work, before any trial."""
     if tuning.draws is not None:
         for search in tuning.searches:
             for key, values in search.over.items():
@@ -386,19 +362,3 @@ def check_tuning(tuning: Tuning) -> None:
     for search in tuning.searches:
         for point in _first(search, tuning.draws):
             trial_config(tuning, search, point)
-
-
-__all__ = [
-    "Found",
-    "Search",
-    "Tuning",
-    "as_json",
-    "check_tuning",
-    "extended",
-    "read_tuned",
-    "searches_of",
-    "searches_of_paper",
-    "trial_config",
-    "tune",
-    "write_winners",
-]

@@ -11,12 +11,11 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
-from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..core.federation import Federation
 from ..core.settings import Hint
-from ..core.task import Client, task
+from ..core.task import Client, PublicRows, task
 from ..core.tensors import joined, weights_of
 from ..method import About, Exchange, Method, Model, Traits, register
 from ..scenario.server import Server
@@ -28,7 +27,7 @@ from .steps.predictions import Done, ask, asked_inputs, draw, public_problems, t
 
 
 @task("train_mixed")
-def train_mixed(client: Client, targets: Tensor, local: Local) -> Done:
+def train_mixed(client: Client, targets: PublicRows, local: Local) -> Done:
     """Train on one set: private samples with their labels, and the public samples just predicted with `targets`."""
     own = one_hot(client.train.labels, client.classes).to(targets.dtype)
     inputs, labels = joined(client.train.inputs, asked_inputs(client)), torch.cat([own, client.bring(targets)])

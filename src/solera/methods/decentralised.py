@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core.federation import Federation
 from ..core.settings import Positive
-from ..core.task import Client, task
+from ..core.task import Client, PublicRows, task
 from ..core.tensors import draw, weights_of
 from ..core.wire import sized
 from ..method import About, Exchange, Method, Model, Traits, register
@@ -29,7 +29,7 @@ from ..train.fitting import Local, fit
 from ..train.teachers import soft_targets
 from .steps.fusion import logits_problems
 from .steps.personal import score_own
-from .steps.predictions import Done, StudentNorm, answered, check_public, scores_of, towards_targets
+from .steps.predictions import Done, OnPublic, StudentNorm, answered, check_public, scores_of, towards_targets
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def train_and_infer(client: Client, local: Local, seed: int, size: int, digest: 
 
 @task("distil_inferred")
 def distil_inferred(
-    client: Client, logits: Tensor, seed: int, distil: Local, temperature: float, student_norm: StudentNorm
+    client: Client, logits: PublicRows, seed: int, distil: OnPublic, temperature: float, student_norm: StudentNorm
 ) -> Done:
     """Make the same samples again, and fit the peer's own model to their mean logits."""
     inputs = made_from(seed, len(logits), client.public)

@@ -20,6 +20,7 @@ from ..method import About, Exchange, Method, Model, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Diverged, Fitted, Local, fit
 from ..train.labels import reduce_entropy
+from .steps.averaging import Own, models_of
 from .steps.fusion import logits_problems, outcome_of, side_by_side
 from .steps.personal import score_own
 from .steps.predictions import (
@@ -59,7 +60,7 @@ class DSFL(Method):
 
     @dataclass(frozen=True)
     class State:
-        server: Model  # the server model; clients keep their own models
+        server: Own  # the server model; clients keep their own models
 
     def traits(self) -> Traits:
         return Traits(
@@ -73,7 +74,7 @@ class DSFL(Method):
 
     def init(self, fed: Federation, server: Server) -> State:
         A = server.large or server.architectures[0]
-        return self.State(Model(A, server.init(A)))
+        return self.State(Own(A, server.init(A)))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, S = draw(None, fed, server), fed.sample()
@@ -92,7 +93,7 @@ class DSFL(Method):
             return reduce_entropy(mean.probs if self.era_input == "probabilities" else mean.logits, self.temperature)
         return mean.probs if self.era_input == "probabilities" else mean.logits.softmax(-1)
 
-    def taught(self, own: Model, x: Tensor, y: Tensor, fed: Federation, server: Server) -> Model:
+    def taught(self, own: Own, x: Tensor, y: Tensor, fed: Federation, server: Server) -> Own:
         """The server model after training on the open samples x with labels y; unchanged if the training diverged."""
         objective = towards_targets(student_norm=self.student_norm)
 
@@ -106,7 +107,7 @@ class DSFL(Method):
         if isinstance(done, Diverged):
             server.event("distill_diverged", architecture=own.architecture, steps=done.steps)
             return own
-        return Model(own.architecture, weights)
+        return Own(own.architecture, weights)
 
     def fits(self, server: Server) -> Iterator[str]:
         yield from public_problems("dsfl", None, server)
@@ -116,4 +117,4 @@ class DSFL(Method):
         return Exchange(score_own) if self.judge_clients else None
 
     def models(self, state: State) -> dict[str, Model]:
-        return {state.server.architecture: state.server}
+        return models_of({state.server.architecture: state.server.weights})

@@ -26,7 +26,7 @@ from ..train.consensus import ConsensusTeacher, WeightedEnsemble, confidence_wei
 from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import BATCH, Cache
-from .steps.averaging import models_of
+from .steps.averaging import Own, models_of
 from .steps.fusion import Asked, asked, finite_models, first_batch, fuse, visited
 from .steps.heads import head_of
 from .steps.reporting import note_teachers
@@ -61,7 +61,7 @@ class FedET(Method):
     @dataclass(frozen=True)
     class State:
         small: dict[str, Weights]  # the hashmap M: model id -> weights
-        large: Model  # w, the server model
+        large: Own  # w, the server model
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="server", split="shared head", server_model="larger", products=True)
@@ -85,7 +85,7 @@ class FedET(Method):
         assert server.large is not None  # required by the traits
         w = server.init(server.large)
         M = {i: server.init(i) | head_of(w) for i in server.architectures}  # line 1
-        return self.State(M, Model(server.large, w))
+        return self.State(M, Own(server.large, w))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, w, large = state.small, state.large.weights, state.large.architecture
@@ -109,7 +109,7 @@ class FedET(Method):
         w = taught[large]  # line 10, eq. (11)
         M = M | self.screen.averages(x, members, fed, server)  # line 10, eq. (12)
         h = head_of(w)
-        return self.State({i: w_i | h for i, w_i in M.items()}, Model(large, w))  # line 11: for all models
+        return self.State({i: w_i | h for i, w_i in M.items()}, Own(large, w))  # line 11: for all models
 
     def weights(self, probs: Tensor, copies: Tensor | None) -> Tensor:
         """alpha_k(x) of eq. (3): the weight of each teacher, from the teachers' probabilities [teachers, samples,
@@ -138,4 +138,4 @@ class FedET(Method):
         note_teachers(teachers, d, fed, server, self.weights)
 
     def models(self, state: State) -> dict[str, Model]:
-        return {state.large.architecture: state.large} | models_of(state.small)
+        return models_of({state.large.architecture: state.large.weights}) | models_of(state.small)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..core.federation import Federation
 from ..core.randomness import seed_from
 from ..core.settings import Share
-from ..core.task import Client, task
+from ..core.task import Client, PublicRows, task
 from ..core.tensors import Weights, rows_of, weights_of
 from ..method import About, Exchange, Method, Model, Traits, register
 from ..place.placement import finest
@@ -27,9 +27,10 @@ from ..scenario.server import Server
 from ..train.fitting import Diverged, Fitted, Local, fit, logits_of
 from ..train.objectives import Objective
 from ..train.teachers import entropy, soft_targets
+from .steps.averaging import Own, models_of
 from .steps.fusion import outcome_of, side_by_side
 from .steps.personal import score_own
-from .steps.predictions import Drawn, ask, draw, label_problems, public_inputs, public_problems
+from .steps.predictions import Drawn, OnPublic, ask, draw, label_problems, public_inputs, public_problems
 
 
 def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:
@@ -44,7 +45,7 @@ def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:
 
 @task("learn_from_server")
 def learn_from_server(
-    client: Client, drawn: Drawn, logits: Tensor, epsilon: float, distil: Local, local: Local
+    client: Client, drawn: Drawn, logits: PublicRows, epsilon: float, distil: OnPublic, local: Local
 ) -> None:
     """Train on public samples, towards their labels and the server's logits, then on private data."""
     inputs, labels = public_inputs(client, drawn), client.public.labels[drawn.indices.long()]
@@ -76,7 +77,7 @@ class FedGEMS(Method):
 
     @dataclass(frozen=True)
     class State:
-        large: Model
+        large: Own
         pool: Tensor  # [public samples, classes]: logits of the large model when it last predicted the sample correctly
         pooled: Tensor  # [public samples]: whether it ever did
 
@@ -96,7 +97,7 @@ class FedGEMS(Method):
 
     def init(self, fed: Federation, server: Server) -> State:
         n = len(server.public)
-        large = Model(str(server.large), server.init(str(server.large)))
+        large = Own(str(server.large), server.init(str(server.large)))
         return self.State(large, torch.zeros(n, server.num_classes), torch.zeros(n, dtype=torch.bool))
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
@@ -134,7 +135,7 @@ class FedGEMS(Method):
         weights = reliable_weights(p, labels) if self.selective else torch.full(p.shape[:2], 1 / len(p))
         return S, fused_logits(p, weights), weights.sum(0) > 0
 
-    def trained(self, before: Model, inputs: Tensor, objective: Objective, fed: Federation, server: Server) -> Model:
+    def trained(self, before: Own, inputs: Tensor, objective: Objective, fed: Federation, server: Server) -> Own:
         """The large model after the server's epochs; unchanged if they diverged."""
 
         def job() -> tuple[Fitted | Diverged, Weights]:  # everything inside the job: it may run twice
@@ -148,13 +149,13 @@ class FedGEMS(Method):
             server.event("server_diverged", steps=done.steps, reason=str(done))
             return before
         server.event("server_trained", steps=done.steps, loss=done.loss if done.steps else None)
-        return Model(before.architecture, weights)
+        return Own(before.architecture, weights)
 
     def personal(self, state: State, fed: Federation) -> Exchange:
         return Exchange(score_own)
 
     def models(self, state: State) -> dict[str, Model]:
-        return {state.large.architecture: state.large}
+        return models_of({state.large.architecture: state.large.weights})
 
 
 # ---- Selective knowledge fusion (FedGEMS): the weights of clients for a public sample, and th --------

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.federation import Federation
 from ..core.randomness import seed_from
-from ..core.task import Client, task
+from ..core.task import Client, PublicRows, task
 from ..method import About, Exchange, Method, Model, Traits, register
 from ..scenario.server import Server
 from ..train.distill import kd_loss
@@ -26,6 +26,7 @@ from .steps.personal import score_own
 from .steps.predictions import (
     Done,
     Drawn,
+    OnPublic,
     Scores,
     StudentNorm,
     answered,
@@ -46,7 +47,7 @@ DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"l1": F.l1_loss, "kl
 
 @task("prepare_and_score")
 def prepare_and_score(
-    client: Client, pretrain: Local, private: Local, indices: Tensor, digest: str, classes: int
+    client: Client, pretrain: OnPublic, private: Local, indices: PublicRows, digest: str, classes: int
 ) -> Scores:
     """Score public samples; a client without a model first trains one, on labelled public samples and on its own."""
     drawn = Drawn(indices, digest)
@@ -65,7 +66,7 @@ def prepare_and_score(
 
 @task("digest_and_revisit")
 def digest_and_revisit(
-    client: Client, consensus: Tensor, digest: Local, loss: Distance, student_norm: StudentNorm, revisit: Local
+    client: Client, consensus: PublicRows, digest: OnPublic, loss: Distance, student_norm: StudentNorm, revisit: Local
 ) -> Done:
     """Fit the client's model to the consensus on the samples it has just scored, then to its own data."""
     objective = towards(DISTANCES[loss], frozen=student_norm == "frozen")

@@ -25,7 +25,7 @@ from ..scenario.server import Server
 from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import Ensemble, Rule, Targets, Teacher
-from .steps.averaging import models_of
+from .steps.averaging import Own, models_of
 from .steps.fusion import asked, copies_of, finite_models, first_batch, fuse, validation_problems
 from .steps.heads import head_of
 from .steps.reporting import report_teachers
@@ -63,7 +63,7 @@ class FusionLarge(Method):
     @dataclass(frozen=True)
     class State:
         small: dict[str, Weights]  # client architecture -> weights
-        large: Model  # the server model
+        large: Own  # the server model
 
     def traits(self) -> Traits:
         split: Literal["shared head", "none"] = "shared head" if self.head == "shared" else "none"
@@ -75,7 +75,7 @@ class FusionLarge(Method):
         assert server.large is not None  # required by the traits
         w = server.init(server.large)
         shared = head_of(w) if self.head == "shared" else {}
-        return self.State({A: server.init(A) | shared for A in server.architectures}, Model(server.large, w))
+        return self.State({A: server.init(A) | shared for A in server.architectures}, Own(server.large, w))
 
     def fits(self, server: Server) -> Iterator[str]:
         yield from super().fits(server)
@@ -107,7 +107,7 @@ class FusionLarge(Method):
             w = distilled({large: state.large.weights | self.screen.head(x, members, fed, server)})
             M = {A: m | head_of(w[large]) for A, m in (M | x_0).items()} | w
             M = M | distilled({A: M[A] for A in students})
-        return self.State({A: M[A] for A in server.architectures}, Model(large, M[large]))
+        return self.State({A: M[A] for A in server.architectures}, Own(large, M[large]))
 
     def models(self, state: State) -> dict[str, Model]:
-        return {state.large.architecture: state.large} | models_of(state.small)
+        return models_of({state.large.architecture: state.large.weights}) | models_of(state.small)

@@ -207,11 +207,12 @@ class HeteroFL(Method):
 
     def models(self, state: State) -> dict[str, Model]:
         """The full model under the name of its architecture; sub-networks as the name followed by their rate."""
-        return {
-            A if r == "1" else f"{A}-{r}": Model(A, cut(state.weights[A], shapes) | state.statistics[A][r])
-            for A, by_rate in state.shapes.items()
-            for r, shapes in by_rate.items()
-        }
+        found = {}
+        for A, by_rate in state.shapes.items():
+            for r, shapes in by_rate.items():
+                weights = cut(state.weights[A], shapes) | state.statistics[A][r]
+                found[A if r == "1" else f"{A}-{r}"] = Model(A, weights, "model" if r == "1" else "part")
+        return found
 
 
 def _text(rate: float) -> str:

@@ -108,7 +108,9 @@ class IFCA(Method):
     def models(self, state: State) -> dict[str, Model]:
         """The first cluster's model under the name of its architecture, the others as name.1, name.2, ..."""
         return {
-            A if j == 0 else f"{A}.{j}": Model(A, w) for A, own in state.clusters.items() for j, w in enumerate(own)
+            A if j == 0 else f"{A}.{j}": Model(A, w, "part" if len(own) > 1 else "model")
+            for A, own in state.clusters.items()
+            for j, w in enumerate(own)
         }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import resources
 from typing import Any, Literal, TypeVar
 
 from torch import nn
@@ -14,8 +16,7 @@ from solera.core.errors import ConfigError
 from solera.core.plugins import Registry
 from solera.data.encodings import Encoding
 from solera.models.split import SHARED_WIDTH, Head, as_split, require_split
-from solera.models.zoo.layers import positive
-from solera.models.zoo.norm import DEFAULT_GROUPS, Norm, NormKind
+from solera.models.zoo.layers import DEFAULT_GROUPS, Norm, NormKind, positive
 from solera.place.placement import TRICKS
 
 Builder = Callable[..., Any]
@@ -84,32 +85,23 @@ def register_model(
     64 channels. `encoding` makes the tokenizer by which it reads texts, if it brings one. Registering a name of one's
     own again replaces the builder; the names of the zoo are taken.
     """
-    return _register(name, title, source, kind, notes, True, encoding)
 
-
-def zoo_model(
-    name: str,
-    title: str,
-    source: str,
-    kind: Kind = "image",
-    notes: str = "",
-    encoding: Callable[[], Encoding] | None = None,
-) -> Callable[[BuilderT], BuilderT]:
-    """`register_model` for the models that come with the library."""
-    return _register(name, title, source, kind, notes, False, encoding)
-
-
-def _register(
-    name: str,
-    title: str,
-    source: str,
-    kind: Kind,
-    notes: str,
-    own: bool,
-    encoding: Callable[[], Encoding] | None,
-) -> Callable[[BuilderT], BuilderT]:
     def add(builder: BuilderT) -> BuilderT:
-        MODELS.add(name, ModelInfo(name, title or name, source, kind, notes, builder, own, encoding), ours=not own)
+        MODELS.add(name, ModelInfo(name, title or name, source, kind, notes, builder, encoding=encoding))
+        return builder
+
+    return add
+
+
+ABOUT: dict[str, dict[str, Any]] = tomllib.loads((resources.files("solera.models.zoo") / "zoo.toml").read_text("utf-8"))
+
+
+def zoo_model(name: str, encoding: Callable[[], Encoding] | None = None) -> Callable[[BuilderT], BuilderT]:
+    """`register_model` for the models that come with the library: zoo.toml says what each of them is."""
+    about = {key: ABOUT[name].get(key, "image") for key in ("title", "source", "kind", "notes")}
+
+    def add(builder: BuilderT) -> BuilderT:
+        MODELS.add(name, ModelInfo(name, **about, builder=builder, own=False, encoding=encoding), ours=True)
         return builder
 
     return add

@@ -1,1 +1,1 @@
-"""Where things are computed: torch's global state, devices, and what is particular to each kind."""
+"""The place of a computation: torch's global state, devices, and what is particular to each kind."""

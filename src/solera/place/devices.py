@@ -1,25 +1,20 @@
-"""What `engine.device` and the settings beside it come to on this machine.
+"""The devices of this machine, and the settings of an engine that concern them.
 
-`compute_of` reads them from the settings of any engine and refuses, before any work, what is not here. What comes out
-is a `Compute`: the devices by name, and the `Placement` of each worker. An engine asks it for `place(worker)` in the
-worker's own process.
-
-Nothing here opens a device in this process. Worker processes are forked, and a process that was forked from one with an
-open CUDA context cannot have its own. So a child process is sent to look.
+`compute_of` refuses, before any work, what is not here, and returns a `Compute`: the devices by name. An engine asks it
+for `place(worker)` in the worker's own process. A process that is forked from one with an open CUDA context cannot have
+its own; so a child process looks which devices there are.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
 import logging
+import multiprocessing
 import os
 import platform
 import re
-import select
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -48,7 +43,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """Where and how a run computes. `devices` has the name of every device that it uses."""
+    """The devices and the precision of a run. `devices` has the name of every device that it uses."""
 
     devices: tuple[str, ...] = (CPU,)
     per_device: int = 1
@@ -56,6 +51,7 @@ class Compute:
     deterministic: bool = True
     resident: float = 0.5
     portable: bool = False
+    workers_on: str = ""  # the kind of device that the workers have, where this machine has none and they are elsewhere
 
     @property
     def kind(self) -> str:
@@ -64,7 +60,7 @@ class Compute:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether there is no other device."""
+        """True if the run uses no other device."""
         return self.kind == CPU
 
     @property
@@ -80,27 +76,42 @@ class Compute:
         """The place of a worker. Ask in its own process, after the fork: another process cannot use it."""
         device = self.device_of(worker)
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
-        return Placement(device, self.resident / sharing, self.precision, self.deterministic, self.portable)
+        precision: Precision = "float32" if self.on_cpu else self.precision
+        return Placement(device, self.resident / sharing, precision, self.deterministic, self.portable)
 
     def facts(self) -> dict[str, Any]:
         """Settings that change results; none on the CPU by default."""
-        if self.on_cpu:
+        if self.on_cpu and not self.workers_on:
             return {"portable": True} if self.portable else {}
-        return {"device": self.kind, "precision": self.precision, "deterministic": self.deterministic}
+        return {
+            "device": self.workers_on or self.kind,
+            "precision": self.precision,
+            "deterministic": self.deterministic,
+        }
 
 
 def compute_of(engine: Any) -> Compute:
-    """What the settings of an engine say about devices. One that has none of these settings computes on the CPU.
+    """Check the settings of an engine that concern devices. An engine that has none of them computes on the CPU.
 
-    With `elsewhere` it says that its workers are not on this machine, so that the devices here do not limit them.
+    With `elsewhere` it says that its workers are not on this machine: the devices here do not limit them, and where
+    there are none, the server computes on the CPU.
     """
     told = {f.name: getattr(engine, f.name) for f in dataclasses.fields(Compute)[1:] if hasattr(engine, f.name)}
-    compute = Compute(_devices(str(getattr(engine, "device", CPU))), **told)
-    _check_precision(compute)
+    asked = str(getattr(engine, "device", CPU))
+    if getattr(engine, "elsewhere", False) and asked in FINDERS and asked not in found():
+        compute = Compute(**told, workers_on=asked)
+    else:
+        compute = Compute(_devices(asked), **told)
+        _check_precision(compute)
     if compute.portable:
         _check_portable(compute)
-    if not getattr(engine, "elsewhere", False):
-        _check_workers(compute, getattr(engine, "workers", 0))
+    workers, most = getattr(engine, "workers", 0), compute.at_once
+    if most is not None and workers > most and not getattr(engine, "elsewhere", False):
+        raise ConfigError(
+            f"engine.workers = {workers}: {', '.join(compute.devices)} with engine.per_device = {compute.per_device} "
+            f"takes {most} at once; set engine.per_device = {-(-workers // len(compute.devices))}, or leave "
+            "engine.workers out"
+        )
     if compute.kind == "cuda" and compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a context is opened
     return compute
@@ -141,7 +152,12 @@ def _devices(asked: str) -> tuple[str, ...]:
         return (CPU,)
     there = found().get(kind, [])
     if not there:
-        raise ConfigError(f'engine.device = {show(asked)}: {_why_not(kind)}; set engine.device = "cpu" or "auto"')
+        why = f"no {kind} device is here, or its driver does not answer"
+        if not FINDERS[kind].built():
+            why = f"this torch ({torch.__version__}) is built without {kind}"
+        elif kind in _ERRORS:
+            why = f"looking for a {kind} device failed with {_ERRORS[kind]}"
+        raise ConfigError(f'engine.device = {show(asked)}: {why}; set engine.device = "cpu" or "auto"')
     if listed is None:
         return tuple(d.name for d in there)
     numbers = [int(n) for n in listed.split(",")]
@@ -152,14 +168,6 @@ def _devices(asked: str) -> tuple[str, ...]:
         has += f" to {kind}:{len(there) - 1}" if len(there) > 1 else ""
         raise ConfigError(f"engine.device = {show(asked)}: there is no {kind}:{missing[0]}; this machine has {has}")
     return tuple(there[n].name for n in numbers)
-
-
-def _why_not(kind: str) -> str:
-    if not FINDERS[kind].built():
-        return f"this torch ({torch.__version__}) is built without {kind}"
-    if kind in _ERRORS:
-        return f"looking for a {kind} device failed with {_ERRORS[kind]}"
-    return f"no {kind} device is here, or its driver does not answer"
 
 
 def _check_precision(compute: Compute) -> None:
@@ -192,19 +200,10 @@ def _check_portable(compute: Compute) -> None:
         )
 
 
-def _check_workers(compute: Compute, workers: int) -> None:
-    most = compute.at_once
-    if most is not None and workers > most:
-        needed = -(-workers // len(compute.devices))
-        raise ConfigError(
-            f"engine.workers = {workers}: {', '.join(compute.devices)} with engine.per_device = {compute.per_device} "
-            f"takes {most} at once; set engine.per_device = {needed}, or leave engine.workers out"
-        )
-
-
 def can_fork(compute: Compute) -> bool:
-    """Whether processes forked from this one could open the devices. Those that it has used itself they cannot."""
-    return compute.on_cpu or not _used_here(compute.kind)
+    """True if processes forked from this one can open the devices: not those that the program has used itself."""
+    finder = None if compute.on_cpu else FINDERS[compute.kind]
+    return finder is None or not finder.elsewhere or not isinstance(_in_a_child(finder.look), str)
 
 
 def check_fork(compute: Compute) -> None:
@@ -217,12 +216,12 @@ def check_fork(compute: Compute) -> None:
         )
 
 
-# ---- what is here -----------------------------------------------------------------------------------
+# ---- the devices of this machine --------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Finder:
-    """How the devices of one kind are found. `built`: whether torch can have any at all, known without asking one."""
+    """The search for devices of one kind. `built`: whether torch can have any at all, known without asking one."""
 
     built: Callable[[], bool]
     look: Callable[[], list[Device]]
@@ -252,7 +251,7 @@ FINDERS: dict[str, Finder] = {
 
 
 def found() -> dict[str, list[Device]]:
-    """The devices of this machine besides the CPU, by kind; kinds that it has none of are left out."""
+    """The devices of this machine besides the CPU, by kind; kinds without any are left out."""
     there = {kind: _found(kind) for kind in FINDERS}
     return {kind: devices for kind, devices in there.items() if devices}
 
@@ -263,59 +262,40 @@ def _found(kind: str) -> list[Device]:
     if not finder.built():
         return []
     _ERRORS.pop(kind, None)
-    if not finder.elsewhere or sys.platform != "linux" or _used_here(kind):
+    if not finder.elsewhere or sys.platform != "linux":
         return finder.look()
-    told = _in_a_child(finder.look)
-    if isinstance(told, str):
-        _ERRORS[kind] = told
-        return []
-    return [Device(**{**d, "precisions": tuple(d["precisions"])}) for d in told]
+    seen = _in_a_child(finder.look)
+    if isinstance(seen, str):  # also where the program has used the devices: then they can be seen from here alone
+        try:
+            return finder.look()
+        except Exception:
+            _ERRORS[kind] = seen
+            return []
+    return [Device(**{**d, "precisions": tuple(d["precisions"])}) for d in seen]
 
 
 _ERRORS: dict[str, str] = {}  # by kind: why a look at its devices failed
 
 
-def _used_here(kind: str) -> bool:
-    """Whether this process has used devices of a kind, so that a forked one cannot.
-
-    torch sets its mark at the fork, so only a forked process can tell: with CUDA a mere `torch.cuda.is_available()`
-    is enough, although `torch.cuda.is_initialized()` still says no.
-    """
-    module = torch.get_device_module(kind)
-    if getattr(module, "is_initialized", lambda: False)():
-        return True
-    marked = getattr(module, "_is_in_bad_fork", None)
-    if marked is None or not FINDERS[kind].elsewhere or sys.platform != "linux":
-        return False
-    pid = os.fork()
-    if pid == 0:
-        os._exit(bool(marked()))
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
-
-
 def _in_a_child(look: Callable[[], list[Device]]) -> list[dict[str, Any]] | str:
-    """What a forked process sees, or its error; nothing if it does not answer in time."""
-    r, w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    """The devices that a forked process sees, or its error; none if it does not answer in time."""
+    here, there = multiprocessing.Pipe(duplex=False)
+
+    def work() -> None:
         try:
-            try:
-                told: Any = [dataclasses.asdict(d) for d in look()]
-            except Exception as e:
-                told = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-            os.write(w, json.dumps(told).encode())
-        finally:
-            os._exit(0)
-    os.close(w)
-    with contextlib.ExitStack() as after:
-        after.callback(os.waitpid, pid, 0)
-        after.callback(os.kill, pid, signal.SIGKILL)
-        after.callback(os.close, r)
-        return json.loads(b"".join(_answer(r)) or b"[]")
+            seen: Any = [dataclasses.asdict(d) for d in look()]
+        except Exception as e:
+            seen = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        there.send_bytes(json.dumps(seen).encode())
 
-
-def _answer(handle: int) -> Iterator[bytes]:
-    while select.select([handle], [], [], LOOK_S)[0]:
-        if not (piece := os.read(handle, 1 << 16)):
-            return
-        yield piece
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    there.close()
+    try:
+        return json.loads(here.recv_bytes()) if here.poll(LOOK_S) else []
+    except EOFError:  # it has died
+        return []
+    finally:
+        child.kill()
+        child.join()
+        here.close()

@@ -1,38 +1,37 @@
-"""Where a run computes: torch's global state meanwhile, and what is particular to one kind of device.
+"""The place of a computation: torch's global state meanwhile, and what is particular to one kind of device.
 
-A program may have turned on autocast, another default type or a faster kind of matrix product for work of its own.
-Each of these changes the bits of a result, or ends a run with an error that says nothing, and some hold in one
-thread only, so that engines would differ. Whoever computes something that must be repeatable does it in `numerics`,
-one context that sets that state, records it and puts it back.
+A program may have turned on autocast, another default type or a faster kind of matrix product. Each changes the bits of
+a result, and some hold in one thread only, so engines would differ. `numerics` sets that state for a piece of work,
+records it and puts it back. What it yields, a `Training`, is the only thing that `fit`, `distill` and `evaluate` obey
+without being given it.
 
 `TRICKS` is a table of what is done for the speed or the bits of one kind of device; `Placement` puts data and models
-on one. Which devices this machine has, and what the settings of an engine say about them, is in `compute.py`.
+on one. Which devices this machine has, and what the settings of an engine say about them, is in `devices.py`.
 """
 
 import contextlib
+import contextvars
 import copy
 import ctypes
-import dataclasses
 import functools
 import gc
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module
-from torch.optim import optimizer
-from torch.utils._device import DeviceContext
 
 from ..core.errors import ConfigError, SoleraError
 from ..core.tensors import CPU, device_of
 
 T = TypeVar("T")
+Precision = Literal["float32", "tf32", "bf16"]
+HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Knob:
-    """One global setting: how to read it, how to set it, and what a run needs."""
+class _Knob(NamedTuple):
+    """One global setting: how to read it, how to set it, and what a run needs (None: it is only put back)."""
 
     name: str
     get: Callable[[], Any]
@@ -40,8 +39,11 @@ class _Knob:
     needed: Any
 
 
-def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+def _flag(name: str, owner: Any, attribute: str, needed: Any) -> _Knob:
+    get: Callable[[], Any] = lambda: getattr(owner, attribute)  # noqa: E731
+    if needed == "none":  # full precision by default; "ieee" is the same because it was said
+        get = lambda: owner.fp32_precision.replace("ieee", "none")  # noqa: E731
+    return _Knob(name, get, lambda value: setattr(owner, attribute, value), needed)
 
 
 def _matmul_precision() -> str | None:
@@ -52,118 +54,87 @@ def _matmul_precision() -> str | None:
         return None
 
 
-def _set_matmul_precision(value: str | None) -> None:
-    if value is not None:
-        torch.set_float32_matmul_precision(value)
-
-
-def _fp32_precision(backend: str, what: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    def get() -> str:
-        precision = torch._C._get_fp32_precision_getter(backend, what)
-        return "none" if precision == "ieee" else precision  # full precision, by default or because it was said
-
-    return get, lambda value: torch._C._set_fp32_precision_setter(backend, what, value)
-
-
 def _flushes_denormals() -> bool:
     """There is nothing to ask: it is a mode of this thread's processor, and shows in what it computes."""
-    smallest = float.fromhex("0x1p-1070")
-    return smallest * float("1") == 0.0
+    return float.fromhex("0x1p-1070") * float("1") == 0.0
 
 
-_PRECISIONS = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
-_EINSUM = torch.backends.opt_einsum
-# In the order in which they are set, and put back: the precision of matrix products also sets those after it.
-_KNOBS = (
-    _Knob("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-    _Knob("gradients", torch.is_grad_enabled, torch.set_grad_enabled, True),
-    _Knob("float32 matmul precision", _matmul_precision, _set_matmul_precision, "highest"),
-    *(
-        _Knob(f"fp32 precision of {backend} {what}", *_fp32_precision(backend, what), "none")  # torch's default: full
-        for backend, what in _PRECISIONS
-    ),
-    _Knob("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-    _Knob("flush denormals", _flushes_denormals, torch.set_flush_denormal, False),
-    _Knob("oneDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True),
-    _Knob("oneDNN deterministic", torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic, False),
-    _Knob("NNPACK", torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),
-    _Knob("opt_einsum", *_flag(_EINSUM, "enabled"), _EINSUM.is_available()),
-    _Knob("opt_einsum strategy", *_flag(_EINSUM, "strategy"), "auto" if _EINSUM.is_available() else None),
-    _Knob("flash attention", torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, True),
-    _Knob("plain attention", torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, True),
-    _Knob(
-        "memory-efficient attention",
-        torch.backends.cuda.mem_efficient_sdp_enabled,
-        torch.backends.cuda.enable_mem_efficient_sdp,
-        True,
-    ),
-    _Knob(
-        "attention fast path", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, True
-    ),
-)
-Precision = Literal["float32", "tf32", "bf16"]
-HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16}
+@functools.cache
+def _knobs(kind: str, precision: Precision, deterministic: bool, portable: bool) -> tuple[_Knob, ...]:
+    """The settings of a run, in the order in which they are set: the precision of products also sets those after it."""
+    b: Any = torch.backends
+    cuda, tf32 = kind == "cuda", kind == "cuda" and precision == "tf32"
+    get_mode, set_mode = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    on_cuda = ("tf32" if tf32 else "ieee") if cuda else None  # torch's default for convolutions is tf32
+    found = [
+        _Knob("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        _Knob("gradients", torch.is_grad_enabled, torch.set_grad_enabled, True),
+        # torch cannot tell this while those of CUDA differ, so where a run needs them to, it leaves it alone.
+        _Knob("float32 matmul precision", _matmul_precision, torch.set_float32_matmul_precision,
+              None if tf32 else "highest"),
+        *(_flag(f"fp32 precision of {what}", owner, "fp32_precision", needed) for what, owner, needed in (
+            ("generic all", b, "none"), ("mkldnn all", b.mkldnn, "none"), ("mkldnn matmul", b.mkldnn.matmul, "none"),
+            ("mkldnn conv", b.mkldnn.conv, "none"), ("mkldnn rnn", b.mkldnn.rnn, "none"),
+            ("cuda matmul", b.cuda.matmul, on_cuda), ("cuda conv", b.cudnn.conv, on_cuda),
+            ("cuda rnn", b.cudnn.rnn, on_cuda))),
+        _Knob("deterministic algorithms", get_mode, set_mode, 0 if kind == "cpu" else 2 * deterministic),
+        _Knob("flush denormals", _flushes_denormals, torch.set_flush_denormal, False),
+        # Neither has a setting for the same bits on another processor. Without them, products and convolutions are
+        # MKL's, and all else torch's own; the environment fixes the kernels of both (`errors.PORTABLE`).
+        _flag("oneDNN", b.mkldnn, "enabled", not portable),
+        _Knob("NNPACK", torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, not portable),
+    ]  # fmt: skip
+    if cuda:
+        found.append(_flag("cuDNN deterministic", b.cudnn, "deterministic", deterministic))
+        found.append(_flag("cuDNN benchmark", b.cudnn, "benchmark", not deterministic))  # its choice varies with timing
+    return tuple(found)
 
 
-# oneDNN and NNPACK have no setting for the same bits on another processor. Without them, products and convolutions are
-# MKL's, and all else torch's own; the environment fixes the kernels of both (`errors.PORTABLE`).
-_PORTABLE_KNOBS = tuple(dataclasses.replace(knob, needed=False) for knob in _KNOBS if knob.name in ("oneDNN", "NNPACK"))
+def _set(knobs: tuple[_Knob, ...], values: list[Any]) -> None:
+    """Set what is not so already; None where torch could not tell."""
+    for knob, value in zip(knobs, values, strict=True):
+        if value is not None and knob.get() != value:
+            knob.set(value)
 
 
-# torch's older setting for all float32 products sets these, too, and cannot be read while they say something else. So
-# where a run needs one of them to differ, it leaves the older setting alone; everywhere else they are put back with it.
-_CUDA_PRECISIONS = tuple(
-    _Knob(
-        f"fp32 precision of cuda {what}",
-        functools.partial(torch._C._get_fp32_precision_getter, "cuda", what),
-        functools.partial(torch._C._set_fp32_precision_setter, "cuda", what),
-        "ieee",
-    )
-    for what in ("matmul", "conv", "rnn")
-)
+class Training:
+    """The state in which trainings run: torch's settings as they are `needed`, those that the program had set otherwise
+    (`found`), and whether this is a dry run (`dry`), in which they take no steps."""
 
+    def __init__(self, knobs: tuple[_Knob, ...], before: list[Any], aside: dict[str, Any], half: str, dry: bool):
+        self._knobs, self._before, self._aside, self._half, self.dry = knobs, before, aside, half, dry
 
-def _device_knobs(kind: str, precision: Precision, deterministic: bool) -> tuple[_Knob, ...]:
-    """What is set beside `_KNOBS` where a run computes on a device of this kind. None of it opens the device."""
-    if kind == "cpu":
-        return ()
-    knobs = [_Knob("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode,
-                   2 * deterministic)]  # fmt: skip
-    if kind == "cuda":
-        wanted = "tf32" if precision == "tf32" else "ieee"  # torch's default for convolutions is tf32
-        knobs += [dataclasses.replace(knob, needed=wanted) for knob in _CUDA_PRECISIONS]
-        cudnn = torch.backends.cudnn
-        knobs += [
-            _Knob("cuDNN deterministic", *_flag(cudnn, "deterministic"), deterministic),
-            _Knob("cuDNN benchmark", *_flag(cudnn, "benchmark"), not deterministic),  # its choice varies with timing
-        ]
-    return tuple(knobs)
+    @property
+    def needed(self) -> dict[str, Any]:
+        """The settings by name, as JSON."""
+        there = {k.name: _plain(k.needed) for k in self._knobs if k.needed is not None}
+        return {**there, "autocast": self._half, "default device": "cpu"}
 
-
-_HOOKS: dict[str, dict] = {
-    name.removeprefix("_global_"): registered
-    for owner in (module, optimizer)
-    for name, registered in vars(owner).items()
-    if name.startswith("_global_") and isinstance(registered, dict)
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Numerics:
-    """What a run computes with, and what the program had set otherwise."""
-
-    needed: dict[str, Any]
-    found: dict[str, Any]
-    _knobs: tuple[_Knob, ...] = ()
+    @property
+    def found(self) -> dict[str, Any]:
+        """Settings of the program that were replaced, as JSON; without threads, and what `portable` leaves out."""
+        pairs = zip(self._knobs, self._before, strict=True)
+        odd = {k.name: _plain(b) for k, b in pairs if k.needed is not None and b != k.needed}
+        return self._aside | {n: b for n, b in odd.items() if n != "threads" and not (n in _LIBRARIES and b is True)}
 
     def check(self) -> None:
         """Refuse to go on if a setting was changed meanwhile: the result could not be repeated."""
         for knob in self._knobs:
-            if (now := knob.get()) != knob.needed:
+            if knob.needed is not None and (now := knob.get()) != knob.needed:
                 raise SoleraError(
                     f"torch's global setting {knob.name!r} was changed to {_plain(now)} during the run, which needs "
                     f"{_plain(knob.needed)}: by a model or a task, or by another thread of the program; leave it alone"
                 )
+
+
+_LIBRARIES = ("oneDNN", "NNPACK")
+_CURRENT: contextvars.ContextVar[Training | None] = contextvars.ContextVar("training", default=None)
+
+
+def steps_to_take(planned: int) -> int:
+    """The steps that a training takes: as planned, or none in a dry run."""
+    current = _CURRENT.get()
+    return 0 if current is not None and current.dry else planned
 
 
 @contextlib.contextmanager
@@ -173,78 +144,48 @@ def numerics(
     precision: Precision = "float32",
     deterministic: bool = True,
     portable: bool = False,
-) -> Iterator[Numerics]:
-    """Compute as if nothing had been set in torch, with so many `threads` (left out: as many as there are).
+    dry: bool = False,
+) -> Iterator[Training]:
+    """Compute as if nothing had been set in torch, with so many `threads` (unset: as many as there are).
 
-    On a `kind` of device other than the CPU it is set besides how precise products are, and whether only deterministic
-    algorithms are used; `portable` leaves out what has other bits on another CPU. All that was set otherwise is put
-    back at the end, whatever happens. What cannot be set aside is refused.
+    On a `kind` of device other than the CPU, also set how precise products are, and whether only deterministic
+    algorithms are used; `portable` leaves out what has other bits on another CPU. With `dry`, here or around this,
+    trainings take no steps. All that was set otherwise is put back at the end.
     """
-    _refuse_what_stays()
-    own = (*_device_knobs(kind, precision, deterministic), *(_PORTABLE_KNOBS if portable else ()))
-    replaced = {o.name for o in own}
-    if kind == "cuda" and precision == "tf32":
-        replaced.add("float32 matmul precision")
-    knobs = (*(k for k in _KNOBS if k.name not in replaced), *own)
+    outer = _CURRENT.get()
+    dry = dry or (outer is not None and outer.dry)
+    knobs = _knobs(kind, precision, deterministic, portable)
     if threads is not None:  # their number changes the bits of a sum
         knobs += (_Knob("threads", torch.get_num_threads, torch.set_num_threads, threads),)
-    with contextlib.ExitStack() as aside:
-        found: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        aside: dict[str, Any] = {}
         if torch.is_inference_mode_enabled():
-            found["inference mode"] = "on"
-            aside.enter_context(torch.inference_mode(False))
+            aside["inference mode"] = "on"
+            stack.enter_context(torch.inference_mode(False))
         for on in TRICKS:
             if _casts(on):
-                found[f"autocast on {on}"] = str(torch.get_autocast_dtype(on))
-                aside.enter_context(torch.autocast(on, enabled=False))
-        if (device := torch.get_default_device()) != torch.device("cpu"):
-            found["default device"] = str(device)
-            aside.enter_context(torch.device("cpu"))
+                aside[f"autocast on {on}"] = str(torch.get_autocast_dtype(on))
+                stack.enter_context(torch.autocast(on, enabled=False))
+        if (device := torch.get_default_device()) != CPU:
+            aside["default device"] = str(device)
+            stack.enter_context(CPU)
         before = [knob.get() for knob in knobs]
-        beside = [knob.get() for knob in _CUDA_PRECISIONS]
-        needed = {knob.name: _plain(knob.needed) for knob in knobs}
-        usual = ("threads", *(k.name for k in _PORTABLE_KNOBS if portable))  # of these the program is not to be told
-        found |= {
-            k.name: _plain(b) for k, b in zip(knobs, before, strict=True) if b != k.needed and k.name not in usual
-        }
-        try:
+        stack.callback(_set, knobs, before)
+        if before != [b if knob.needed is None else knob.needed for knob, b in zip(knobs, before, strict=True)]:
             _set(knobs, [knob.needed for knob in knobs])
-            half = f"{HALF[precision]} on {kind}" if precision in HALF else "off"  # `Placement.autocast` turns it on
-            yield Numerics({**needed, "autocast": half, "default device": "cpu"}, found, knobs)
-        finally:
-            _set(knobs, before)
-            _set(_CUDA_PRECISIONS, beside)
+        half = "off"
+        if precision in HALF:
+            half = f"{HALF[precision]} on {kind}"
+            # With its cache torch would use the weights of the first step until the end of this context, in every step.
+            stack.enter_context(torch.autocast(kind, HALF[precision], cache_enabled=False))
+        made = Training(knobs, before, aside, half, dry)
+        stack.callback(_CURRENT.reset, _CURRENT.set(made))
+        yield made
 
 
 def _casts(kind: str) -> bool:
-    """Whether autocast is on there. Some kinds of devices (meta) have none."""
+    """True if autocast is on there. Some kinds of devices (meta) have none."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
-def _set(knobs: tuple[_Knob, ...], values: list[Any]) -> None:
-    """Set what is not so already."""
-    for knob, value in zip(knobs, values, strict=True):
-        if knob.get() != value:
-            knob.set(value)
-
-
-def _refuse_what_stays() -> None:
-    """Refuse to run under torch modes and global hooks that alter operations."""
-    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-    foreign = [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
-    foreign += ["a torch dispatch mode"] if torch._C._len_torch_dispatch_stack() else []
-    foreign += ["a transform of torch.func"] if torch._C._functorch.maybe_current_level() is not None else []
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        foreign.append("torch.autograd.graph.saved_tensors_hooks")
-    if foreign:
-        raise ConfigError(f"{foreign[0]} is active and would change or see every operation: leave it first")
-    for name, registered in _HOOKS.items():
-        if registered:
-            what = "every optimizer" if "optimizer" in name else "every module"
-            raise ConfigError(
-                f"a global hook for {what} of the program is registered ({name}) and may "
-                "change results: remove it first (call .remove() on what its registration returned)"
-            )
 
 
 def _plain(value: Any) -> Any:
@@ -260,9 +201,9 @@ KEPT = 256 << 20  # bytes that stay although they are free
 def keep_freed_memory() -> bool:
     """Ask the C library to keep freed memory instead of returning it to the system; False if it cannot be asked.
 
-    A training step takes and frees the same megabytes again and again. As it comes, glibc returns large blocks at once,
-    and the system clears every page of the next one: up to a tenth of the time of a step. For the whole process, until
-    it ends; nothing but speed and the memory that it seems to use depends on it.
+    A training step takes and frees the same megabytes again and again. glibc returns large blocks at once, and the
+    system clears every page of the next one: up to a tenth of the time of a step. For the whole process, until it ends;
+    only speed, and the memory that it seems to use, depend on it.
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None)
     if setting is None:  # not glibc
@@ -273,9 +214,9 @@ def keep_freed_memory() -> bool:
 # ---- devices ----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Tricks:
-    """What makes one kind of device fast, or keeps its bits. `TRICKS` has the reasons."""
+    """The choices that make one kind of device fast, or keep its bits. `TRICKS` has the reasons."""
 
     asked: int
     least_rows: int
@@ -288,17 +229,13 @@ class Tricks:
     float64: bool = True
 
 
-def _leave_alone() -> bool:
-    return False
-
-
 _ACCELERATOR = Tricks(
     asked=1024,  # a small batch leaves most of an accelerator idle
     least_rows=1,  # nothing is gained by padding: kernels are chosen by the whole shape
     layout=torch.channels_last,  # what convolutions of half precision want; full precision takes either
     sgd=torch._fused_sgd_,  # one kernel, where each parameter's own would take longer to launch than to run
     adam=torch._fused_adam_,
-    set_allocator=_leave_alone,  # torch keeps what is freed on a device anyway
+    set_allocator=lambda: False,  # torch keeps what is freed on a device anyway
     look_every=50,  # steps: reading a loss makes the program wait for all that was queued before it
     reads_in_steps=False,  # so what a step does may not depend on numbers that it would have to read, either
 )
@@ -315,7 +252,7 @@ TRICKS: dict[str, Tricks] = {
         reads_in_steps=True,  # texts by their lengths: a fifth less time than with all padding
     ),
     "cuda": _ACCELERATOR,
-    "mps": dataclasses.replace(_ACCELERATOR, float64=False),  # Metal has no such type: torch raises
+    "mps": replace(_ACCELERATOR, float64=False),  # Metal has no such type: torch raises
 }
 
 
@@ -422,39 +359,30 @@ class Placement:
         gc.collect()
         getattr(torch.get_device_module(self.device), "empty_cache", lambda: None)()
 
-    def numerics(self, threads: int | None = None) -> contextlib.AbstractContextManager[Numerics]:
-        """Compute with the settings of this place, and with nothing that the program has set."""
+    def training(self, threads: int | None = None) -> contextlib.AbstractContextManager[Training]:
+        """Compute with the settings of this place, in half precision if that is what is set, and with nothing that the
+        program has set."""
         return numerics(threads, self.device.type, self.precision, self.deterministic, self.portable)
-
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Have the device compute products in half precision, if that is what is set."""
-        if self.precision not in HALF:
-            return contextlib.nullcontext()
-        # With its cache torch would use the weights of the first step until the end of this context, in every step.
-        return torch.autocast(self.device.type, HALF[self.precision], cache_enabled=False)
 
     def put(self, tensor: Tensor) -> Tensor:
         """The tensor on this device: itself, or one copy, made when it is first asked for."""
-        return tensor if tensor.device == self.device else self._once(tensor, lambda: self._bring(tensor))
-
-    def _bring(self, tensor: Tensor) -> Tensor:
-        self._kept += tensor.nbytes
-        return tensor.to(self.device)
+        if tensor.device == self.device:
+            return tensor
+        if id(tensor) not in self._there:
+            self._kept += tensor.nbytes
+        return self._once(tensor, lambda: tensor.to(self.device))
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether it is here, or the budget has room for it."""
+        """True if it is here, or the budget has room for it."""
         if tensor.device == self.device or id(tensor) in self._there:
             return True
-        budget = self.budget
-        return budget is None or self._kept + tensor.nbytes <= budget
+        return self.budget is None or self._kept + tensor.nbytes <= self.budget
 
-    @property
+    @functools.cached_property
     def budget(self) -> int | None:
         """Bytes of data that may stay on the device; None: no limit is known."""
-        if not hasattr(self, "_budget"):
-            total = None if self.device.type == "cpu" else device_memory(self.device)
-            self._budget = None if total is None else int(total * self.resident)
-        return self._budget
+        total = None if self.device.type == "cpu" else device_memory(self.device)
+        return None if total is None else int(total * self.resident)
 
     def module(self, template: nn.Module) -> nn.Module:
         """The same of a model that is never trained; copies of the result are on this device."""

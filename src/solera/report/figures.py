@@ -6,9 +6,9 @@ matrix) show the first one.
 
 import base64
 import math
+import shlex
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..core.plugins import label
@@ -18,12 +18,11 @@ from ..runs.notice import KINDS
 from ..runs.read import Run
 from ..runs.results import Comparison, Lines, Result, compared_results, unlike
 from ..runs.series import Point
-from .lanes import adapters, content, diversity, timeline, timetable
 from .loading import Matrix, Record
-from .order import similar_order
 
 # Limits, so that the page stays small.
 POINTS = 300  # of one line
+SPANS = 2000  # of a timeline
 CLIENTS = 120  # in the coefficient matrix
 BUBBLES = 6000  # classes times clients
 CELLS = 1_500_000  # of coefficients in the whole report
@@ -31,6 +30,7 @@ ROWS = 300  # of a table
 PHASES = ("clients", "server", "evaluate", "commit")  # of a round's seconds
 LISTED = 12  # entries of a list among the facts of an event
 TEACHERS = 60
+METRICS = ("disagreement", "kl")  # between the members of an ensemble
 STEPS = [round(0.05 * i, 2) for i in range(1, 20)]  # the targets to choose from
 NAMING = ("case", "data.name")  # always part of a case's label if they differ
 DRAWN = {"coefficients", "timeline", "timetable", "distilled", "teachers"}  # events that have a figure
@@ -43,7 +43,7 @@ def report_data(records: Sequence[Record], target: float | None = None) -> dict[
     by_run = {id(r.run): r for r in records}
     members = [[by_run[id(run)] for run in g.runs] for g in groups]
     ordered = [r for own in members for r in own]
-    partitions = _Distinct()
+    partitions: list[dict[str, Any]] = []  # each once: cases often share theirs
     labels = _labels(groups)
     cells = CELLS // max(1, sum(bool(own[0].matrices) for own in members))
     results = compared_results(groups)
@@ -62,7 +62,7 @@ def report_data(records: Sequence[Record], target: float | None = None) -> dict[
         ],
         "runs": [_run(r, i) for i, own in enumerate(members) for r in own],
         "targets": targets(measured, results.main, target),
-        "partitions": partitions.items,
+        "partitions": partitions,
     }
     return finite(data)
 
@@ -101,7 +101,7 @@ def _labels(groups: Sequence[Group]) -> list[str]:
 
 
 def _subtitle(groups: Sequence[Group], records: Sequence[Record]) -> str:
-    """What all cases have in common: data, clients, models. The labels show the differences."""
+    """The settings that all cases share: data, clients, models. The labels show the differences."""
     every = [g.runs[0].settings for g in groups]
     agreed = {k: v for k, v in every[0].items() if all(k in s and s[k] == v for s in every)}
     told = [f"{len(records)} runs" if len(records) > 1 else f"seed {show(groups[0].runs[0].seed)}"]
@@ -117,7 +117,7 @@ def _subtitle(groups: Sequence[Group], records: Sequence[Record]) -> str:
 
 
 def _cautions(results: Comparison, records: Sequence[Record]) -> list[str]:
-    """Why the cases may not be comparable. There is no warning that a single running run is not finished."""
+    """Reasons why the cases may not be comparable. A single running run needs no warning that it is not finished."""
     alone = len(records) == 1 and records[0].status == "running"
     found = [c for c in cautions(results.groups) if not (alone and c.startswith("not finished"))]
     return unlike(results) + found
@@ -129,7 +129,10 @@ def _missing(records: Sequence[Record]) -> list[str]:
     for r in records:
         for note in r.notes:
             of.setdefault(note, []).append(str(r.run.path))
-    named = lambda paths: ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")  # noqa: E731
+
+    def named(paths: list[str]) -> str:
+        return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
     return [f"{note} ({named(paths)})" if len(records) > 1 else note for note, paths in of.items()]
 
 
@@ -148,29 +151,24 @@ def _with_averages(run: Run, lines: Lines) -> Lines:
     return found
 
 
-def _by_round(many: Iterable[Sequence[Point]]) -> list[list[Point]]:
-    """The points of several lines, grouped by round."""
-    found: dict[int, list[Point]] = {}
-    for points in many:
-        for p in points:
-            found.setdefault(p.round, []).append(p)
-    return [found[t] for t in sorted(found)]
-
-
 def _bands(each: Sequence[Lines]) -> list[dict[str, Any]]:
     """Each line's mean over the seeds, and the lowest and highest seed."""
     bands = []
     for result in dict.fromkeys(r for found in each for r in found):
         there = [found[result] for found in each if found.get(result)]
-        rounds = thinned(_by_round(there), POINTS)
+        by_round: dict[int, list[Point]] = {}
+        for p in (p for points in there for p in points):
+            by_round.setdefault(p.round, []).append(p)
+        rounds = thinned([by_round[t] for t in sorted(by_round)], POINTS)
         values = [[p.accuracy for p in same] for same in rounds]
+        hours = [[p.hours for p in same if p.hours is not None] for same in rounds]
         bands.append(
             {
                 "kind": result.kind,
                 "name": result.name,
                 "round": [same[0].round + 1 for same in rounds],
                 "bytes": [round(statistics.fmean(p.bytes_so_far for p in same)) for same in rounds],
-                "hours": _hours(rounds),
+                "hours": [_short(statistics.fmean(h)) for h in hours] if hours and all(hours) else None,
                 "mean": [_short(statistics.fmean(v)) for v in values],
                 "low": [_short(min(v)) for v in values],
                 "high": [_short(max(v)) for v in values],
@@ -180,12 +178,6 @@ def _bands(each: Sequence[Lines]) -> list[dict[str, Any]]:
             }
         )
     return bands
-
-
-def _hours(rounds: Sequence[Sequence[Point]]) -> list[float] | None:
-    """Simulated hours at each point of a line, as mean over the seeds; None without a clock."""
-    each = [[p.hours for p in same if p.hours is not None] for same in rounds]
-    return [_short(statistics.fmean(hours)) for hours in each] if each and all(each) else None
 
 
 def thinned(items: list[Any], most: int) -> list[Any]:
@@ -240,14 +232,19 @@ def _reached(each: Sequence[Sequence[Point]], target: float) -> list[Any]:
 
 
 def _group(
-    g: Group, records: Sequence[Record], lines: Sequence[Lines], partitions: "_Distinct", cells: int
+    g: Group, records: Sequence[Record], lines: Sequence[Lines], partitions: list[dict[str, Any]], cells: int
 ) -> dict[str, Any]:
-    first = records[0]
+    first, held = records[0], records[0].partition
+    if held and held["shown"]:  # as many clients as a readable figure can show
+        held = {**held, "shown": thinned(held["shown"], max(1, BUBBLES // max(1, held["classes"])))}
+        partitions += [] if held in partitions else [held]
+    else:
+        held = None
     return {
         "method": g.method,
         "runs": len(g.runs),
         "lines": _bands(lines),
-        "partition": partitions.place(partition(first)),
+        "partition": None if held is None else partitions.index(held),
         "personal": personal(g.runs),
         "coefficients": coefficients(first.matrices, cells),
         "timeline": timeline(first.run),
@@ -262,29 +259,6 @@ def _group(
         "adapters": adapters(first.run),
         "time": mean_std([run.seconds for run in g.runs]),
     }
-
-
-class _Distinct:
-    """A list without duplicates."""
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-
-    def place(self, item: Any) -> int | None:
-        if item is None:
-            return None
-        if item not in self.items:
-            self.items.append(item)
-        return self.items.index(item)
-
-
-def partition(record: Record) -> dict[str, Any] | None:
-    """The classes of clients, with as many clients as a readable figure can show."""
-    found = record.partition
-    if found is None or not found["shown"]:
-        return None
-    shown = thinned(found["shown"], max(1, BUBBLES // max(1, found["classes"])))
-    return {**found, "shown": shown}
 
 
 def personal(runs: Sequence[Run]) -> dict[str, Any] | None:
@@ -341,6 +315,29 @@ def coefficients(matrices: Sequence[Matrix], cells: int) -> dict[str, Any] | Non
     }
 
 
+def similar_order(similarity: Sequence[Sequence[float]]) -> list[int]:
+    """Positions of a symmetric similarity matrix, with similar ones side by side. For a few hundred items at most.
+
+    The order of a dendrogram's leaves. There are four ways to join two groups; it takes the one whose adjacent ends are
+    most similar. Ties go to the first, so the order is always the same.
+    """
+    n = len(similarity)
+    groups = {i: [i] for i in range(n)}  # number of a group -> its positions in order
+    near = [list(row) for row in similarity]  # between groups: the mean over their members
+    while len(groups) > 1:
+        numbers = sorted(groups)
+        pairs = ((i, j) for at, i in enumerate(numbers) for j in numbers[at + 1 :])
+        a, b = max(pairs, key=lambda pair: near[pair[0]][pair[1]])
+        size_a, size_b = len(groups[a]), len(groups[b])
+        for c in numbers:
+            near[a][c] = near[c][a] = (size_a * near[a][c] + size_b * near[b][c]) / (size_a + size_b)
+        left, right = groups[a], groups.pop(b)
+        ways = [(x, y) for x in (left, left[::-1]) for y in (right, right[::-1])]
+        x, y = max(ways, key=lambda way: similarity[way[0][-1]][way[1][0]])
+        groups[a] = x + y
+    return next(iter(groups.values()), [])
+
+
 def _givers(values: Sequence[float], N: int) -> list[float]:
     """The effective number of teachers of a student: lowest, mean and highest exp(entropy of a column)."""
     found = []
@@ -359,13 +356,19 @@ def _bytes(values: Iterable[float]) -> str:
 
 
 def teachers(run: Run) -> dict[str, Any] | None:
-    """How far the teachers of a round agree, and the weight of each by its confidence."""
+    """The agreement of the teachers of each round, and the weight of each teacher by its confidence."""
+
+    def number(value: Any) -> float | None:
+        return float(value) if isinstance(value, int | float) else None
+
     found: list[tuple[int, dict[str, Any], float | None]] = []
     for r in run.rounds:
         event = next((e for e in r.events if e.get("kind") == "teachers"), None)
-        if event is not None and _is_numbers(event.get("confidence")) and isinstance(event.get("clients"), list):
+        shares = event.get("confidence") if event else None
+        whole = isinstance(shares, list) and all(isinstance(v, int | float) for v in shares)
+        if event is not None and whole and isinstance(event.get("clients"), list):
             dissent = next((e.get("dissent") for e in r.events if e.get("kind") == "distilled"), None)
-            found.append((r.round, event, dissent if isinstance(dissent, int | float) else None))
+            found.append((r.round, event, number(dissent)))
     if not found:
         return None
     found = thinned(found, POINTS)
@@ -381,13 +384,87 @@ def teachers(run: Run) -> dict[str, Any] | None:
         weights.append([round(of[k] / equal, 3) if k in of else None for k in shown])
     return {
         "round": [t + 1 for t, _, _ in found],
-        "dissenting": [_number(e.get("dissenting")) for _, e, _ in found],
-        "unanimous": [_number(e.get("unanimous")) for _, e, _ in found],
+        **{key: [number(e.get(key)) for _, e, _ in found] for key in ("dissenting", "unanimous")},
         "dissent": [d for _, _, d in found],
         "clients": shown,
         "left_out": len(often) - len(shown),
         "weights": weights,
     }
+
+
+def timeline(run: Run) -> list[list[Any]] | None:
+    """[round, what, start, end] of all timed work, in seconds since the start of the run."""
+    spans: list[list[Any]] = []
+    began = 0.0
+    for r in run.rounds:
+        for e in r.events:
+            start, end = e.get("start"), e.get("end")
+            if e.get("kind") == "timeline" and isinstance(start, int | float) and isinstance(end, int | float):
+                groups = e.get("groups")
+                where = f" {', '.join(map(str, groups))}" if isinstance(groups, list) else ""
+                spans.append([r.round + 1, f"{e.get('what')}{where}", round(began + start, 3), round(began + end, 3)])
+        began += r.seconds.get("total", 0.0)
+    return spans[-SPANS:] or None
+
+
+def timetable(run: Run) -> list[list[Any]] | None:
+    """[round, client or "server", start, end] by the simulated clock, in hours since the start of the run."""
+    spans = [
+        [r.round + 1, str(who), start / 3600, end / 3600]
+        for r in run.rounds
+        for e in r.events
+        if e.get("kind") == "timetable" and isinstance(e.get("spans"), list)
+        for who, start, end in (
+            s
+            for s in e["spans"]
+            if isinstance(s, list) and len(s) == 3 and all(isinstance(v, int | float) for v in s[1:])
+        )
+    ]
+    return spans[-SPANS:] or None
+
+
+def diversity(runs: Sequence[Run]) -> list[dict[str, Any]] | None:
+    """The differences between the members of each ensemble, by round, as mean over seeds."""
+    found: dict[str, dict[int, list[dict[str, float]]]] = {}
+    for run in runs:
+        for r in run.rounds:
+            for name, scores in r.of("diversity").items():
+                if all(m in scores for m in METRICS):
+                    found.setdefault(name, {}).setdefault(r.round, []).append(scores)
+    lines = []
+    for name, by_round in found.items():
+        rounds = sorted(by_round)[-POINTS:]
+        means = {m: [round(statistics.fmean(s[m] for s in by_round[t]), 5) for t in rounds] for m in METRICS}
+        lines.append({"name": name, "round": [t + 1 for t in rounds], **means})
+    return lines or None
+
+
+def adapters(run: Run) -> dict[str, Any] | None:
+    """Savings by LoRA: bytes of a model as it is sent and whole, by architecture; and, from the number of clients of
+    each, the bytes that whole models would have added to the run's traffic."""
+    found = (run.summary or {}).get("lora")
+    if not isinstance(found, dict) or not found:
+        return None
+    try:
+        rows: list[list[Any]] = [
+            [str(A), int(of["sent"]), int(of["whole"]), int(of["clients"])] for A, of in found.items()
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None
+    sent, whole = (sum(row[i] * row[3] for row in rows) for i in (1, 2))
+    parameters = (content([run]) or {}).get("parameters", 0)
+    return {"rows": rows, "saved": round(parameters * (whole / sent - 1)) if sent else 0}
+
+
+def content(runs: Sequence[Run]) -> dict[str, float] | None:
+    """Bytes of a run by what they carry, both ways together, as mean over seeds."""
+    found: dict[str, int] = {}
+    for run in runs:
+        for r in run.rounds:
+            for kinds in r.traffic.content.values():
+                for kind, count in kinds.items():
+                    found[kind] = found.get(kind, 0) + count
+    return {kind: total / len(runs) for kind, total in found.items()} if any(found.values()) else None
 
 
 def confusion(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -423,11 +500,8 @@ def regions(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def seconds(runs: Sequence[Run]) -> dict[str, float] | None:
     """Seconds of a whole run by phase, as mean over seeds."""
-    if not any(run.rounds for run in runs):
-        return None
-    return {
-        p: round(statistics.fmean(sum(r.seconds.get(p, 0.0) for r in run.rounds) for run in runs), 3) for p in PHASES
-    }
+    of = {p: statistics.fmean(sum(r.seconds.get(p, 0.0) for r in run.rounds) for run in runs) for p in PHASES}
+    return {p: round(s, 3) for p, s in of.items()} if any(run.rounds for run in runs) else None
 
 
 # ---- one run ----------------------------------------------------------------------------------------
@@ -449,6 +523,8 @@ def _run(r: Record, group: int) -> dict[str, Any]:
     events.sort(key=lambda row: row[1] not in KINDS)  # problems first, the others in their order
     summary = run.summary or {}
     environment = summary.get("environment")
+    config = run.path / "config.toml"
+    readable = config.is_file() and not any(what.startswith("config.toml") for what in run.missing)
     return {
         "group": group,
         "path": str(run.path),
@@ -462,7 +538,7 @@ def _run(r: Record, group: int) -> dict[str, Any]:
         "seconds": round(run.seconds, 1),
         "digest": str(summary.get("digest") or ""),
         "command": r.command,
-        "again": f"solera run {_quoted(run.path / 'config.toml')}" if _configured(run) else None,
+        "again": f"solera run {shlex.quote(str(config))}" if readable else None,
         "environment": [[str(k), str(v)] for k, v in environment.items()] if isinstance(environment, dict) else [],
         "settings": [[k, show(v)] for k, v in run.settings.items()],
         "failures": failures[:ROWS],
@@ -470,11 +546,6 @@ def _run(r: Record, group: int) -> dict[str, Any]:
         "events": events[:ROWS],
         "events_total": len(events),
     }
-
-
-def _configured(run: Run) -> bool:
-    """Whether the run has a readable configuration."""
-    return (run.path / "config.toml").is_file() and not any(what.startswith("config.toml") for what in run.missing)
 
 
 def _facts(event: dict[str, Any]) -> str:
@@ -493,17 +564,3 @@ def _brief(value: Any) -> str:
     for k, v in value.items():
         same.setdefault(_brief(v), []).append(str(k))
     return "; ".join(f"{v}: {' '.join(keys)}" for v, keys in sorted(same.items()))
-
-
-def _quoted(path: Path) -> str:
-    import shlex
-
-    return shlex.quote(str(path))
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _is_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(v, int | float) for v in values)

@@ -1,4 +1,4 @@
-"""Run directories for the report: what `runs.read` reads, and the files that only the report uses.
+"""Run directories for the report: the content that `runs.read` reads, and the files that only the report uses.
 
 Missing or damaged files are listed in `notes` and left out.
 """
@@ -66,13 +66,16 @@ def read_record(run: Run) -> Record:
             found[name] = None
             why = e if isinstance(e, _Damaged) else e.strerror if isinstance(e, OSError) else "unexpected content"
             notes.append(f"{name}.json is damaged ({why}): its figure is left out")
-    unread: list[str] = []
-    notes += [f"{what}: its figure is left out" for what in unread]
-    return Record(run, status, _command(path), **found, matrices=matrices, notes=notes)
+    try:
+        command = _content(path / "run.json").get("command")
+    except (_Damaged, OSError, ValueError, RecursionError):
+        command = None  # read_run has already reported it
+    command = command if isinstance(command, str) else None
+    return Record(run, status, command, **found, matrices=matrices, notes=notes)
 
 
 def in_use(directory: Path) -> bool:
-    """Whether the directory's lock is held: then a run of this or another process is writing there."""
+    """True if the directory's lock is held: then a run of this or another process is writing there."""
     try:
         lock = os.open(directory / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # do not wait, also if it is a named pipe
     except OSError:
@@ -91,14 +94,6 @@ def _content(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _Damaged("not an object")
     return found
-
-
-def _command(path: Path) -> str | None:
-    try:
-        command = _content(path / "run.json").get("command")
-    except (_Damaged, OSError, ValueError, RecursionError):
-        return None  # read_run has already reported it
-    return command if isinstance(command, str) else None
 
 
 # ---- files of the report ----------------------------------------------------------------------------
@@ -127,14 +122,8 @@ def _confusion(facts: dict[str, Any]) -> dict[str, Any]:
             if matrix is not None:
                 _expect(len(matrix) == classes, "a matrix of another size")
                 matrix = [_wholes(row, classes) for row in matrix]
-            items.append(
-                {
-                    "kind": kind.removesuffix("s"),
-                    "name": str(name),
-                    "right": _wholes(item["right"], classes),
-                    "matrix": matrix,
-                }
-            )
+            right = _wholes(item["right"], classes)
+            items.append({"kind": kind.removesuffix("s"), "name": str(name), "right": right, "matrix": matrix})
     return {"round": _whole(facts["round"]), "total": _wholes(facts["total"], classes), "items": items}
 
 

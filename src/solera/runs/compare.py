@@ -5,8 +5,8 @@ import csv
 import dataclasses
 import io
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from .dotted import short, show
 from .groups import Group
@@ -137,8 +137,7 @@ def _hours(run: Run) -> float | None:
 # ---- as text ----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Printed:
+class Printed(NamedTuple):
     """Results of one kind as text cells; `first[i]` says whether row i begins a group."""
 
     title: str  # what kind of result this is
@@ -148,73 +147,78 @@ class Printed:
     words: int  # how many columns hold words; the others hold numbers
 
 
+class Column(NamedTuple):
+    """A column of a table."""
+
+    head: str
+    cell: Callable[[Row], str]
+    once: bool = False  # of a whole group: shown in its first row only
+
+
 def printed(rows: Sequence[Row], target: float | None = None, columns: Iterable[str] | None = None) -> list[Printed]:
     """The rows with rounded numbers, one table for each kind of result.
 
-    Values of a whole group are shown in its first row only. `columns` are the settings to show. Default: all that
-    differ between groups.
+    `columns` are the settings to show. Default: all that differ between groups.
     """
     told = columns if columns is not None else rows[0].group.settings if rows else ()
     settings = [k for k in told if k != "method.name"]
-    extra = Extra(
-        lost=any(row.failures and row.failures.mean for row in rows),
-        hours=any(row.hours for row in rows),
-        numbers=any(row.floats_to_target and row.floats_to_target.mean for row in rows),
-    )
-    apart = {title: [row for row in rows if row.kind in kinds] for title, kinds in SECTIONS.items()}
-    return [_printed(title, own, target, settings, extra) for title, own in apart.items() if own]
+    tables = []
+    for title, kinds in SECTIONS.items():
+        if own := [row for row in rows if row.kind in kinds]:
+            first = [i == 0 or own[i - 1].group is not row.group for i, row in enumerate(own)]
+            shown = _columns(own, rows, target, settings)
+            pairs = zip(own, first, strict=True)
+            cells = [[c.cell(row) if begins or not c.once else "" for c in shown] for row, begins in pairs]
+            tables.append(Printed(title, [c.head for c in shown], cells, first, len(settings) + 3))
+    return tables
 
 
-def _printed(title: str, rows: Sequence[Row], target: float | None, settings: Sequence[str], extra: "Extra") -> Printed:
-    weighted, worst = any(row.last_weighted for row in rows), any(row.worst_decile for row in rows)
-    accuracy = ["mean %", "best mean %"] if rows[0].kind == "own" else ["last %", "best %"]
-    heads = ["method", *map(short, settings), "runs", "measured", accuracy[0], *(["weighted %"] if weighted else [])]
-    heads += [accuracy[1], *(["worst tenth %"] if worst else [])]
+def _columns(own: Sequence[Row], rows: Sequence[Row], target: float | None, settings: Sequence[str]) -> list[Column]:
+    """The columns of the table with the rows `own`; some are there only if one of all `rows` needs them."""
+    each_client = own[0].kind == "own"
+    hours, lost = any(row.hours for row in rows), any(row.failures and row.failures.mean for row in rows)
+    numbers = any(row.floats_to_target and row.floats_to_target.mean for row in rows)  # older runs did not count them
+    found = [
+        Column("method", lambda r: r.group.method + MARK * bool(r.group.stand_ins), True),
+        *(Column(short(k), lambda r, k=k: show(r.group.settings.get(k)), True) for k in settings),  # type: ignore[misc]
+        Column("runs", lambda r: str(len(r.group.runs)), True),
+        Column("measured", lambda r: r.measured),
+        Column("mean %" if each_client else "last %", lambda r: percent(r.last)),
+    ]
+    if any(row.last_weighted for row in own):
+        found.append(Column("weighted %", lambda r: percent(r.last_weighted)))
+    found.append(Column("best mean %" if each_client else "best %", lambda r: percent(r.best)))
+    if any(row.worst_decile for row in own):
+        found.append(Column("worst tenth %", lambda r: percent(r.worst_decile)))
     if target is not None:
-        what = ["rounds", "bytes", *(["numbers"] if extra.numbers else []), *(["hours"] if extra.hours else [])]
-        heads += [f"{unit} to {100 * target:g}%" for unit in what]
-    heads += ["down", "up", "time", *(["simulated hours"] if extra.hours else [])]
-    heads += ["lost replies"] if extra.lost else []
-    cells, first = [], []
-    for i, row in enumerate(rows):
-        begins = i == 0 or rows[i - 1].group is not row.group
-        method = row.group.method + MARK * bool(row.group.stand_ins)
-        group = [method, *(show(row.group.settings.get(k)) for k in settings), str(len(row.group.runs))]
-        text = [*(group if begins else [""] * len(group)), row.measured, percent(row.last)]
-        text += [percent(row.last_weighted)] if weighted else []
-        text += [percent(row.best), *([percent(row.worst_decile)] if worst else [])]
-        if target is not None:
-            text += _target_cells(row, extra)
-        ends = [with_unit(row.down, human_bytes), with_unit(row.up, human_bytes), with_unit(row.seconds, human_time)]
-        ends += [with_unit(row.hours, _figure)] if extra.hours else []
-        ends += [f"{row.failures.mean:.3g}" if row.failures else ""] if extra.lost else []
-        cells.append(text + (ends if begins else [""] * len(ends)))
-        first.append(begins)
-    return Printed(title, heads, cells, first, len(settings) + 3)
+        to = f"to {100 * target:g}%"
+        found.append(Column(f"rounds {to}", _rounds_to_target))
+        found.append(Column(f"bytes {to}", lambda r: with_unit(r.bytes_to_target, human_bytes)))
+        if numbers:
+            found.append(Column(f"numbers {to}", lambda r: with_unit(r.floats_to_target, human_count)))
+        if hours:
+            found.append(Column(f"hours {to}", lambda r: with_unit(r.hours_to_target, _figure)))
+    found.append(Column("down", lambda r: with_unit(r.down, human_bytes), True))
+    found.append(Column("up", lambda r: with_unit(r.up, human_bytes), True))
+    found.append(Column("time", lambda r: with_unit(r.seconds, human_time), True))
+    if hours:
+        found.append(Column("simulated hours", lambda r: with_unit(r.hours, _figure), True))
+    if lost:
+        found.append(Column("lost replies", lambda r: with_unit(r.failures, _figure), True))
+    return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Extra:
-    """Columns that only some comparisons have."""
-
-    lost: bool  # lost replies
-    hours: bool  # simulated hours
-    numbers: bool  # how many numbers were sent until a target; runs of older versions did not count them
+def _rounds_to_target(row: Row) -> str:
+    s = row.rounds_to_target
+    if s is None:
+        return "not reached" if row.measured else ""
+    n = len(row.group.runs)
+    part = "" if row.reached == n else f" ({row.reached} of {n})"
+    return f"{s.mean:.3g}" + (f" ± {s.std:.1f}" if s.std is not None else "") + part
 
 
 def _figure(value: float) -> str:
     return f"{value:.3g}"
-
-
-def _target_cells(row: Row, extra: Extra) -> list[str]:
-    more = [with_unit(row.floats_to_target, human_count)] if extra.numbers else []
-    more += [with_unit(row.hours_to_target, _figure)] if extra.hours else []
-    if row.rounds_to_target is None:
-        return ["not reached" if row.measured else "", "", *more]
-    s, n = row.rounds_to_target, len(row.group.runs)
-    part = "" if row.reached == n else f" ({row.reached} of {n})"
-    std = f" ± {s.std:.1f}" if s.std is not None else ""
-    return [f"{s.mean:.3g}{std}{part}", with_unit(row.bytes_to_target, human_bytes), *more]
 
 
 def percent(value: Spread | None) -> str:
@@ -224,7 +228,7 @@ def percent(value: Spread | None) -> str:
     return f"{100 * value.mean:.1f}" + (f" ± {100 * value.std:.1f}" if value.std is not None else "")
 
 
-def with_unit(value: Spread | None, unit: Any) -> str:
+def with_unit(value: Spread | None, unit: Callable[[float], str]) -> str:
     """The mean, formatted by `unit`."""
     return "" if value is None else unit(value.mean)
 
@@ -253,17 +257,8 @@ def as_csv(rows: Sequence[Row]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     numbers = list(rows[0].numbers) if rows else []
-    writer.writerow(
-        [
-            "method",
-            *settings,
-            "runs",
-            "kind",
-            "measured",
-            "reached",
-            *(f"{n}{end}" for n in numbers for end in ("", "_std")),
-        ]
-    )
+    figures = [f"{n}{end}" for n in numbers for end in ("", "_std")]
+    writer.writerow(["method", *settings, "runs", "kind", "measured", "reached", *figures])
     for row in rows:
         told = [plain_cell(row.group.settings.get(k)) for k in settings]
         values = [v for s in row.numbers.values() for v in ((s.mean, s.std) if s else (None, None))]
@@ -276,15 +271,13 @@ def as_csv(rows: Sequence[Row]) -> str:
 def plain_cell(value: Any) -> str:
     """A cell that a spreadsheet does not take for a formula."""
     text = "" if value is None else show(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
+    if text[:1] not in ("=", "+", "-", "@", "\t", "\r"):
+        return text
     try:
         float(text)
     except ValueError:
-        return False
-    return True
+        return f"'{text}"
+    return text
 
 
 LATEX = {
@@ -300,19 +293,16 @@ def latex_text(text: str) -> str:
 
 def as_latex(tables: Sequence[Printed]) -> str:
     """The tables for a paper, each with its kind of result as a title; they need \\usepackage{booktabs}."""
-    return "\n".join(map(_latex_table, tables))
 
+    def row(cells: Sequence[str]) -> str:
+        return " & ".join(map(latex_text, cells)) + r" \\"
 
-def _latex_table(table: Printed) -> str:
-    columns = "l" * table.words + "r" * (len(table.heads) - table.words)
-    title = rf"\multicolumn{{{len(table.heads)}}}{{l}}{{\emph{{{latex_text(table.title)}}}}} \\"
-    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", title, r"\midrule", _latex_row(table.heads), r"\midrule"]
-    for i, cells in enumerate(table.cells):
-        if i and table.first[i]:
-            lines.append(r"\addlinespace")
-        lines.append(_latex_row(cells))
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(latex_text, cells)) + r" \\"
+    found = []
+    for t in tables:
+        columns = "l" * t.words + "r" * (len(t.heads) - t.words)
+        title = rf"\multicolumn{{{len(t.heads)}}}{{l}}{{\emph{{{latex_text(t.title)}}}}} \\"
+        lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", title, r"\midrule", row(t.heads), r"\midrule"]
+        for i, cells in enumerate(t.cells):
+            lines += [*([r"\addlinespace"] if i and t.first[i] else []), row(cells)]
+        found.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n")
+    return "\n".join(found)

@@ -16,8 +16,9 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
+import pydantic
 import tomli_w
 from annotated_types import Ge, Le
 
@@ -27,6 +28,7 @@ from ..core.federation import FederationConfig
 from ..core.files import MOST_TOML, read_file
 from ..core.plugins import allowed, anchored, is_path
 from ..core.settings import (
+    INVALID,
     OFF,
     Hint,
     PositiveInt,
@@ -34,14 +36,14 @@ from ..core.settings import (
     SettingsError,
     Slot,
     checked,
+    declared,
+    default_of,
     hints,
-    optional,
     place_of,
     problems_of,
     settings,
     show,
     slot_of,
-    strip,
     table_of,
     unknown_key,
     words,
@@ -52,7 +54,7 @@ from ..data.public import PublicConfig
 from ..data.site_data import SiteConfig
 from ..data.sources import source_info
 from ..engines import ENGINES, EngineConfig, EngineSettings
-from ..method import METHODS, Method, find_method, name_of
+from ..method import METHODS, Method, name_of
 from ..models import model_info
 from ..models.factory import ModelsConfig
 from ..scenario.task_data import DataConfig
@@ -60,11 +62,14 @@ from .dotted import dig, flat
 from .stop import StopConfig
 from .supply import supplied
 from .tracking import TrackConfig
-from .unread import too_many, unread, without
+from .unread import too_many, unread
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
 GUESSED = 3  # letters of a key that is looked for in other tables: fewer resemble anything (r is not lr)
-D = TypeVar("D", DataConfig, PublicConfig)
+Name = Annotated[
+    str,
+    pydantic.Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._ -]{0,63})?$"),
+    Hint("letters, digits, spaces, '.', '_' and '-', at most 64, beginning with a letter or digit"),
+]
 
 
 @settings
@@ -73,20 +78,12 @@ class RunConfig:
 
     seed: Annotated[int, Ge(0), Le(2**63 - 1)] = 0
     rounds: PositiveInt = 10
-    name: str = ""
+    name: Name = ""
     eval_every: PositiveInt = 1  # rounds between evaluations; the last round is always evaluated
     checkpoint_every: PositiveInt = 1  # rounds between checkpoints
     eval_clients: Annotated[int, Ge(0), Hint("0: score none")] = 100  # how many clients' personal models are scored
     stand_ins: dict[str, Any] | None = None  # of a run for a paper's row: settings that differ -> the paper's value
     stop: StopConfig = dataclasses.field(default_factory=StopConfig)
-
-    def problems(self) -> Iterator[Problem]:
-        """Whether the name is invalid."""
-        if self.name and not NAME.fullmatch(self.name):
-            yield (
-                f"name = {show(self.name)}: only letters, digits, spaces, '.', '_' and '-', at most 64 characters, "
-                "beginning with a letter or digit"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,46 +136,30 @@ def load_config(
     A file that sends results elsewhere (`track.mlflow`) is refused unless it is `trusted`: it may be another person's.
     """
     given, decided, notes = _merged(source, overrides)
-    notes += _left_out(given, set(flat(_parse_overrides(overrides))))
-    config = _built(given)
+    config = _built(given, flat(_parse_overrides(overrides)), notes)
     if not trusted and not isinstance(source, Mapping):
         refuse_outside(config, str(source), overrides)
     if config.sites:
         decided = {*decided, "public.source"}  # nothing can be held out
-    needed = supplied(
+    for key, value, why in supplied(
         config.method, config.data, config.partition, config.public, config.models, config.federation, decided
-    )
-    if needed:
-        for key, value, why in needed:
-            notes.append(f"{key} = {show(value)} is set for {name_of(config.method)}: {why}")
-            _merge(given, _nested(key, value), "")
-        config = _built(given)
+    ):
+        notes.append(f"{key} = {show(value)} is set for {name_of(config.method)}: {why}")
+        table, _, name = key.partition(".")
+        try:
+            changed: Any = dataclasses.replace(getattr(config, table), **{name: value})
+        except SettingsError as e:
+            raise SettingsError(table, e.problems) from None
+        config = dataclasses.replace(config, **{table: changed})
     return dataclasses.replace(
         config,
         run=_without_the_papers_own(config),
-        data=_absolute(config.data),
-        public=_absolute(config.public),
-        sites={k: _absolute_site(site) for k, site in config.sites.items()},
+        data=_absolute(config.data, "path"),
+        public=_absolute(config.public, "path"),
+        sites={k: _absolute(site, "data", "key") for k, site in config.sites.items()},
         track=config.track.absolute(),
         notes=tuple(notes),
     )
-
-
-def _left_out(given: dict[str, Any], chosen: Collection[str]) -> list[str]:
-    """Leave out of the tables what overrides have made unread: settings of the source that are meant for another choice
-    than the one in `chosen`. Returns notes."""
-    notes: list[str] = []
-    changed, more = set(chosen), bool(chosen)
-    while more:  # what is left out may have decided whether others are read
-        more = False
-        for found in unread(_tables(given)[0]):
-            decided = [key for key in found.choices if key in changed]
-            if decided and not any(key == found.key or key.startswith(f"{found.key}.") for key in chosen):
-                without(given, found.key)
-                notes.append(f"{found.key} did not carry over: {decided[0]} was changed")
-                changed.add(found.key)
-                more = True
-    return notes
 
 
 def refuse_outside(config: Config, file: str, overrides: Sequence[str]) -> None:
@@ -211,11 +192,25 @@ def _merged(
     return given, set(flat(wanted if exchanged else given)), notes
 
 
-def _built(given: Mapping[str, Any]) -> Config:
-    """The configuration in these tables. Raises SettingsError with everything that is wrong with them."""
-    tables, wrong = _tables(given)
-    undecided = [u for u in unread(tables) if any(p.startswith(u.choices) for p in wrong)]
-    wrong += [u.problem for u in unread(tables) if u not in undecided]
+def _built(given: dict[str, Any], chosen: Collection[str], notes: list[str]) -> Config:
+    """The configuration in these tables. Raises SettingsError with everything that is wrong with them.
+
+    A setting that overrides (`chosen`) have made unread is meant for another choice: it is left out, with a note."""
+    changed = set(chosen)
+    while True:
+        tables, wrong = _tables(given)
+        ignored, left = list(unread(tables)), False
+        for u in ignored:
+            decided = [key for key in u.choices if key in changed]
+            if decided and not any(key == u.key or key.startswith(f"{u.key}.") for key in chosen):
+                *path, name = u.key.split(".", 2)
+                dig(given, *path).pop(name)
+                notes.append(f"{u.key} did not carry over: {decided[0]} was changed")
+                changed.add(u.key)
+                left = True
+        if not left:  # what is left out may decide whether others are read
+            break
+    wrong += [u.problem for u in ignored if not any(p.startswith(u.choices) for p in wrong)]
     if wrong:
         raise SettingsError("", wrong)
     return Config(**tables)
@@ -233,44 +228,59 @@ def _tables(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
             wrong.extend(problems_of(e))
             return e.made if isinstance(e, SettingsError) else None
 
-    method = attempt(_method_class, given.get("method"))
+    method = attempt(_class, "method", given.get("method"))
     for key, value in given.items():
         if key not in TABLES and key not in ("method", SITES):
             wrong.append(_unknown(None, "", key, value, method))
         elif not isinstance(value, Mapping):
-            wrong.append(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
+            wrong.append(_no_table(key, value))
     given = {key: value if isinstance(value, Mapping) else {} for key, value in given.items()}
     if method is None and not wrong and "name" not in given.get("method", {}):
         wrong.append(f"method.name is missing: choose one of {', '.join(sorted(METHODS.names()))}")
-    chosen = {"engine": attempt(_engine_class, given.get("engine")), "method": method}
-    classes = {name: cls for name, cls in {**TABLES, **chosen}.items() if cls is not None}
-    tables = {name: given.get(name, {}) for name in classes}
-    for name in ("engine", "method"):  # the name has selected the class, which may have no such field
-        if name in classes and "name" not in hints(classes[name]):
+    classes = {**TABLES, "engine": attempt(_class, "engine", given.get("engine")), "method": method}
+    tables = {name: given.get(name, {}) for name, cls in classes.items() if cls is not None}
+    for name in tables.keys() & {"engine", "method"}:  # the name has selected the class, which may have no such field
+        if "name" not in hints(classes[name]):
             tables[name] = {k: v for k, v in tables[name].items() if k != "name"}
-    sites = {k: attempt(_built_site, k, table) for k, table in given.get(SITES, {}).items()}
+    sites = {k: attempt(_site, k, table) for k, table in given.get(SITES, {}).items()}
     if sites and None not in sites.values():
         wrong += _sites_problems(tables, sites)
         tables = _with_sites(tables, sites)
     if isinstance(stand_ins := tables["run"].get(STAND_INS), Mapping):  # data.name = ... and "data.name" = ... alike
         tables["run"] = {**tables["run"], STAND_INS: flat(stand_ins)}
-    built = {name: attempt(_build, cls, tables[name], name, None, method) for name, cls in classes.items()}
+    built = {name: attempt(_build, classes[name], table, name, None, method) for name, table in tables.items()}
     built = {name: table for name, table in built.items() if table is not None}
     if None not in sites.values():
         built[SITES] = sites
     if {"data", "public", "models", SITES} <= built.keys():
-        for model_or_data in _names(built):
-            attempt(*model_or_data)
+        if built["public"].source == "dataset" and not built["public"].name:
+            wrong.append("public.name is missing: public.source = 'dataset' needs the name of a data set")
+        for find, name, key in _names(built):
+            attempt(find, name, key)
     if "run" in built:
-        attempt(_check_stand_ins, built["run"].stand_ins or {})
+        wrong += _stand_in_problems(built["run"].stand_ins or {})
     if not any(p.startswith(("partition.clients", "federation.fraction", SITES)) for p in wrong):
         wrong += too_many(built)
     return built, wrong
 
 
-def _built_site(name: str, given: Any) -> SiteConfig:
+def _class(kind: str, table: Any) -> type | None:
+    """The class that a [method] or an [engine] table names; None if it names no method."""
+    name = table.get("name") if isinstance(table, Mapping) else None
+    if name is None:
+        return None if kind == "method" else EngineConfig
+    if not isinstance(name, str):
+        raise ConfigError(f"{kind}.name = {show(name)}: expected a string")
+    return METHODS.find(name, "method.name") if kind == "method" else ENGINES.find(name, "engine.name")
+
+
+def _no_table(key: str, value: Any) -> Problem:
+    return f"{key} = {show(value)}: this is a table; write [{key}] and its settings below"
+
+
+def _site(name: str, given: Any) -> SiteConfig:
     if not isinstance(given, Mapping):
-        raise ConfigError(f"sites.{name} = {show(given)}: this is a table; write [sites.{name}] and its settings below")
+        raise ConfigError(_no_table(f"sites.{name}", given))
     safe_name(name, "site")
     return _build(SiteConfig, given, f"sites.{name}", None, None)
 
@@ -304,26 +314,19 @@ def _with_sites(tables: Mapping[str, Any], sites: Mapping[str, SiteConfig]) -> d
     }
 
 
-def _names(tables: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """The calls that refuse unknown data sets and architectures now, before any data is loaded."""
+def _names(tables: Mapping[str, Any]) -> Iterator[tuple[Callable[[str, str], Any], str, str]]:
+    """The data sets and architectures that are looked up now, before any data is loaded: how, name and key."""
     data, public, models, sites = tables["data"], tables["public"], tables["models"], tables[SITES]
-    if public.source == "dataset" and not public.name:
-        yield _raise, "public.name is missing: public.source = 'dataset' needs the name of a data set"
-    for k, site in sites.items():
-        if site.model is not None:
-            yield model_info, models.variant(site.model).model, f"sites.{k}.model"
-    for key, names in (("clients", [] if sites else models.clients), ("server", [models.server])):
-        for name in names:
-            if name is not None:
-                model = models.variant(name).model
-                yield model_info, model, f"models.{key}" if model == name else f"models.options.{name}.model"
+    named = [(f"sites.{k}.model", site.model) for k, site in sites.items()]
+    named += [("models.clients", name) for name in ([] if sites else models.clients)]
+    for key, name in [*named, ("models.server", models.server)]:
+        if name is not None:
+            model = models.variant(name).model
+            other = model != name and key.startswith("models.")
+            yield model_info, model, f"models.options.{name}.model" if other else key
     for key, source in (("data.name", data.name), ("public.name", public.name)):
         if source is not None and is_path(source):  # other names are looked up when the data is loaded
             yield source_info, source, key
-
-
-def _raise(problem: str) -> None:
-    raise ConfigError(problem)
 
 
 # ---- stand-ins --------------------------------------------------------------------------------------
@@ -332,8 +335,7 @@ def _raise(problem: str) -> None:
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """The settings in which two configurations differ: key -> both values (None: not set). Stand-ins are no setting of
     their own: they follow from others."""
-    told = [flat(tomllib.loads(to_toml(without_stand_ins(c)))) for c in (before, after)]
-    first, second = told
+    first, second = (flat(_values_of(c)) for c in (before, after))
     return {k: (first.get(k), second.get(k)) for k in {**first, **second} if first.get(k) != second.get(k)}
 
 
@@ -349,7 +351,7 @@ def with_stand_ins(config: Config, papers: Config) -> Config:
 
 
 def without_stand_ins(config: Config) -> Config:
-    """The configuration without a word of what it stands for."""
+    """The configuration with `run.stand_ins` unset."""
     return dataclasses.replace(config, run=dataclasses.replace(config.run, stand_ins=None))
 
 
@@ -369,12 +371,12 @@ def _deviations(given: Mapping[str, Any], wanted: Mapping[str, Any], paper: Mapp
         return {}
     parts = [part for kind in ("row", "column") for part in paper.get(kind, []) if isinstance(part, Mapping)]
     cells = [flat(part.get("set", {})) for part in parts]
-    papers = _values_of(_built(given))
+    papers = _values_of(_built(dict(given), (), []))
     return {k: _at(papers, k) for k, v in new.items() if not any(cell.get(k) == v for cell in cells)}
 
 
 def _values_of(config: Config) -> dict[str, Any]:
-    return tomllib.loads(to_toml(without_stand_ins(config)))
+    return _plain(without_stand_ins(config))
 
 
 def _at(tables: Any, key: str) -> Any:
@@ -383,21 +385,18 @@ def _at(tables: Any, key: str) -> Any:
     return OFF if found is None else found
 
 
-def _check_stand_ins(stand_ins: Mapping[str, Any]) -> None:
-    """Refuse stand-ins for settings that do not exist, with values that these cannot have."""
-    wrong = []
+def _stand_in_problems(stand_ins: Mapping[str, Any]) -> Iterator[Problem]:
+    """Stand-ins for settings that do not exist, or with values that these cannot have."""
     for key, value in stand_ins.items():
         name, *path = key.split(".")
         if name not in STANDING_IN or not path:
             tables = ", ".join(f"[{t}]" for t in STANDING_IN)
-            wrong.append(f"run.{STAND_INS}: {show(key)} is no setting of {tables}: only these have stand-ins")
+            yield f"run.{STAND_INS}: {show(key)} is no setting of {tables}: only these have stand-ins"
             continue
         try:
             _check_setting(TABLES[name], name, path, value)
         except ConfigError as e:
-            wrong += [f"run.{STAND_INS}: {why}" for why in problems_of(e)]
-    if wrong:
-        raise SettingsError("", wrong)
+            yield from (f"run.{STAND_INS}: {why}" for why in problems_of(e))
 
 
 def _check_setting(cls: type, table: str, path: Sequence[str], value: Any, may_lack: bool = False) -> None:
@@ -406,12 +405,11 @@ def _check_setting(cls: type, table: str, path: Sequence[str], value: Any, may_l
     leaf, *rest = path
     if leaf not in (known := hints(cls)):
         raise ConfigError(_unknown(cls, table, leaf, value, None))
-    wanted, key = known[leaf], f"{table}.{leaf}"
-    may_lack = may_lack or optional(wanted)
-    kinds = (strip(wanted), *typing.get_args(strip(wanted)))
+    wanted, key, kind = known[leaf], f"{table}.{leaf}", declared(known[leaf])
+    may_lack = may_lack or kind.optional
     if rest and (inner := table_of(wanted)) is not None:
         _check_setting(inner, key, rest, value, may_lack)
-    elif rest and not any(typing.get_origin(kind) is dict for kind in kinds):  # of a dict any key may be
+    elif rest and not any(typing.get_origin(k) is dict for k in (kind.inner, *typing.get_args(kind.inner))):
         raise ConfigError(f"{key} is a value, not a table")
     elif not rest and not (value == OFF and may_lack):
         checked(wanted, value, key)
@@ -419,18 +417,19 @@ def _check_setting(cls: type, table: str, path: Sequence[str], value: Any, may_l
 
 def to_toml(config: Config) -> str:
     """Every setting, defaults included, as TOML that loads to an equal configuration."""
-    tables: dict[str, Any] = {}
-    for f in dataclasses.fields(config):
-        table = getattr(config, f.name)
-        if f.name == "notes" or (f.name == "partition" and config.sites):  # not a setting, or follows from others
-            continue
-        if f.name == SITES:
-            tables |= {SITES: {k: _dump(site, None) for k, site in table.items()}} if table else {}
-            continue
-        registry = {"method": METHODS, "engine": ENGINES}.get(f.name)
-        head = {} if registry is None else {"name": registry.name_of(type(table))}
-        tables[f.name] = head | _dump(table, None)
-    return "# Every setting of this run, defaults included.\n\n" + tomli_w.dumps(tables)
+    return "# Every setting of this run, defaults included.\n\n" + tomli_w.dumps(_plain(config))
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    """Every setting as plain tables."""
+    tables = {name: _dump(getattr(config, name), None) for name in (*TABLES, "method")}
+    for name, registry in (("method", METHODS), ("engine", ENGINES)):
+        tables[name] = {"name": registry.name_of(type(getattr(config, name))), **tables[name]}
+    if config.sites:
+        del tables["partition"]  # it follows from the sites
+        tables[SITES] = {k: _dump(site, None) for k, site in config.sites.items()}
+    order = [f.name for f in dataclasses.fields(config)]
+    return {name: tables[name] for name in order if name in tables}
 
 
 # ---- sources ----------------------------------------------------------------------------------------
@@ -500,15 +499,11 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         names = key.split(".")
         if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", n) for n in names):
             raise ConfigError(f"{show(text)} is not key=value, such as run.rounds=5")
-        _merge(wanted, _nested(key, _parse_value(value)), "")
+        nested = _parse_value(value)
+        for name in reversed(names):
+            nested = {name: nested}
+        _merge(wanted, nested, "")
     return wanted
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    """A value as nested tables, by its dotted key."""
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return value
 
 
 def _parse_value(text: str) -> Any:
@@ -541,7 +536,7 @@ def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[
     old, new = given.get("method"), wanted.get("method")
     if not (isinstance(old, dict) and isinstance(new, dict) and old.get("name") and new.get("name")):
         return False, []
-    before, after = _method_class(old), _method_class(new)
+    before, after = _class("method", old), _class("method", new)
     if before is None or after is None or issubclass(after, before):
         return False, []
     theirs = {k: v for k, v in old.items() if k != "name"}
@@ -558,9 +553,9 @@ def _exchange_engine(given: dict[str, Any], wanted: Mapping[str, Any]) -> list[s
     old, new = given.get("engine"), wanted.get("engine")
     if not (isinstance(old, dict) and isinstance(new, dict) and isinstance(new.get("name"), str)):
         return []
-    after = _engine_class(new)
+    after = _class("engine", new)
     dropped = [k for k in old if k not in hints(after) and k != "name"]
-    if _engine_class(old) is after or not dropped:
+    if _class("engine", old) is after or not dropped:
         return []
     given["engine"] = {k: v for k, v in old.items() if k not in dropped}
     return [f"engine {new['name']}: {', '.join(f'engine.{k}' for k in dropped)} did not carry over"]
@@ -576,7 +571,7 @@ def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict
     theirs, ours = hints(after), hints(before)
     if LOCAL not in ours or theirs.get(LOCAL) != ours[LOCAL]:
         return {}, []
-    own = _default(next(f for f in dataclasses.fields(after) if f.name == LOCAL), None)
+    own = _default(after, LOCAL, None)
     whole = _dump(getattr(first, LOCAL), own)
     asked = wanted.get(LOCAL)
     if isinstance(asked, Mapping):  # steps replace epochs, and the reverse
@@ -601,71 +596,55 @@ def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict
     return {LOCAL: whole}, []  # invalid whatever is kept: `_built` raises the error
 
 
-def _method_class(table: Any) -> type | None:
-    """The method that a [method] table names; None if it names none."""
-    name = table.get("name") if isinstance(table, Mapping) else None
-    if name is None:
-        return None
-    if not isinstance(name, str):
-        raise ConfigError(f"method.name = {show(name)}: expected a string")
-    return find_method(name)
-
-
-def _engine_class(table: Any) -> type:
-    """The settings class of the engine that an [engine] table names."""
-    name = table.get("name", EngineConfig.name) if isinstance(table, Mapping) else EngineConfig.name
-    if not isinstance(name, str):
-        raise ConfigError(f"engine.name = {show(name)}: expected a string")
-    return ENGINES.find(name, "engine.name")
-
-
 # ---- from tables to dataclasses and back ------------------------------------------------------------
 
 
 def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: type | None) -> Any:
-    """An instance of `cls` with the settings in `given`; the others are those of `base`, or the defaults."""
-    wanted = hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
-    wrong = [_unknown(cls, path, key, value, method) for key, value in given.items() if key not in fields]
-    values, invalid, made = {}, [], None
-    for name, f in fields.items():
-        default = values[name] = _default(f, base)
+    """An instance of `cls` with the settings in `given`; the others are those of `base`, or the defaults.
+
+    The class checks all values of its own; here only what a file has and a class has not is looked at: unknown and
+    missing keys, tables and "none". Raises SettingsError with all problems."""
+    values: dict[str, Any] = {}
+    wrong = [_unknown(cls, path, key, value, method) for key, value in given.items() if key not in hints(cls)]
+    for name, wanted in hints(cls).items():
+        default = values[name] = _default(cls, name, base)
         if name in given:
             try:
-                values[name] = _value(wanted[name], given[name], f"{path}.{name}", default, method)
+                values[name] = _value(wanted, given[name], f"{path}.{name}", default, method)
             except ConfigError as e:
                 wrong += problems_of(e)
-                invalid.append(name)
+                values[name] = INVALID
         elif default is dataclasses.MISSING:
-            wrong.append(f"{path}.{name} is missing: expected {words(wanted[name])}")
-    if dataclasses.MISSING not in values.values():  # with the default in the place of what is not valid
-        try:
-            made = cls(**values)
-        except SettingsError as e:
-            wrong += [f"{path}.{p}" for p in e.problems if not any(re.search(rf"\b{name}\b", p) for name in invalid)]
-            made = object.__new__(cls)  # unchecked: so that it can be said which of its settings are not read
-            made.__dict__.update(values)
-        except (ConfigError, ValueError, TypeError) as e:  # from a class that does not use @settings
-            wrong += [] if invalid else [_locate(str(e), path, fields)]
+            wrong.append(f"{path}.{name} is missing: expected {words(wanted)}")
+            values[name] = INVALID
+    made = None
+    try:
+        made = cls(**values)
+    except SettingsError as e:
+        made = e.made
+        wrong += [f"{path}.{p}" for p in e.problems]
+    except (ConfigError, ValueError, TypeError) as e:  # from a `__post_init__` of the class
+        wrong.append(f"[{path}] {e}")
     if wrong:
         raise SettingsError("", wrong, made)
     return made
 
 
 def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None) -> Any:
+    """A value of a file as its class takes it: tables are built, "none" is None."""
     table, slot = table_of(wanted), slot_of(wanted)
-    if optional(wanted) and (value == OFF or (value is False and table is not None)):
+    if declared(wanted).optional and (value == OFF or (value is False and table is not None)):
         return None
     if table is None and slot is not None and isinstance(value, list):  # a list of tables, each of some kind
         return tuple(_value(slot, v, f"{key}[{i}]", None, method) for i, v in enumerate(value))
     if table is None:
-        return checked(wanted, value, key)
+        return value
     if slot is not None:
         value = {"kind": value} if isinstance(value, str) else value
         table = _kind(slot, value, f"{key}.kind", default)
         value = {k: v for k, v in value.items() if k != "kind"} if isinstance(value, Mapping) else value
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{key} = {show(value)}: this is a table; write [{key}] and its settings below")
+        raise ConfigError(_no_table(key, value))
     return _build(table, value, key, _base(default, table), method)
 
 
@@ -682,19 +661,10 @@ def _kind(slot: type[Slot], given: Any, key: str, default: Any) -> type:
     return slot.kinds()[checked(Literal[*sorted(slot.kinds())], kind, key)]
 
 
-def _locate(message: str, path: str, fields: Mapping[str, Any]) -> str:
-    """Add the full key to the message of a dataclass, which knows only its own fields."""
-    if message.startswith(path):
-        return message
-    bare = re.sub(r"^\w+: ", "", message)  # of "fedprox: mu = -1 must ..." without the class
-    first = re.match(r"\w*", bare)
-    return f"{path}.{bare}" if first and first.group() in fields else f"[{path}] {message}"
-
-
-def _default(f: dataclasses.Field[Any], base: Any) -> Any:
-    if base is not None and hasattr(base, f.name):  # another kind of a slot has some of the settings
-        return getattr(base, f.name)
-    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+def _default(cls: Any, name: str, base: Any) -> Any:
+    if base is not None and hasattr(base, name):  # another kind of a slot has some of the settings
+        return getattr(base, name)
+    return default_of(cls.__dataclass_fields__[name])
 
 
 def _unknown(cls: type | None, table: str, leaf: str, value: Any, method: type | None) -> str:
@@ -745,7 +715,7 @@ def _keys(method: type | None) -> Iterator[str]:
 def _dump(table: Any, base: Any) -> dict[str, Any]:
     out: dict[str, Any] = {"kind": table.kind} if isinstance(table, Slot) else {}
     for f in dataclasses.fields(table):
-        value, default = getattr(table, f.name), _default(f, base)
+        value, default = getattr(table, f.name), _default(type(table), f.name, base)
         if value is None:
             if default is not None:
                 out[f.name] = OFF
@@ -757,14 +727,8 @@ def _dump(table: Any, base: Any) -> dict[str, Any]:
     return out
 
 
-def _absolute(table: D) -> D:
-    if table.path is None:
-        return table
-    return dataclasses.replace(table, path=os.path.abspath(os.path.expanduser(table.path)))
-
-
-def _absolute_site(site: SiteConfig) -> SiteConfig:
-    def whole(path: str | None) -> str | None:
-        return path if path is None or is_path(path) else os.path.abspath(os.path.expanduser(path))
-
-    return dataclasses.replace(site, data=whole(site.data), key=whole(site.key))
+def _absolute(table: Any, *names: str) -> Any:
+    """The table with absolute paths in these settings; paths of code stay."""
+    given = {name: getattr(table, name) for name in names}
+    paths = {n: os.path.abspath(os.path.expanduser(p)) for n, p in given.items() if p is not None and not is_path(p)}
+    return dataclasses.replace(table, **paths) if paths else table

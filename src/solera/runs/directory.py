@@ -126,11 +126,16 @@ class RunDirectory:
         lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         end = time.monotonic() + LOCK_PATIENCE_S
         try:
-            while not _locked(lock):
-                if time.monotonic() > end:
-                    holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
-                    this = ", this one" if holder == str(os.getpid()) else ""
-                    raise RunError(f"{self.path} is in use by another run (process {holder or 'unknown'}{this})")
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+                        this = ", this one" if holder == str(os.getpid()) else ""
+                        by = f"process {holder or 'unknown'}{this}"
+                        raise RunError(f"{self.path} is in use by another run ({by})") from None
                 time.sleep(0.01)
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -260,21 +265,17 @@ class RunDirectory:
         self._ledgers = {p.name: self._ledger_of(p) for p in files[-KEEP:]}
         needed = set[str]().union(*self._needs.values())
         for path in files[:-KEEP]:
-            if path.name in needed:
-                self._retire(path)
-            else:
+            if path.name not in needed:
                 _remove(path)
+                continue
+            try:  # no checkpoint any more (its client states are gone), but its tensors are needed
+                (self.path / OLDER).mkdir(exist_ok=True)
+                path.replace(self.path / OLDER / path.name)
+            except OSError as e:
+                raise RunError(f"{path} cannot be moved to {OLDER}: {e.strerror}; it is still valid") from None
         for path in (self.path / OLDER).glob("*.safetensors"):
             if path.name not in needed:
                 _remove(path)
-
-    def _retire(self, checkpoint: pathlib.Path) -> None:
-        """Move a file that is no longer a checkpoint (its client states are gone), but whose tensors are needed."""
-        try:
-            (self.path / OLDER).mkdir(exist_ok=True)
-            checkpoint.replace(self.path / OLDER / checkpoint.name)
-        except OSError as e:
-            raise RunError(f"{checkpoint} cannot be moved to {OLDER}: {e.strerror}; it is still valid") from None
 
     def _needed_by(self, checkpoint: pathlib.Path) -> set[str]:
         """The other files that this checkpoint needs; none if it is damaged."""
@@ -488,15 +489,6 @@ def _remove(path: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as e:
         raise RunError(f"{path} cannot be removed: {e.strerror}") from None
-
-
-def _locked(lock: int) -> bool:
-    """Take the lock if it is free."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _verified(path: pathlib.Path) -> bytes:

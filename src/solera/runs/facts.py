@@ -1,7 +1,5 @@
-"""What a report shows besides a run's metrics: the classes of each client, confusion matrices and, for 2-d samples, the
-decision regions of the models.
-
-Nothing here changes a result. Each function returns the content of one file of the run directory.
+"""The files of a run directory besides its metrics: run.json, partition.json, confusion.json and, for 2-d samples,
+regions.json. Nothing here changes a result.
 """
 
 import dataclasses
@@ -41,7 +39,7 @@ POINTS = 200  # limit of samples of each client
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is recorded of a run besides its rounds."""
+    """Everything recorded of a run besides its rounds."""
 
     experiment: dict[str, Any]  # everything that determines the results, in a form that can be saved and compared
     clients: int
@@ -64,8 +62,8 @@ class Facts:
 def facts_of(
     scenario: Scenario, method: Method, federation: FederationConfig, compute: Compute | None = None, threads: int = 1
 ) -> Facts:
-    """The facts of a simulated run."""
-    roster, data = scenario.roster, scenario.dataset
+    """The facts of a simulated run. What is optional is left out of run.json where a run does not have it."""
+    roster, data, server = scenario.roster, scenario.dataset, scenario.server
     experiment: dict[str, Any] = {
         "run.seed": scenario.seed,
         "method": {"name": name_of(method), **dataclasses.asdict(method)},
@@ -73,34 +71,31 @@ def facts_of(
         "data": {"name": data.name, "classes": data.classes, "shape": data.shape, "test_size": len(data.test)},
         "clients": {
             "count": len(roster),
-            "examples": hashlib.sha256(roster.sizes.numpy().tobytes()).hexdigest()[:16],
+            "examples": _short_hash(roster.sizes),
             "architectures": roster.architectures,
-            "assigned": hashlib.sha256(roster.architecture_of.numpy().tobytes()).hexdigest()[:16],
+            "assigned": _short_hash(roster.architecture_of),
         },
-        "server": scenario.server.large,
+        "server": server.large,
         "public": None if scenario.public is None else scenario.public.digest[:16],
     }
+    takes: dict[str, Any] = {"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary}
     if scenario.sites:
         experiment["clients"]["sites"] = list(roster)
-    if federation.availability is None:  # only if there is a clock, so that run.json of other runs does not change
+    if federation.availability is None:
         del experiment["federation"]["availability"]
-    if scenario.augment:  # only if there are steps, so that run.json of other runs does not change
+    if scenario.augment:
         experiment["data"]["augment"] = [step_name(step) for step in scenario.augment]
-    how = (compute or Compute()).facts() | ({"threads": threads} if threads != 1 else {})
-    if how:  # of a run on the CPU with one thread there is nothing to say
+    if how := (compute or Compute()).facts() | ({"threads": threads} if threads != 1 else {}):
         experiment["engine"] = how
-    takes: dict[str, Any] = {"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary}
     if data.task != "classification":
         experiment["data"]["task"] = data.task
     if data.columns:
         takes["encodings"] = [[c.encoding.name, c.length] for c in data.columns]
         told = [{"tokenizer": c.encoding.name, "length": c.length, "cut": c.cut} for c in data.columns]
         experiment["data"]["encodings"] = told
-    server = scenario.server
     if origins := {A: origin for A in server.builders for origin in origins_of(server.template(A))}:
         experiment["weights"] = origins
-    lora = lora_facts(scenario)
-    if lora:
+    if lora := lora_facts(scenario):
         experiment["lora"] = lora
     return Facts(
         experiment=json.loads(json.dumps(experiment, default=lambda o: type(o).__qualname__)),
@@ -114,8 +109,12 @@ def facts_of(
     )
 
 
+def _short_hash(numbers: Tensor) -> str:
+    return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:16]
+
+
 def stand_ins_of(papers: Mapping[str, Any] | None, config_text: str | None, facts: Facts) -> StandIns:
-    """What a run has in place of a paper's: setting -> the paper's value, the run's.
+    """Settings that differ from a paper's: setting -> the paper's value, the run's.
 
     `papers` are the stand-ins that its configuration names (None: it is no paper's row). To them come what only the run
     itself shows: files that hold a part of a data set, and models that begin with random weights.
@@ -148,17 +147,17 @@ def sampled(found: StandIns, tables: Mapping[str, Any], name: str, rows: tuple[i
 
 def _at_random(found: StandIns, facts: Facts) -> StandIns:
     """Models with random weights, where the paper's models are pretrained ones."""
-    papers = [name for key in ("models.clients", "models.server") for name in _names(found.get(key, ("", None))[0])]
+
+    def names(value: Any) -> list[str]:
+        return [value] if isinstance(value, str) else list(value or ())
+
+    papers = [name for key in ("models.clients", "models.server") for name in names(found.get(key, ("", None))[0])]
     if not any(name.startswith(PREFIX) for name in papers):
         return {}
     origins = facts.experiment.get("weights", {})
-    ours = [*facts.experiment["clients"]["architectures"], *_names(facts.experiment["server"])]
+    ours = [*facts.experiment["clients"]["architectures"], *names(facts.experiment["server"])]
     begun = [A for A in ours if A not in papers and origins.get(A, {}).get("weights") != "pretrained"]
     return {"models.weights": ("pretrained", f"random ({', '.join(begun)})")} if begun else {}
-
-
-def _names(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())
 
 
 def lora_facts(scenario: Scenario) -> dict[str, dict[str, Any]]:
@@ -211,7 +210,13 @@ def confusion_facts(t: int, models: Mapping[str, Model], server: Server, test: D
         "models": {},
         "ensembles": {},
     }
-    jobs = [functools.partial(_first_choice, server, what, test.inputs) for _, _, what in reported[:MATRICES]]
+
+    def first_choice(what: Model | EnsembleReport) -> Tensor:
+        if isinstance(what, Model):
+            return logits_of(server.model(what.architecture, what.weights), test.inputs).argmax(-1)
+        return answers(server, what, test.inputs).argmax(-1)
+
+    jobs = [functools.partial(first_choice, what) for _, _, what in reported[:MATRICES]]
     for (group, name, _), said in zip(reported, server.parallel(jobs, range(len(jobs))), strict=False):
         cells = torch.bincount(test.labels * classes + said, minlength=classes * classes).reshape(classes, classes)
         found[group][name] = {"right": cells.diagonal().tolist()}
@@ -237,6 +242,8 @@ def region_facts(t: int, models: Mapping[str, Model], server: Server, scenario: 
     panels += [("average", A, Model(A, w)) for A, w in server.averages.items()]
     panels += [("ensemble", e.name, e) for e in server.ensembles]
     panels += [("model", name, m) for name, m in models.items()]
+    shown = [] if scenario.elsewhere else [scenario.roster.id(i) for i in range(min(PANELS, len(scenario.roster)))]
+    public = scenario.public
     return {
         "round": t,
         "x": [round(float(xs[0]), 4), round(float(xs[-1]), 4)],
@@ -247,34 +254,20 @@ def region_facts(t: int, models: Mapping[str, Model], server: Server, scenario: 
             {"kind": kind, "name": name, "percent": (100 * answers(server, what, grid)).round().int().tolist()}
             for kind, name, what in panels
         ],
-        "points": {k: _points(scenario.client(k, 0, {}).train) for k in _some_clients(scenario)},
-        "public": [] if scenario.public is None else _rounded(scenario.public[_spread_tensor(len(scenario.public))]),
+        "points": {k: _points(scenario.client(k, 0, {}).train) for k in shown},
+        "public": [] if public is None else _rounded(public[torch.tensor(_spread(len(public), POINTS))]),
     }
-
-
-def _first_choice(server: Server, what: Model | EnsembleReport, inputs: Tensor) -> Tensor:
-    if isinstance(what, Model):
-        return logits_of(server.model(what.architecture, what.weights), inputs).argmax(-1)
-    return answers(server, what, inputs).argmax(-1)
-
-
-def _some_clients(scenario: Scenario) -> list[str]:
-    return [] if scenario.elsewhere else [scenario.roster.id(i) for i in range(min(PANELS, len(scenario.roster)))]
 
 
 def _points(data: Data) -> list[list[float]]:
     """[x, y, class] of some samples."""
-    some = _spread_tensor(len(data))
+    some = torch.tensor(_spread(len(data), POINTS), dtype=torch.int64)
     pairs = zip(_rounded(data.inputs[some]), data.labels[some].tolist(), strict=True)
     return [[*place, label] for place, label in pairs]
 
 
 def _rounded(inputs: Tensor) -> list[list[float]]:
     return [[round(x, 3) for x in row] for row in inputs.tolist()]
-
-
-def _spread_tensor(total: int) -> Tensor:
-    return torch.tensor(_spread(total, POINTS), dtype=torch.int64)
 
 
 def _spread(total: int, count: int) -> list[int]:

@@ -31,19 +31,18 @@ from ..methods.steps.low_bit import OFF as FULL
 from ..models import require_split
 from ..place.devices import Compute, compute_of, resolved
 from ..place.fingerprint import fingerprint
-from ..place.placement import TRICKS, Numerics, numerics
+from ..place.placement import TRICKS, Training, numerics
 from ..scenario.scenario import Scenario
 from ..scenario.server import Server
 from ..train.aggregate import pairs_of
 from ..train.chain import chain
-from ..train.effort import without_training
 from ..train.norms import has_batchnorm
 from . import facts as detail
 from .config import Config, RunConfig, load_config, to_toml
 from .directory import RunDirectory
 from .display import Watcher
 from .facts import Facts
-from .measure import first_if_all_void, measure, measure_validation, not_finite, summarise, traffic, why_unusable
+from .measure import first_if_all_void, kinds, measure, measure_validation, not_finite, summarise, traffic, why_unusable
 from .notice import Notices
 from .record import RoundRecord, Score
 from .sites import build_sites
@@ -221,7 +220,7 @@ def run(
     facts = dataclasses.replace(facts, stand_ins=stand_ins)
     with (
         sole_run(),
-        place.numerics(threads) as held,
+        place.training(threads) as held,
         seeded(seed_from(server.run_seed, "run")),
         contextlib.closing(
             RunDirectory(home, __version__, resume, config_text, facts.experiment, command, stand_ins)
@@ -272,7 +271,7 @@ def run(
                     "out": str(here.path),
                 }
             )
-            with _disk_errors(), place.autocast():
+            with _disk_errors():
                 result = loop(start, state)
         watcher.end(result.summary)
         return result
@@ -325,7 +324,7 @@ class _Loop:
         states: ClientStates,
         config: RunConfig,
         watcher: Watcher,
-        held: Numerics,
+        held: Training,
         facts: Facts,
     ):
         self.server, self.test, self.method, self.fed, self.home, self.states = server, test, method, fed, home, states
@@ -435,6 +434,7 @@ class _Loop:
             failures=fed.failures,
             events=server.events,
             simulated={} if fed.clock is None else fed.clock.facts(),
+            kinds=kinds(self.method.models(state), server) if scores else {},
             cpu_s=round(cpu - self.cpu, 4),  # since the last line, of this process alone
         )
         self.cpu = cpu
@@ -474,9 +474,11 @@ class _Loop:
     def _finish(self, state: Any) -> Result:
         models, sha256 = self.method.models(state), {}
         facts = {"classes": str(self.server.num_classes), "solera": __version__}
+        kind = kinds(models, self.server)
         for name, m in models.items():
-            card = self.facts.model_card(m.architecture)
-            sha256[name] = self.home.write_model(name, m.weights, facts | card | {"architecture": m.architecture})
+            card = self.facts.model_card(m.architecture) | {"architecture": m.architecture}
+            card |= {"kind": kind[name]} if name in kind else {}
+            sha256[name] = self.home.write_model(name, m.weights, facts | card)
         if (e := self.method.ensemble_of(state)) is not None:
             shares = [1 / len(e.members)] * len(e.members) if e.weights is None else e.weights
             for i, ((architecture, weights), share) in enumerate(zip(e.members, shares, strict=True)):
@@ -536,7 +538,7 @@ def check_start(method: Method, scenario: Scenario, federation: FederationConfig
     """Refuse all that a run would refuse before its first exchange, without any client and without a run directory."""
     check_fit(method, scenario)
     check_quorum(federation, len(scenario.roster))
-    with without_training():
+    with numerics(dry=True):
         method.init(federation_of(Dry(scenario.roster), scenario.server, method, federation), scenario.server)
 
 

@@ -5,7 +5,7 @@ import math
 import platform
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -47,6 +47,13 @@ def traffic(fed: Federation) -> Traffic:
             way: {kind: sum(t.content[kind] for t in sent.values()) for kind in KINDS} for way, sent in ways.items()
         },
     )
+
+
+def kinds(models: Mapping[str, Model], server: Server) -> dict[str, str]:
+    """The models that are something else than one model for all clients: name -> "part" or "server"."""
+    own = None if server.large in server.architectures else server.large
+    found = {name: m.kind or ("server" if m.architecture == own else "model") for name, m in models.items()}
+    return {name: kind for name, kind in found.items() if kind != "model"}
 
 
 def measure(

@@ -92,6 +92,7 @@ class RoundRecord:
     privacy: dict[str, Any] = dataclasses.field(default_factory=dict)  # the privacy budget spent, if there is one
     simulated: dict[str, float] = dataclasses.field(default_factory=dict)  # by the simulated clock, if any
     cpu_s: float | None = None  # processor seconds of the server's process
+    kinds: dict[str, str] = dataclasses.field(default_factory=dict)  # models that are not one for all: part, server
 
     def of(self, kind: str) -> dict[str, dict[str, float]]:
         """The scores of one kind: name -> metric -> value."""
@@ -125,6 +126,7 @@ class RoundRecord:
             line |= {KEYS[kind]: self.of(kind) for kind in ("model", "ensemble")}  # present in every evaluated round
             line |= {KEYS[kind]: found for kind in ("average", "validation", "diversity") if (found := self.of(kind))}
             line |= {"personal": self.own} if self.own else {}
+            line |= {"kinds": self.kinds} if self.kinds else {}
             line |= {KEYS["stage"]: found} if (found := self.of("stage")) else {}
             each = {name: s["accuracy"] for name, s in self.of("client").items()}
             line |= {"personal_accuracies": each} if each else {}
@@ -164,6 +166,7 @@ class RoundRecord:
             privacy=dict(line.get("privacy") or {}),
             simulated={str(k): duration(s) for k, s in (line.get("simulated") or {}).items()},
             cpu_s=None if cpu is None else duration(cpu),
+            kinds={str(name): kind for name, kind in (line.get("kinds") or {}).items() if kind in ("part", "server")},
         )
 
 

@@ -1,7 +1,7 @@
 """A dry run: every exchange of a run and its bytes, without training or writing anything.
 
 The method runs its own code for all rounds, on the real data, models and public samples. `engines.dry` makes the
-clients' replies, and training on the server takes no steps (`parts.effort`).
+clients' replies, and training on the server takes no steps (`numerics(dry=True)`).
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from ..engines.dry import Dry
 from ..method import Method, name_of
 from ..place.placement import numerics
 from ..scenario.scenario import Scenario
-from ..train.effort import without_training
 from .config import Config, RunConfig, to_toml
 from .facts import facts_of, stand_ins_of
 from .loop import check_fit, check_quorum, federation_of, scenario_of, sole_run
@@ -76,10 +75,10 @@ def rehearse(
     """Go through all rounds of a run. It refuses what the run would refuse, and writes nothing."""
     check_fit(method, scenario)
     check_quorum(federation, len(scenario.roster))
-    method = _unjudged(method)
+    method = method.for_dry_run()
     engine, server, sent = engine or Dry(scenario.roster), scenario.server, []
     fed = federation_of(engine, server, method, federation)
-    with sole_run(), numerics(), seeded(seed_from(scenario.seed, "run")), without_training():
+    with sole_run(), numerics(dry=True), seeded(seed_from(scenario.seed, "run")):
         state = method.init(fed, server)
         for t in range(config.rounds):
             fed.begin(t)
@@ -100,14 +99,6 @@ def rehearse(
     early = "run.stop may end the run before its last round" if config.stop.active else ""
     varies = "; ".join(filter(None, (method.traits().bytes_vary, early)))
     return Rehearsal(name_of(method), len(fed.clients), cohort, sent, models, sorted(engine.bounded), varies)
-
-
-def _unjudged(method: Method) -> Method:
-    """The method without the rules that drop clients by their accuracy: models of zeros would all be dropped."""
-    screen: Any = getattr(method, "screen", None)
-    if not getattr(screen, "drop_worst", False):
-        return method
-    return dataclasses.replace(method, **{"screen": dataclasses.replace(screen, drop_worst=False, drop_outliers=False)})
 
 
 @contextlib.contextmanager

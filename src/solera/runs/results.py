@@ -16,10 +16,9 @@ A comparison has a main result only if all of its cases have it.
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..core.plugins import architectures
 from .dotted import show
 from .groups import Group
 from .read import Run
@@ -72,11 +71,9 @@ class Comparison:
 
 def lines_of(run: Run) -> Lines:
     """Every accuracy of a run, by result and round."""
-    names = {name for r in run.rounds for name in r.of("model")}
-    kind = _kinds(names, run.settings)
     found: Lines = {}
     for r, so_far in spent(run):
-        scores = {Result(kind(n), n): s["accuracy"] for n, s in r.of("model").items()}
+        scores = {Result(r.kinds.get(n, "model"), n): s["accuracy"] for n, s in r.of("model").items()}
         scores |= {Result("ensemble", n): s["accuracy"] for n, s in r.of("ensemble").items()}
         own = r.own
         for metric, result in (("mean", Result("own", OWN)), ("weighted_mean", Result("weighted", WEIGHTED))):
@@ -85,31 +82,6 @@ def lines_of(run: Run) -> Lines:
         for result, accuracy in scores.items():
             found.setdefault(result, []).append(so_far.point(r.round, accuracy))
     return found
-
-
-def _kinds(names: set[str], settings: dict[str, Any]) -> Callable[[str], str]:
-    """A function that gives the kind of each model of a run."""
-    told = settings.get("models.clients")
-    given = [c for c in told if isinstance(c, str)] if isinstance(told, list) else []
-    own = settings.get("models.server")
-    own = own if isinstance(own, str) else ""
-    called = {name: model for model, name in architectures([*given, own]).items()}
-    server, clients = called[own] or None, {called[c] for c in given}
-    parts = set()
-    for name in names - clients - {server}:
-        base, _, number = name.rpartition(".")
-        if base in names and number.isdecimal():
-            parts |= {base, name}
-        base, _, rate = name.rpartition("-")
-        if base in names | clients and rate.startswith("0.") and rate[2:].isdecimal():
-            parts.add(name)
-
-    def kind(name: str) -> str:
-        if name == server and name not in clients:
-            return "server"
-        return "part" if name in parts else "model"
-
-    return kind
 
 
 def compared_results(groups: Sequence[Group]) -> Comparison:

@@ -5,13 +5,21 @@ recipe with a server model, run with a method that has none), the recipe's setti
 """
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..core.errors import ConfigError
-from ..core.settings import at_once, hints, show
+from ..core.settings import OfCohort, declared, default_of, hints, show
 from ..models import model_info
-from .dotted import dig
+
+
+class Unread(NamedTuple):
+    """A setting that is not read."""
+
+    key: str
+    problem: str
+    choices: tuple[str, ...]  # the settings that decide
 
 
 class Rule(NamedTuple):
@@ -20,14 +28,6 @@ class Rule(NamedTuple):
     keys: tuple[str, ...]
     read: Callable[[Any], bool]  # of a namespace of the tables
     why: str  # what they are of, or where they are read
-    choices: tuple[str, ...]  # the settings that decide
-
-
-class Unread(NamedTuple):
-    """A setting that is not read."""
-
-    key: str
-    problem: str
     choices: tuple[str, ...]
 
 
@@ -35,6 +35,12 @@ def _images(t: Any) -> bool:
     """Whether every client's model is known to take images."""
     infos = [model_info(name) for name in t.models.built]
     return all(info.kind == "image" and not info.own for info in infos)
+
+
+def _only_with(key: str, choice: str, *values: str) -> Rule:
+    table, _, name = choice.partition(".")
+    why = f"only with {choice} = " + " or ".join(map(show, values))
+    return Rule((key,), lambda t: getattr(getattr(t, table), name) in values, why, (choice,))
 
 
 OF_PUBLIC = ("size", "users", "fraction", "classes", "per_round", "labels", "augment", "fresh", "noise")
@@ -52,59 +58,25 @@ RULES = (
         'of public samples, and public.source = "none"',
         ("public.source",),
     ),
-    Rule(
-        ("public.name",),
-        lambda t: t.public.source == "dataset",
-        'only with public.source = "dataset"',
-        ("public.source",),
-    ),
-    Rule(
-        ("public.path",),
-        lambda t: t.public.source in ("dataset", "generator"),
-        'only with public.source = "dataset" or "generator"',
-        ("public.source",),
-    ),
-    Rule(
-        ("public.noise",), lambda t: t.public.source == "noise", 'only with public.source = "noise"', ("public.source",)
-    ),
+    _only_with("public.name", "public.source", "dataset"),
+    _only_with("public.path", "public.source", "dataset", "generator"),
+    _only_with("public.noise", "public.source", "noise"),
     Rule(
         ("models.server",),
         lambda t: t.method.traits().server_model == "larger" or t.method.traits().may_name_server,
         "only with a method that trains such a model (`solera ls methods`)",
         ("method.name",),
     ),
-    Rule(
-        ("partition.alpha",),
-        lambda t: t.partition.kind in ("dirichlet", "quantity"),
-        'only with partition.kind = "dirichlet" or "quantity"',
-        ("partition.kind",),
-    ),
-    Rule(
-        ("partition.variant",),
-        lambda t: t.partition.kind == "dirichlet",
-        'only with partition.kind = "dirichlet"',
-        ("partition.kind",),
-    ),
-    Rule(
-        ("partition.classes_per_client",),
-        lambda t: t.partition.kind == "classes",
-        'only with partition.kind = "classes"',
-        ("partition.kind",),
-    ),
+    _only_with("partition.alpha", "partition.kind", "dirichlet", "quantity"),
+    _only_with("partition.variant", "partition.kind", "dirichlet"),
+    _only_with("partition.classes_per_client", "partition.kind", "classes"),
     Rule(("track.mlflow_experiment",), lambda t: t.track.mlflow is not None, "of track.mlflow", ("track.mlflow",)),
 )
 
 
-class _Tables:
-    """The tables of a configuration. Asking for one that is not there ends a rule."""
-
-    def __init__(self, tables: Mapping[str, Any]):
-        self.__dict__.update(tables)
-
-
 def unread(tables: Mapping[str, Any]) -> Iterator[Unread]:
     """The settings with another value than their default that a run with these tables does not read."""
-    t = _Tables(tables)
+    t = types.SimpleNamespace(**tables)
     for rule in RULES:
         try:
             if rule.read(t):
@@ -130,8 +102,7 @@ def _options(models: Any) -> Iterator[Unread]:
 
 
 def _default(table: Any, name: str) -> Any:
-    f = next(f for f in dataclasses.fields(table) if f.name == name)
-    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+    return default_of(table.__dataclass_fields__[name])
 
 
 def too_many(tables: Mapping[str, Any]) -> Iterator[str]:
@@ -149,15 +120,7 @@ def too_many(tables: Mapping[str, Any]) -> Iterator[str]:
             value, key = getattr(table, name), f"{path}.{name}"
             if dataclasses.is_dataclass(value):
                 yield from walk(value, key)
-            elif at_once(wanted) and value != _default(table, name) and value >= most:
+            elif declared(wanted).has(OfCohort) and value != _default(table, name) and value >= most:
                 yield f"{key} = {value}: a round has {most} of {clients} clients; choose less"
 
     yield from walk(method, "method")
-
-
-def without(tables: Mapping[str, Any], key: str) -> None:
-    """Leave the setting `key` out of nested tables."""
-    *path, name = key.split(".", 2)
-    found = dig(tables, *path)
-    if isinstance(found, dict):
-        found.pop(name, None)

@@ -31,8 +31,7 @@ from ..data import (
     split_test,
 )
 from ..data.augment import Name, Step, check_steps
-from ..data.blocks import as_blocks
-from ..data.dataset import Arrays
+from ..data.dataset import Arrays, as_blocks
 from ..data.encodings import Encoding, unique
 from ..data.public import samples_of
 from ..data.site_data import Holding, hold

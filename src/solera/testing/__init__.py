@@ -1,9 +1,6 @@
 """Contracts that every method and every engine must satisfy, for use by other packages, too.
 
-    from solera.testing import check_method, check_engine
-    check_method(MyMethod(), tmp_path)          # raises AssertionError with what is broken
-
-`contracts` has the checks, `toys` the small federation that they run on.
+`check_method(MyMethod(), tmp_path)` and `check_engine(open_engine, tmp_path)` raise AssertionError with the reason.
 """
 
 from ..engines.faulty import Faulty

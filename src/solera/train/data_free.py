@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..core.settings import Hint, NonNegative, NonNegativeInt, PositiveInt, settings
 from ..core.tensors import device_of
+from ..place.placement import steps_to_take
 from .distill import divergence
-from .effort import steps_to_take
 from .fitting import logits_of, make_optimizer
 from .generators import (
     Conditional,

@@ -2,15 +2,15 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..core.settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..core.tensors import Inputs, device_of, draw, is_finite, is_fresh, sent, take, weights_of
+from ..place.placement import steps_to_take
 from .aggregate import RunningMean
-from .effort import steps_to_take
 from .fitting import cosine, make_optimizer, momentum_problems
 from .losses import Losses, backward, finite_loss
 from .norms import evaluating, reestimate, train_mode
@@ -24,7 +24,7 @@ NORM_SAMPLES = 2048  # public samples for the BatchNorm statistics of averaged w
 
 @settings
 class Distill:
-    """How a student is distilled. The defaults are FedDF's, except the number of steps (10,000 in the paper)."""
+    """The distillation of a student. The defaults are FedDF's, except the number of steps (10,000 in the paper)."""
 
     steps: NonNegativeInt = 500
     batch: PositiveInt = 128
@@ -48,6 +48,12 @@ class Distill:
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
         yield from momentum_problems(self.optimizer, self.momentum)
+
+    TRAINS_ON: ClassVar = "public"  # see core.task.Trains
+
+    def visits(self, rows: int) -> int:
+        """The number of samples that a distillation on `rows` public samples sees, each as often as it comes."""
+        return self.steps * min(self.batch, rows)
 
 
 @settings

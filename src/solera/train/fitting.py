@@ -14,8 +14,7 @@ from ..core.randomness import seed_from
 from ..core.settings import BelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Problem, settings
 from ..core.stopping import check_stop
 from ..core.tensors import CPU, Inputs, Weights, batches, device_of, draw, is_fresh, sent, take
-from ..place.placement import HALF, finest, full_precision, tricks_of
-from .effort import steps_to_take
+from ..place.placement import HALF, finest, full_precision, steps_to_take, tricks_of
 from .losses import Losses, backward
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
@@ -30,7 +29,7 @@ BLOCK = 64  # minibatches that are gathered into one permuted copy
 
 @settings
 class Local:
-    """How a client trains: E epochs (or a number of steps) of minibatch SGD or Adam on its own data."""
+    """The training of a client: E epochs (or a number of steps) of minibatch SGD or Adam on its own data."""
 
     epochs: NonNegativeInt = 5
     steps: NonNegativeInt | None = None  # instead of epochs
@@ -43,11 +42,11 @@ class Local:
     schedule: Literal["constant", "cosine", "multistep"] = "constant"  # of lr, within one training; see `rate_at`
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
+        """Settings that contradict each other."""
         yield from momentum_problems(self.optimizer, self.momentum)
 
     def visits(self, rows: int) -> int:
-        """How many samples a training on `rows` samples sees, each as often as it comes."""
+        """The number of samples that a training on `rows` samples sees, each as often as it comes."""
         return self.epochs * rows if self.steps is None else self.steps * min(self.batch, rows)
 
 
@@ -61,7 +60,7 @@ class Diverged(ValueError):
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a training did: steps taken, the sum of their step sizes, and their mean loss."""
+    """The outcome of a training: steps taken, the sum of their step sizes, and their mean loss."""
 
     steps: int
     lr_sum: float
@@ -70,7 +69,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Score:
-    """How a model does on labelled samples. Of next tokens, every token counts as one answer."""
+    """The right answers of a model on labelled samples. Of next tokens, every token counts as one answer."""
 
     correct: int
     total: int
@@ -99,7 +98,8 @@ def fit(
     Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: the
     weights of `model` are then useless.
     """
-    inputs, labels = with_model(model, inputs, labels)
+    device = device_of(model, labels.device)  # samples are brought there once for all steps
+    inputs, labels = sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
     batch = min(cfg.batch, len(labels))
     normalised = has_batchnorm(model)
     # A batch of one has no variance: such batches are skipped, unless there are no others.
@@ -107,7 +107,6 @@ def fit(
     smallest = 2 if normalised and batch > 1 else 1
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
-    device = device_of(model)
     losses = Losses(device, lambda loss: loss <= TOO_LARGE)
     planned = planned_steps(cfg, len(labels), normalised)
 
@@ -138,18 +137,12 @@ def fit(
 
 
 def _diverged(losses: Losses, cfg: Local) -> Diverged:
-    """What is known of a loss that is too large: on an accelerator, neither its value nor its step."""
+    """The error for a loss that is too large: on an accelerator, neither its value nor its step is known."""
     way_out = f"lower lr ({cfg.lr:g}) or set clip"
     if losses.every == 1:
         way_out = way_out if losses.steps else AT_ONCE
         return Diverged(f"a loss of {losses.worst:g} at step {losses.steps + 1}; {way_out}", losses.steps)
     return Diverged(f"a loss above {TOO_LARGE:g} within the first {losses.steps} steps; {way_out}", losses.steps)
-
-
-def with_model(model: nn.Module, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
-    """Samples and their labels, or positions, on the device of `model`: brought there once for all steps."""
-    device = device_of(model, labels.device)
-    return sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
 
 
 def rate_at(cfg: Local, step: int, steps: int) -> float:
@@ -183,14 +176,15 @@ def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, se
     In training mode, as `fit` sees the model, so batch by batch where BatchNorm makes the batch matter. `seed` decides
     what is drawn of samples that are fresh. Always in full precision.
     """
-    inputs, labels = with_model(model, inputs, labels)
+    device = device_of(model, labels.device)
+    inputs, labels = sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
     smallest = 2 if has_batchnorm(model) and min(batch, len(labels)) > 1 else 1
     train_mode(model, frozen=min(batch, len(labels)) == 1)
     model.zero_grad()
     for i, rows in enumerate(torch.arange(len(labels)).split(batch)):
         x, y = draw(inputs, rows, _draw_seed(seed, i)), take(labels, rows)
         if len(y) >= smallest:
-            with full_precision(device_of(model)):
+            with full_precision(device):
                 (cross_entropy(model, x, y) * (len(y) / len(labels))).backward()
     return {
         name: torch.zeros_like(p) if p.grad is None else p.grad
@@ -219,7 +213,7 @@ def _draw_seed(seed: int, step: int) -> int:
 
 
 def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
-    """How many steps `fit` takes on n samples; `normalised`: with BatchNorm, so that single samples are skipped."""
+    """The number of steps of `fit` on n samples; `normalised`: with BatchNorm, so that single samples are skipped."""
     if n == 0:
         return 0
     per_epoch = -(-n // cfg.batch)
@@ -229,7 +223,7 @@ def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
 
 
 def logits_of(model: nn.Module, inputs: Inputs, batch: int | None = None) -> Tensor:
-    """What `model` answers to `inputs`, in evaluation mode and without gradients; its mode is put back.
+    """The answers of `model` to `inputs`, in evaluation mode and without gradients; its mode is put back.
 
     It is asked about `batch` samples at a time, as many as suit its device unless given.
 
@@ -299,6 +293,6 @@ def make_optimizer(
 
 
 def momentum_problems(optimizer: str, momentum: float) -> Iterator[Problem]:
-    """What is wrong with a momentum: Adam has its own."""
+    """A momentum that is set for Adam, which has its own."""
     if momentum and optimizer == "adam":
         yield f"momentum = {momentum}: momentum belongs to sgd; adam has its own: leave momentum at 0"

@@ -2,7 +2,7 @@
 
 A loss on the CPU is read at every step, so a training ends at the very step at which it diverges. Reading a number from
 an accelerator makes the program wait for all work that was queued before it. There, a flag remembers that a loss was
-wrong; it is read every so many steps (`devices.TRICKS`) and at the end. What was trained in between is thrown away.
+wrong; it is read every so many steps (`placement.TRICKS`) and at the end. What was trained in between is thrown away.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""SGD and Adam on torch's fused kernels (`devices.TRICKS`), without what `torch.optim` keeps around them.
+"""SGD and Adam on torch's fused kernels (`placement.TRICKS`), without what `torch.optim` keeps around them.
 
 The bits are those of `torch.optim.SGD` and `torch.optim.Adam` with `fused=True`. Small models take half a millisecond
 for a step, of which a tenth would go into hooks and bookkeeping; and the first of torch's optimizers imports its

@@ -7,9 +7,9 @@ the student's loss is (cross-entropy of p against the student) - h, with softmax
     avg_probs    p = mean of softmax(logits / T)      h = H(p)
     avg_losses   p = mean of softmax(logits / T)      h = mean of H(p_k)   the mean of the teachers' KL losses
     confidence   p = mean of softmax(logits / T),     h = H(p)             Fed-ET's consensus, weighted by
-                     weighted by its variance                              confidence (see parts.consensus)
+                     weighted by its variance                              confidence (see train.consensus)
 
-and rules in which no single model can dominate the ensemble (see parts.robust):
+and rules in which no single model can dominate the ensemble (see train.robust):
 
     clipped_logits        as avg_logits, the logits of a model scaled down where they are larger than the median model's
     standardised_logits   as avg_logits, the logits of every model scaled to one spread, the median model's

@@ -109,7 +109,7 @@ def _shown(text: Text) -> str:
 
 
 def _columns(trained: Trained) -> Given:
-    """Where the run had its texts."""
+    """The columns in which the run had its texts."""
     data = trained.run.config.get("data", {})
     return Given(data.get("text_column"), data.get("pair_column"))
 

@@ -48,6 +48,7 @@ class Trained:
     rule: str  # how the ensemble combines them
     trust_code: bool = False  # import the code that the run names, even if the run is another user's
     tokenizers: tuple[tuple[str, int], ...] = ()  # that models bring: name and tokens of a text, in order
+    servers: str | None = None  # the model that only the server has
     bases: dict[str, str] = dataclasses.field(default_factory=dict)  # architecture -> digest of its frozen base (LoRA)
 
     @property
@@ -66,7 +67,7 @@ class Trained:
 
     @cached_property
     def columns(self) -> tuple[Columns, ...]:
-        """Where the tokens of each tokenizer are in a sample; empty if all models have the data set's."""
+        """The columns of each tokenizer in a sample; empty if all models have the data set's."""
         if not self.tokenizers:
             return ()
         here = {e.name: e for e in (tokenizer_of(given, self.models) for given in self.models.called.values())}
@@ -98,10 +99,8 @@ class Trained:
             return name
         if not self.names:
             raise RunError(f"{self.run.path} has no global model: {_stay_with_clients(self.run)}")
-        server = self.models.server
-        called = next((A for A, given in self.models.called.items() if given == server), None)
-        if called in self.names:
-            return called
+        if self.servers is not None:
+            return self.servers
         if len(self.names) > 1:
             raise ConfigError(f"{self.run.path} has several models: choose one with --model: {', '.join(self.names)}")
         return self.names[0]
@@ -208,7 +207,8 @@ def open_run(path: str | os.PathLike[str], trust_code: bool = False) -> Trained:
         bases = {f["architecture"]: f["base"] for f in facts.values() if "base" in f}
         constants = tuple(takes["mean"]), tuple(takes["std"])
         spec = Spec(run.name, tuple(takes["shape"]), classes, *constants, takes["vocabulary"], called)
-        return Trained(run, spec, kinds, members, rule, trust_code, read, bases)
+        servers = next((name for name, f in facts.items() if f.get("kind") == "server"), None)
+        return Trained(run, spec, kinds, members, rule, trust_code, read, servers, bases)
     except (KeyError, ValueError, TypeError) as e:
         for file in files:  # a flipped bit in a description is no other version
             check_sha256(run, file)

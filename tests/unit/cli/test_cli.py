@@ -15,13 +15,10 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner, Result
 
-from solera.cli import doctor as doctor_module
-from solera.cli import errors
-from solera.cli.doctor import SELF_TEST
-from solera.cli.dry import _how_exact
+from solera.cli import console, info_commands
+from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
-from solera.cli.quickstart import compare
-from solera.cli.run import default_out, fresh, named
+from solera.cli.run_commands import default_out, fresh, how_exact, named, side_by_side
 from solera.core.errors import DataError, RunError
 from solera.core.federation import QuorumNotMet
 from solera.core.version import __version__
@@ -223,10 +220,10 @@ def test_a_stopped_run_tells_how_to_go_on(tmp_path, capsys, error):
     (tmp_path / "run.json").write_text("{}")
 
     def stopped() -> None:
-        with errors.resumable(tmp_path):
+        with console.resumable(tmp_path):
             raise error
 
-    with pytest.raises(errors.typer.Exit):
+    with pytest.raises(console.typer.Exit):
         stopped()
     assert f"continue with: solera resume {tmp_path}" in capsys.readouterr().err
 
@@ -384,19 +381,19 @@ def test_the_doctor_looks_at_every_extra():
     extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    assert {extra for _, extra in doctor_module.EXTRAS.values()} == set(extras) - {"docs", "dev"}
-    assert {"transformers", "tokenizers", "peft", "pandas", "flwr"} <= set(doctor_module.EXTRAS)
+    assert {extra for _, extra in info_commands.EXTRAS.values()} == set(extras) - {"docs", "dev"}
+    assert {"transformers", "tokenizers", "peft", "pandas", "flwr"} <= set(info_commands.EXTRAS)
 
 
 def test_the_doctor_names_devices_and_what_auto_takes():
-    found = dict(doctor_module.devices())
+    found = dict(info_commands.devices())
     assert found["torch's devices"].startswith("built for cpu")
     assert found["device 'auto'"]
 
 
 def test_the_doctor_says_what_is_wrong(monkeypatch):
     monkeypatch.setattr("solera.runs.loop.execute", _raising(RuntimeError("broken")))
-    monkeypatch.setattr(doctor_module, "EXTRAS", {"no_such_module": ("nothing", "none")})
+    monkeypatch.setattr(info_commands, "EXTRAS", {"no_such_module": ("nothing", "none")})
     result = solera("doctor")
     assert result.exit_code == 1
     assert "a tiny run fails with RuntimeError: broken" in result.stdout
@@ -414,7 +411,7 @@ def test_the_quickstart_ends_in_a_table(here, monkeypatch):
         else:
             tables["models"] = {**TINY["models"], "server": "lenet5"}
         (here / f"{name}.toml").write_text(tomli_w.dumps(tables))
-    monkeypatch.setattr("solera.cli.quickstart.RECIPES", {n: f"{n}.toml" for n in ("fedavg", "large")})
+    monkeypatch.setattr("solera.cli.run_commands.QUICKSTART", {n: f"{n}.toml" for n in ("fedavg", "large")})
     first, second = solera("quickstart", "--rounds", 1), solera("quickstart", "--rounds", 1)
     assert first.exit_code == second.exit_code == 0
     for piece in ("averaging alone", "FedDF", "mlp", "the server's own", "time", "runs/quickstart/large", "next:"):
@@ -428,7 +425,7 @@ def test_the_table_compares_each_architecture():
         models = {"mlp": {"accuracy": accuracy}}
         return {"models": models, "ensembles": ensembles, "bytes": {"down": 1000, "up": 2000}, "seconds": 3.0}
 
-    table = compare(summary(0.5, {}), summary(0.75, {"teachers": {"accuracy": 0.8}}))
+    table = side_by_side(summary(0.5, {}), summary(0.75, {"teachers": {"accuracy": 0.8}}))
     cells = [list(column.cells) for column in table.columns]
     assert [row[0] for row in cells] == ["mlp", "50.0%", "75.0%", "+25.0"]
     assert [row[1] for row in cells] == ["ensemble (teachers)", "-", "80.0%", ""]
@@ -459,7 +456,7 @@ def test_a_dry_run_says_what_the_run_will_send_and_leaves_nothing(here, finished
 
 def test_a_dry_run_says_how_exact_it_is():
     def said(**facts):
-        return _how_exact(Rehearsal("m", 2, 1, [], {}, facts.get("bounded", []), facts.get("varies", "")))
+        return how_exact(Rehearsal("m", 2, 1, [], {}, facts.get("bounded", []), facts.get("varies", "")))
 
     assert said(bounded=["choose"]).startswith("an upper limit: clients decide how large their replies to choose are")
     assert said(varies="it asks by what it knows").startswith("approximate: it asks by what it knows")

@@ -15,8 +15,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from made_runs import line, make_run
-from solera.cli.compare import table_of
 from solera.cli.main import app
+from solera.cli.read_commands import table_of
 from solera.runs.compare import printed, rows_of
 from solera.runs.groups import group_runs
 from solera.runs.read import read_run
@@ -190,7 +190,7 @@ def test_no_number_is_cut_in_a_narrow_terminal(runs, width):
 
 
 def test_it_is_quick():
-    code = "import sys, solera.cli.compare; sys.exit('torch' in sys.modules)"
+    code = "import sys, solera.cli.read_commands; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from made_runs import make_run
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.models import build
 from solera.runs.config import load_config

@@ -17,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import solera as library
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.errors import DataError, RunError
 from solera.data import load, tokenize

@@ -15,7 +15,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from run_directories import write_run
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 
 
@@ -99,7 +99,7 @@ def test_watch_cannot_be_bound_elsewhere():
 
 def test_a_report_does_not_wait_for_torch(here):
     write_run(here / "run")
-    code = "import sys; from solera.cli.report import report; report([__import__('pathlib').Path('run')], "
+    code = "import sys; from solera.cli.read_commands import report; report([__import__('pathlib').Path('run')], "
     code += "__import__('pathlib').Path('x.html')); sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 

@@ -18,9 +18,9 @@ import tomli_w
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
+from solera.cli.lab_commands import SweepDisplay
 from solera.cli.main import app
-from solera.cli.sweep import SweepDisplay
 from solera.core.errors import ConfigError
 from solera.lab.sweep import Progress, load_sweep, plan, run_all
 from solera.methods import FedAvg
@@ -321,7 +321,7 @@ import sys, warnings
 from pathlib import Path
 from rich.console import Console
 import solera.lab.sweep
-from solera.cli.sweep import SweepDisplay
+from solera.cli.lab_commands import SweepDisplay
 from solera.runs.config import load_config
 
 def chatty(config, *args):

@@ -11,7 +11,7 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
 from solera.core.errors import ConfigError
-from solera.core.settings import OrInf, Slot, hints, strip, table_of
+from solera.core.settings import OrInf, Slot, declared, hints, table_of
 from solera.method import METHODS
 from solera.runs.config import TABLES, load_config
 
@@ -43,13 +43,13 @@ def markers(wanted: Any) -> Iterator[Any]:
     if typing.get_origin(wanted) is typing.Annotated:
         yield from typing.get_args(wanted)[1:]
     for kind in typing.get_args(wanted):
-        if typing.get_origin(strip(wanted)) not in (list, tuple):
+        if typing.get_origin(declared(wanted).inner) not in (list, tuple):
             yield from markers(kind)
 
 
 def wrong_values(wanted: Any) -> Iterator[Any]:
     """Values next to what the type allows."""
-    inner, limits = strip(wanted), list(markers(wanted))
+    inner, limits = declared(wanted).inner, list(markers(wanted))
     if typing.get_origin(inner) is Literal:
         for choice in map(str, typing.get_args(inner)):
             yield from (choice.upper() if choice.islower() else choice.lower(), choice[:-1] + "_")
@@ -95,8 +95,8 @@ def test_wrong_values_are_refused_with_the_same_words_from_python_and_from_toml(
             there = said(load_config, tables)
             assert here.startswith(f"{cls.__name__}.{name} = ")
             assert there == here.replace(cls.__name__, ".".join(path), 1)
-            choices = [str(a) for a in typing.get_args(strip(wanted))]
-            if typing.get_origin(strip(wanted)) is Literal and str(value).lower() in map(str.lower, choices):
+            choices = [str(a) for a in typing.get_args(declared(wanted).inner)]
+            if typing.get_origin(declared(wanted).inner) is Literal and str(value).lower() in map(str.lower, choices):
                 assert "did you mean" in here
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.core.errors import ConfigError
 from solera.core.federation import FederationConfig
 from solera.core.settings import SettingsError
 from solera.data import load
-from solera.engines.flower import FlowerConfig
+from solera.engines.engine_settings import FlowerConfig
 from solera.method import find_method
 from solera.runs.config import load_config, recipe_names, to_toml
 from solera.runs.display import Watcher

@@ -5,9 +5,8 @@ import torch
 
 from solera.core.errors import ConfigError, DataError
 from solera.data import from_tensors, from_texts, load
-from solera.data.blocks import as_blocks
-from solera.data.encodings import BYTES, Encoding, digest_of
-from solera.data.tokens import WORDS
+from solera.data.dataset import as_blocks
+from solera.data.encodings import BYTES, WORDS, Encoding, digest_of
 
 
 def own(texts, users=None, length=3, test=("abcd", "efgh")):

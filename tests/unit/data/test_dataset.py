@@ -225,10 +225,10 @@ def test_hugging_face_texts_with_users_and_named_labels():
     [
         ({"a": [1], "label": [0]}, {}, "needs the columns image or text and label, but has a, label"),
         ({"text": ["x"], "label": [0]}, {"label": "mood"}, "has no column 'mood'; it has text, label"),
-        ({"text": ["x"], "label": [None]}, {}, "row 0 has no label"),
+        ({"text": ["x"], "label": [None]}, {}, r"row 0 .* of column 'label' is empty"),
         ({"text": ["x"], "label": [-1]}, {}, "rows without a label"),
         ({"text": ["x"], "label": [0.5]}, {}, "labels are floats"),
-        ({"text": [3], "label": [0]}, {}, "row 0 is int; expected text"),
+        ({"text": [3], "label": [0]}, {}, r"row 0 .* of column 'text' is int; expected text"),
         ({"text": ["x"], "label": [0]}, {"image": "text", "text": "text"}, "not both"),
         ({"text": ["x"], "label": [0]}, {"mean": (1.0,)}, "give both mean and std"),
     ],

@@ -11,7 +11,7 @@ import torch
 
 from solera.core.errors import ConfigError, DataError
 from solera.data import PublicConfig, from_tensors, load, make_public
-from solera.data.generator import FORMAT, Generator, load_generator, save_generator
+from solera.data.public import FORMAT, Generator, load_generator, save_generator
 from solera.runs.config import load_config
 from solera.scenario.scenario import Scenario
 

@@ -6,7 +6,7 @@ import torch
 
 from solera.core.errors import ConfigError, DataError
 from solera.data import PublicConfig, from_tensors, make_public, public_from_dataset
-from solera.data.overlap import OVERLAP, named_classes
+from solera.data.catalogue import OVERLAP, named_classes
 
 # A few of each kind, by the class names of ILSVRC 2012: tiger shark, goldfish, brown bear, school bus, sea lion,
 # laptop's neighbours, ...

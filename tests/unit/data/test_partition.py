@@ -1,6 +1,7 @@
 """Partitions: properties that hold for every kind, the special ones of each, and what is refused."""
 
 import hashlib
+import sys
 
 import numpy as np
 import pytest
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 from solera.core.errors import ConfigError, DataError
 from solera.core.wire import SAFE_NAME
 from solera.data import Partition, PartitionConfig, class_counts, partition, split_test
-from solera.data import dirichlet as drawing
-from solera.data.partition import client_names
+from solera.data.partition import client_names, dirichlet
 
 KINDS = [
     {"kind": "iid"},
@@ -143,7 +143,7 @@ def test_block_variant_counts_the_share_class_by_class(seed):
 
 def test_block_variant_needs_no_redraw_where_the_share_alone_decides(monkeypatch):
     # As above: each class goes whole to one client, and then that client has its share, not one sample less.
-    monkeypatch.setattr(drawing, "MAX_REDRAWS", 1)
+    monkeypatch.setattr(sys.modules["solera.data.partition"], "MAX_REDRAWS", 1)  # the package has a function partition
     labels = torch.arange(10).repeat_interleave(100)
     for seed in range(5):
         split = make(labels, kind="dirichlet", clients=10, alpha=1e-9, seed=seed)
@@ -182,7 +182,7 @@ def test_client_variant_has_equal_sizes_and_survives_exhausted_classes():
 
 def test_draws_are_dirichlet():
     # Dir(alpha * 1_K) has mean 1/K and variance (K-1) / (K^2 (K alpha + 1)).
-    shares = drawing.dirichlet(np.full((40_000, 4), 0.5), np.random.default_rng(0))
+    shares = dirichlet(np.full((40_000, 4), 0.5), np.random.default_rng(0))
     assert np.allclose(shares.sum(1), 1)
     assert np.allclose(shares.mean(0), 0.25, atol=0.01)
     assert np.allclose(shares.var(0), 3 / (16 * 3), atol=0.003)
@@ -192,7 +192,7 @@ def test_draws_stay_finite_for_any_alpha_and_respect_what_is_allowed():
     rng = np.random.default_rng(0)
     allowed = np.array([True, False, True])
     for alpha in (1e-300, 1e-12, 1e-3, 1.0, 1e9):
-        shares = drawing.dirichlet(np.full((50, 3), alpha), rng, allowed)
+        shares = dirichlet(np.full((50, 3), alpha), rng, allowed)
         assert np.isfinite(shares).all()
         assert (shares[:, 1] == 0).all()
         assert np.allclose(shares.sum(1), 1)

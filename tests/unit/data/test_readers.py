@@ -298,7 +298,10 @@ def test_only_the_wanted_rows_are_decoded(tmp_path):
     ("columns", "message"),
     [
         ({"image": [{"bytes": png(images(1, 28, 28)[0])}], "klass": [0]}, "needs the columns image and label"),
-        ({"image": [{"bytes": png(images(1, 28, 28)[0])}], "label": [None]}, "column label has 1 empty cells"),
+        (
+            {"image": [{"bytes": png(images(1, 28, 28)[0])}], "label": [None]},
+            r"row 0 \(counted from 0\) of column 'label' is empty",
+        ),
         ({"image": [{"bytes": png(images(1, 28, 28)[0])}], "label": [10]}, "labels run from 10 to 10, but with 10"),
         ({"image": [{"bytes": png(images(1, 28, 28)[0])}], "label": [-1]}, "rows without a label"),
         ({"image": [{"bytes": png(images(1, 28, 28)[0])[:60]}], "label": [0]}, "image 0 cannot be decoded"),
@@ -375,7 +378,7 @@ def test_csv_images(tmp_path, header):
     ("name", "content", "message"),
     [
         ("ag-news", "", "is empty"),
-        ("ag-news", "1,only\n", "data row 1 has 2 columns, too few"),
+        ("ag-news", "1,only\n", "line 1 has 2 columns, expected 3"),
         ("sst2", "a,b\n1,2\n", "needs the columns sentence and label, but has a, b"),
         ("sst2", "sentence,label\n\xff,0\n", "cannot be read as csv"),
         ("mnist", "1,2,3\n", "must be a label and 784 pixels"),

@@ -14,7 +14,6 @@ import torch
 from solera.core.errors import ConfigError, DataError
 from solera.data import SOURCES, PartitionConfig, class_counts, load, partition
 from solera.data.readers import read_idx
-from solera.data.sources import EMBEDDED
 
 ROOT = Path(__file__).resolve().parents[3]
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -42,7 +41,7 @@ def test_the_embedded_sample_comes_with_its_licence():
 
 
 def test_a_damaged_embedded_file_is_noticed(monkeypatch):
-    monkeypatch.setitem(EMBEDDED, "t10k-labels-idx1-ubyte", "0" * 64)
+    monkeypatch.setitem(SOURCES["fashion-mnist"].embedded, "t10k-labels-idx1-ubyte", "0" * 64)
     with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.xz: its sha256 is"):
         load("fashion-mnist")
 
@@ -60,8 +59,8 @@ def test_the_script_makes_the_embedded_sample_again(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(sys, "argv", ["make", "--out", str(tmp_path)])
     module.main()
     printed = dict(reversed(line.split()) for line in capsys.readouterr().out.splitlines())
-    assert printed == EMBEDDED
-    assert read_idx(tmp_path / "t10k-images-idx3-ubyte.xz", EMBEDDED["t10k-images-idx3-ubyte"]).shape == (2000, 28, 28)
+    assert printed == SOURCES["fashion-mnist"].embedded
+    assert read_idx(tmp_path / "t10k-images-idx3-ubyte.xz", printed["t10k-images-idx3-ubyte"]).shape == (2000, 28, 28)
 
 
 def test_the_full_set_of_the_debian_package_passes_its_checksums(caplog):
@@ -163,6 +162,9 @@ class Rows:
 
     def __init__(self, **columns):
         self.columns, self.column_names = columns, list(columns)
+
+    def __len__(self):
+        return len(self.columns[self.column_names[0]])
 
     def __getitem__(self, key):
         return self.columns[key] if isinstance(key, str) else {name: c[key] for name, c in self.columns.items()}

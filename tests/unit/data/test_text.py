@@ -7,7 +7,7 @@ import torch
 
 from solera.core.errors import ConfigError
 from solera.data import tokenize
-from solera.data.tokens import VOCABULARY
+from solera.data.encodings import VOCABULARY
 
 
 def by_hand(word):

@@ -124,7 +124,7 @@ def test_a_row_has_one_label(tmp_path, labels):
         ("", "is empty"),
         ('{"text": "a", "label": 0}\nnonsense\n', "line 2 is not JSON"),
         ('{"text": "a", "label": 0}\n[1]\n', "line 2 is a list; expected an object"),
-        ('{"text": "a", "label": 0}\n{"text": "b"}\n', "row 2 has no 'label'"),
+        ('{"text": "a", "label": 0}\n{"text": "b"}\n', r"row 1 \(counted from 0\) of column 'label' is empty; fill it"),
         ('{"text": 3, "label": 0}\n{"text": "b", "label": 1}\n', "expected text"),
     ],
 )

@@ -14,11 +14,10 @@ from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner
 
 from solera.cli.main import app
-from solera.core import flower_inside
 from solera.core.errors import ConfigError, RunError
-from solera.core.flower_inside import Node
-from solera.deploy import commands
+from solera.deploy import commands, flower_inside
 from solera.deploy.commands import REASONS, Submitted, _Connection, registered, wait_for
+from solera.deploy.flower_inside import Node
 from solera.deploy.journal import write_line
 from solera.deploy.keys import make_node_key
 from solera.deploy.programs import Program

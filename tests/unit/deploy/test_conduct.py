@@ -19,9 +19,9 @@ from solera.core.plugins import code_allowed
 from solera.core.wire import Limits
 from solera.deploy import site as deployed
 from solera.deploy.conduct import conduct
+from solera.deploy.flower import PROTOCOL, pack, unpack
 from solera.deploy.init import init
 from solera.deploy.site import OwnSite, answer, keep_site, site_of
-from solera.engines.flower import PROTOCOL, pack, unpack
 from solera.models import hf
 from solera.place.fingerprint import fingerprint
 from solera.runs.config import load_config

@@ -11,8 +11,8 @@ from grids import LocalGrid, LocalSite, error, in_a_flower_task, site_of  # noqa
 from solera.core.errors import ConfigError, SoleraError
 from solera.core.federation import Federation
 from solera.core.wire import Limits, WireError
+from solera.deploy.flower import STYPE, Flower, FlowerConfig, Nodes, pack, unpack
 from solera.engines import ClientStates, InProcess, engine_named
-from solera.engines.flower import STYPE, Flower, FlowerConfig, Nodes, pack, unpack
 from solera.testing import check_engine, toy
 from solera.testing.contracts import echo
 

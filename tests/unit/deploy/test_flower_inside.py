@@ -1,4 +1,4 @@
-"""`core/flower_inside.py` beside the flwr that is installed: whatever it rests on is there, under that name."""
+"""`deploy/flower_inside.py` beside the flwr that is installed: whatever it rests on is there, under that name."""
 
 import importlib
 import importlib.metadata
@@ -13,10 +13,9 @@ import tomllib
 import pytest
 import tomli_w
 
-from solera.core import flower_inside
 from solera.core.errors import ConfigError, SoleraError
-from solera.core.flower_inside import check_version, nodes_in
-from solera.deploy import gate
+from solera.deploy import flower_inside, gate
+from solera.deploy.flower_inside import check_version, nodes_in
 from solera.deploy.keys import fingerprint, make_node_key
 from solera.deploy.templates import APP
 

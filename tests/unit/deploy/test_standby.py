@@ -1,5 +1,6 @@
 """The process that is kept ready at a site: a copy of it is, in every respect, the program that Flower meant."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -33,7 +34,7 @@ def program(name):
     sys.exit(int(what))
 
 standby.behind_the_gate = program
-standby.Standby(pathlib.Path(sys.argv[1])).run()
+standby.Standby(pathlib.Path(sys.argv[1])).serve_forever()
 """
 
 
@@ -43,11 +44,16 @@ def ready(tmp_path):
     write_programs(folder, standby=True)
     p = subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder)])
     try:
-        wait(lambda: (folder / SOCKET).exists())
+        wait(lambda: listens(folder))
         yield folder, p
     finally:
         p.kill()
         p.wait()
+
+
+def listens(folder):
+    with contextlib.chdir(folder), contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as s:
+        return s.connect(SOCKET) is None
 
 
 def test_a_copy_has_the_arguments_folder_environment_and_streams_of_the_program(ready, tmp_path):

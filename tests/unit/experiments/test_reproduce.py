@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from solera.cli.main import app
 from solera.core.errors import ConfigError
-from solera.lab.estimate import Clock, cpu_seconds, work_of
+from solera.lab.estimate import estimated, work_of
 from solera.lab.papers import load_paper, read_paper
-from solera.lab.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table, run_table
-from solera.lab.scales import RULES, Rule, scaled, scaled_round, told
+from solera.lab.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table
+from solera.lab.scales import RULES, scaled, scaled_round, shrunk, told
+from solera.lab.sweep import run_planned
 from solera.runs.config import load_config, to_toml, without_stand_ins
 from solera.runs.read import read_run
 from timetable_by_hand import schedule as by_hand
@@ -59,17 +60,17 @@ def small(**changes):
 @pytest.mark.parametrize(
     ("rule", "value", "new"),
     [
-        (Rule("x", 10, 3), 100, 10),
-        (Rule("x", 10, 3), 20, 3),
-        (Rule("x", 10, 3), 2, 2),  # never does it grow
-        (Rule("x", 1, 1, 200), 5000, 200),
-        (Rule("x", 1, 0, 0.1), 0.8, 0.1),
-        (Rule("x", 20), 40, 2),
+        ((10, 3), 100, 10),
+        ((10, 3), 20, 3),
+        ((10, 3), 2, 2),  # never does it grow
+        ((1, 1, 200), 5000, 200),
+        ((1, 0, 0.1), 0.8, 0.1),
+        ((20,), 40, 2),
     ],
 )
 def test_a_rule_divides_and_keeps_within_bounds(rule, value, new):
-    assert rule.new(value) == new
-    assert type(rule.new(value)) is type(value)
+    assert shrunk(value, *rule) == new
+    assert type(shrunk(value, *rule)) is type(value)
 
 
 def test_full_is_the_papers_setting():
@@ -143,7 +144,7 @@ def test_steps_are_counted_as_a_run_takes_them():
          "federation.fraction=0.5", "method.local.epochs=2", "method.local.batch=50", "method.fusion.steps=7",
          "method.fusion.batch=20", 'models.clients=["mlp"]'],
     )  # fmt: skip
-    steps = {(w.batch, w.training): count for count, w in work_of(config).steps}
+    steps = {(w.batch, w.training): count for count, w in work_of(config)[0]}
     # 800 samples of 4 clients: 200 each, 4 batches of 50, two epochs, 2 clients, 3 rounds
     assert steps[50, True] == 2 * 4 * 2 * 3
     assert steps[20, True] == 7 * 3
@@ -154,10 +155,9 @@ def test_steps_are_counted_as_a_run_takes_them():
 def test_the_estimate_is_steps_times_seconds(monkeypatch):
     monkeypatch.setattr("solera.lab.estimate._measured", lambda what: 0.5 if what.training else 0.0)
     config = load_config("toy", ['models.clients=["mlp"]', "method.fusion.steps=0"])
-    clock = Clock()
-    (seconds,), unknown = cpu_seconds([config], clock)
-    trained = sum(count for count, what in work_of(config).steps if what.training)
-    assert (seconds, unknown) == (0.5 * trained, [])
+    found = estimated([to_toml(config)])
+    trained = sum(count for count, what in work_of(config)[0] if what.training)
+    assert found == {"seconds": [0.5 * trained], "unknown": [], "steps": [["mlp", 32, 0.5]]}
     assert trained == 5 * 4 * 2 * math.ceil(1600 / 8 / 32)  # rounds, cohort, epochs, batches
 
 
@@ -217,7 +217,7 @@ def test_a_table_runs_resumes_and_shows_both_numbers(tmp_path):
     assert missing(table, tmp_path) == {}
     assert effort([(table, tmp_path)]).runs == [4]
     told = []
-    assert run_table(table, tmp_path, tell=lambda p: told.append(p.news)).done == 4
+    assert run_planned(table.runs, tmp_path, tell=lambda p: told.append(p.news)).done == 4
     filled = {(f.row, f.column): f for f in collect(table, tmp_path)}
     record = tmp_path / filled["FedDF", "a"].runs[0] / "metrics.jsonl"
     lines = [json.loads(line) for line in record.read_text().splitlines()]
@@ -230,7 +230,7 @@ def test_a_table_runs_resumes_and_shows_both_numbers(tmp_path):
     assert f"| FedDF | {filled['FedDF', 'a'].ours} (80 ± 1) | {filled['FedDF', 'b'].ours} | run |" in text
     assert "| no | [a] (1) | [a] (2) | not run |" in text
     assert "- [a] not run: it cannot be run" in text
-    assert run_table(table, tmp_path).skipped == 4  # nothing is run again
+    assert run_planned(table.runs, tmp_path).skipped == 4  # nothing is run again
     assert effort([(table, tmp_path)]).runs == [0]
 
 
@@ -240,7 +240,7 @@ def test_a_row_made_of_a_sample_of_the_data_is_not_the_papers(tmp_path):
     for column in tables.columns:
         column.set.update({"data.train_size": "none", "data.test_size": "none"})
     table = plan_table(tables, "full", 1, rows=["FedAvg"], columns=["a"])
-    run_table(table, tmp_path)
+    run_planned(table.runs, tmp_path)
     filled = {(f.row, f.column): f for f in collect(table, tmp_path)}
     found = filled["FedAvg", "a"]
     assert found.values
@@ -254,7 +254,7 @@ def test_a_row_made_of_a_sample_of_the_data_is_not_the_papers(tmp_path):
 
 def test_a_row_is_run_in_part_if_some_of_its_cells_are(tmp_path):
     table = plan_table(small(), "full", 1, rows=["FedAvg"], columns=["a"])
-    run_table(table, tmp_path)
+    run_planned(table.runs, tmp_path)
     filled = collect(table, tmp_path)
     assert [f.verdict for f in filled if f.row == "FedAvg"] == ["run", "not run"]
     assert f"| FedAvg | {filled[4].ours} (70) | [a] (71) | 1 of 2 run |" in as_markdown(table, filled)
@@ -275,7 +275,7 @@ def test_rounds_numbers_and_bytes_to_a_target(tmp_path):
     found = {}
     for value in ("rounds", "parameters", "bytes"):
         table = plan_table(small(value=value, target=0.0), "full", 1, rows=["FedAvg"], columns=["a"])
-        run_table(table, tmp_path)
+        run_planned(table.runs, tmp_path)
         found[value] = next(f.values for f in collect(table, tmp_path) if f.values)[0]
     run = tmp_path / table.runs[0].name / "metrics.jsonl"
     line = json.loads(run.read_text().splitlines()[0])
@@ -290,7 +290,7 @@ def test_rounds_numbers_and_bytes_to_a_target(tmp_path):
 def test_averages_before_distillation_and_bytes_by_content(tmp_path):
     rows = [{"name": "before", "measure": "average"}, {"name": "after"}]
     table = plan_table(small(row=rows, column=[{"name": "a"}]), "full", 1)
-    run_table(table, tmp_path)
+    run_planned(table.runs, tmp_path)
     before, after = (f.values[0] for f in collect(table, tmp_path))
     line = json.loads((tmp_path / table.runs[0].name / "metrics.jsonl").read_text().splitlines()[-1])
     assert before == 100 * line["averages"]["mlp"]["accuracy"]
@@ -404,7 +404,7 @@ def test_the_figures_of_overlap_show_it_as_worked_out_by_hand(name, available, t
             assert (rows - held_out) / 4 / clock.speed[0] == pytest.approx(600, rel=0.01)  # a client, one epoch
             assert fusion.steps * fusion.batch / clock.server_speed == pytest.approx(600, rel=0.01)
     table = plan_table(load_paper(name), "tiny", 1)
-    run_table(table, tmp_path)
+    run_planned(table.runs, tmp_path)
     rounds, groups = table.runs[0].config.run.rounds, {"FedDF": [0, 0, 0, 0]}
     hours = {}
     for cell in collect(table, tmp_path):

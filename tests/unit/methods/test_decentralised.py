@@ -11,8 +11,7 @@ from run_directories import lines_of
 from solera.core.errors import ConfigError
 from solera.core.wire import Packed
 from solera.data import PublicConfig, from_tensors, public_from_noise
-from solera.data.generator import Generator, save_generator
-from solera.data.public import make_public
+from solera.data.public import Generator, make_public, save_generator
 from solera.methods.decentralised import Decentralised, made_from
 from solera.methods.local import LocalOnly
 from solera.testing import run_toy

@@ -15,7 +15,7 @@ from solera.core.task import Data
 from solera.core.tensors import is_finite, weights_of
 from solera.core.wire import Packed, digest
 from solera.data import PublicConfig, from_tensors, public_from_dataset
-from solera.data.generator import Generator, save_generator
+from solera.data.public import Generator, save_generator
 from solera.engines import ClientStates, InProcess
 from solera.engines.faulty import Faulty
 from solera.methods.fedavg import FedAvg

@@ -9,9 +9,8 @@ import pytest
 from run_directories import write_run
 from solera.core.errors import RunError
 from solera.report import figures
-from solera.report.figures import coefficients, confusion, finite, report_data, thinned
+from solera.report.figures import coefficients, confusion, finite, report_data, similar_order, thinned
 from solera.report.loading import Matrix, read_all
-from solera.report.order import similar_order
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from run_directories import write_run
-from solera.report.live import LiveView, Source
+from solera.report.page import LiveView, Source
 
 
 @pytest.fixture

@@ -25,12 +25,12 @@ from solera.methods.steps.low_bit import LowBitUpload
 from solera.methods.steps.screen import Robust
 from solera.methods.steps.teaching import LowEntropy
 from solera.methods.steps.training import local_update
+from solera.place.placement import numerics
 from solera.runs.config import RunConfig, load_config
 from solera.runs.read import read_run
 from solera.runs.rehearsal import rehearse, rehearse_config
 from solera.testing import run_toy, small, toy_for
 from solera.train.distill import Distill, distill
-from solera.train.effort import without_training
 from solera.train.fitting import Local, fit
 
 ROUNDS = 3
@@ -170,7 +170,7 @@ def test_trainings_take_no_step_in_the_servers_threads_either():
         done = fit(model, x, y, Local(epochs=3), 0).steps
         return done + distill(student, x, lambda i: pytest.fail("a teacher is asked"), Distill(steps=4), 0).steps
 
-    with without_training():
+    with numerics(dry=True), numerics():
         assert Parallel(2)([job, job], [0, 1]) == [0, 0]
     assert all(torch.equal(before[n], t) for n, t in weights_of(model).items())
     assert fit(model, x, y, Local(epochs=3), 0).steps == 3

@@ -8,7 +8,7 @@ import pytest
 
 import solera
 from made_runs import line, make_run
-from solera.runs.frame import Row, rows
+from solera.runs.read import Row, rows
 from solera.runs.record import OWN
 
 PANDAS = importlib.util.find_spec("pandas") is not None

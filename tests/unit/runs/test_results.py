@@ -10,8 +10,10 @@ from solera.methods.heterofl import HeteroFL
 from solera.methods.ifca import IFCA
 from solera.runs.compare import rows_of
 from solera.runs.groups import group_runs
+from solera.runs.measure import kinds
 from solera.runs.read import read_run, read_runs
 from solera.runs.results import Comparison, Result, compared_results, lines_of, unlike
+from solera.scenario.server import Server
 
 THREE = {"lenet5": 0.4, "mlp": 0.5, "tiny-cnn": 0.6}
 
@@ -29,6 +31,9 @@ def case(home: Path, method: str, models: dict[str, float], **more: Any) -> Path
     settings = {k: v for k, v in more.items() if "__" in k}
     fields = {k: v for k, v in more.items() if "__" not in k}
     clients = {"models__clients": [n for n in models if n != settings.get("models__server")] or ["mlp"]}
+    server = settings.get("models__server")
+    if server and server not in settings.get("models__clients", ()):
+        fields.setdefault("kinds", {server: "server"})
     rounds = [line(0, models, **fields)]
     return make_run(home / method, rounds=rounds, method__name=method, run__rounds=1, **(clients | settings))
 
@@ -49,14 +54,16 @@ def kinds_of(home: Path) -> dict[str, str]:
 
 
 def test_clusters_members_and_narrow_models_are_no_models_for_everybody(tmp_path):
-    names = list(IFCA().models(IFCA.State({"mlp": [{}, {}], "lenet5": [{}, {}]})))
-    home = case(tmp_path, "ifca", dict.fromkeys(names, 0.5), models__clients=["mlp", "lenet5"])
+    found = kinds(IFCA().models(IFCA.State({"mlp": [{}, {}], "lenet5": [{}, {}]})), Server({}, [], 0, 2))
+    home = case(tmp_path, "ifca", dict.fromkeys(found, 0.5), kinds=found)
     assert kinds_of(home) == dict.fromkeys(("mlp", "mlp.1", "lenet5", "lenet5.1"), "part")
     shapes = {"mlp": {"1": {}, "0.5": {}, "0.0625": {}}}
     state = HeteroFL.State(
         weights={"mlp": {}}, shapes=shapes, statistics={"mlp": {r: {} for r in shapes["mlp"]}}, rows={}
     )
-    home = case(tmp_path, "heterofl", dict.fromkeys(HeteroFL().models(state), 0.5), models__clients=["mlp"])
+    models = HeteroFL().models(state)
+    found = kinds(models, Server({}, [], 0, 2))
+    home = case(tmp_path, "heterofl", dict.fromkeys(models, 0.5), kinds=found)
     assert kinds_of(home) == {"mlp": "model", "mlp-0.5": "part", "mlp-0.0625": "part"}
 
 
@@ -118,8 +125,9 @@ def test_no_architecture_in_common_is_no_main_result(tmp_path):
 
 def test_fed_ensemble_is_its_ensemble_and_ifca_what_its_clients_choose(tmp_path):
     several = {"mlp": 0.2, "mlp.1": 0.3}
-    case(tmp_path, "fedensemble", several, models__clients=["mlp"], **ensemble(0.6, "ensemble"))
-    case(tmp_path, "ifca", several, models__clients=["mlp"], **own(0.7))
+    parts = {"kinds": dict.fromkeys(several, "part")}
+    case(tmp_path, "fedensemble", several, **parts, **ensemble(0.6, "ensemble"))
+    case(tmp_path, "ifca", several, **parts, **own(0.7))
     case(tmp_path, "fedavg", {"mlp": 0.5})
     found = compared(tmp_path)
     assert found.shared is None

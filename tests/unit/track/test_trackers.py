@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from made_runs import line, make_run
-from solera.cli.doctor import SELF_TEST
+from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.errors import ConfigError
 from solera.runs import tracking as export

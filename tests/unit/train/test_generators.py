@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from solera.core.tensors import weights_of
-from solera.data.generator import Generator
+from solera.data.public import Generator
 from solera.train.data_free import FineTune, LatentGenerator, fine_tune, hard_sample_loss, teach_latents
 from solera.train.fitting import Local, evaluate, fit, logits_of
 from solera.train.generators import (

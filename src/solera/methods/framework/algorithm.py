@@ -8,7 +8,7 @@ With `pipeline`, clients train while the server distils: overlap.py shifts this 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ...core.federation import Federation
 from ...core.tensors import Weights
@@ -154,8 +154,9 @@ class Framework(Slots):
     def models(self, state: State) -> dict[str, Model]:
         """The first model of each architecture under its name; the others as name.1, name.2, ... if not designated."""
         shown = 1 if self.global_trainer.designated else self.K
-        first = {A: Model(A, own[0]) for A, own in state.models.items()}
-        return first | {f"{A}.{k}": Model(A, state.models[A][k]) for A in first for k in range(1, shown)}
+        kind: Literal["part", "model"] = "part" if shown > 1 else "model"
+        first = {A: Model(A, own[0], kind) for A, own in state.models.items()}
+        return first | {f"{A}.{k}": Model(A, state.models[A][k], kind) for A in first for k in range(1, shown)}
 
     def ensemble_of(self, state: State) -> EnsembleReport | None:
         """The ensemble itself, for inference: its members and their weights."""

@@ -1,5 +1,6 @@
 """The server's part of methods that differ from FedAvg only in the client's training."""
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...core.federation import Federation, Means, Replies, per_client
@@ -35,6 +36,14 @@ def average_of(how: Literal["weighted", "uniform", "median"], x: Replies, S: lis
     if how == "median":
         return coordinate_median(uploads, [fed.copies.get(k, 1) for k in S])
     return weighted_mean(uploads, [fed.copies.get(k, 1) * (fed.num_examples(k) if how == "weighted" else 1) for k in S])
+
+
+@dataclass(frozen=True)
+class Own:
+    """The server's own model in a state."""
+
+    architecture: str
+    weights: Weights
 
 
 def models_of(weights: dict[str, Weights]) -> dict[str, Model]:

@@ -7,7 +7,7 @@ set. The clients send their predictions. The server then sends the targets. The 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...core.errors import DataError
 from ...core.federation import Federation, Replies
 from ...core.randomness import seed_from
-from ...core.task import Client, task
+from ...core.task import Client, PublicRows, Trains, task
 from ...core.tensors import Inputs, weights_of
 from ...core.wire import like, sized
 from ...scenario.server import Server
@@ -27,12 +27,14 @@ from ...train.teachers import entropy
 StudentNorm = Literal["train", "frozen"]
 SUMS_TO_ONE = 1e-3  # how far from 1 the sum of probabilities may be
 
+OnPublic = Annotated[Local, Trains(on="public")]
+
 
 @dataclass(frozen=True)
 class Drawn:
     """The public samples of a round, by index, and the digest of the whole set."""
 
-    indices: Tensor
+    indices: PublicRows
     digest: str
 
 
@@ -116,14 +118,14 @@ def train_and_assess(
 
 
 @task("train_and_answer")
-def train_and_answer(client: Client, local: Local, indices: Tensor, digest: str, classes: int) -> Probabilities:
+def train_and_answer(client: Client, local: Local, indices: PublicRows, digest: str, classes: int) -> Probabilities:
     """Train on private data, then predict class probabilities of the public samples."""
     model, inputs = _train(client, local, Drawn(indices, digest))
     return Probabilities(_predict(model, inputs, 1.0))
 
 
 @task("train_and_score")
-def train_and_score(client: Client, local: Local, indices: Tensor, digest: str, classes: int) -> Scores:
+def train_and_score(client: Client, local: Local, indices: PublicRows, digest: str, classes: int) -> Scores:
     """Train on private data, then predict logits of the public samples."""
     model, inputs = _train(client, local, Drawn(indices, digest))
     return Scores(scores_of(model, inputs))
@@ -131,7 +133,7 @@ def train_and_score(client: Client, local: Local, indices: Tensor, digest: str, 
 
 @task("distil_locally")
 def distil_locally(
-    client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm
+    client: Client, targets: PublicRows, distil: OnPublic, temperature: float, student_norm: StudentNorm
 ) -> Done:
     """Fit the client's model to the targets of the samples it has just predicted."""
     distil_own(client, targets, distil, towards_targets(temperature, student_norm))
@@ -140,7 +142,7 @@ def distil_locally(
 
 @task("distil_and_predict")
 def distil_and_predict(
-    client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm
+    client: Client, targets: PublicRows, distil: OnPublic, temperature: float, student_norm: StudentNorm
 ) -> Reassessed:
     """The same, and predict them again."""
     model, inputs = distil_own(client, targets, distil, towards_targets(temperature, student_norm))
@@ -149,7 +151,7 @@ def distil_and_predict(
 
 @task("distil_and_train")
 def distil_and_train(
-    client: Client, targets: Tensor, distil: Local, temperature: float, student_norm: StudentNorm, local: Local
+    client: Client, targets: PublicRows, distil: OnPublic, temperature: float, student_norm: StudentNorm, local: Local
 ) -> Score:
     """The same, then train on private data; returns the score on the client's own test split before that training."""
     model, _ = distil_own(client, targets, distil, towards_targets(temperature, student_norm))

@@ -1,7 +1,7 @@
 """Small language models: token ids (int64 [n, L]) in, features of every position out (float32 [n, L, width]).
 
 Position i sees the tokens up to i and nothing later, so a linear layer on its features predicts token i + 1. All of
-them read bytes (`solera.data.tokens.BYTES`), so they may teach each other.
+them read bytes (`solera.data.encodings.BYTES`), so they may teach each other.
 """
 
 from __future__ import annotations
@@ -72,52 +72,28 @@ class EveryState(nn.Module):
         return out
 
 
-def _transformer(
-    name: str, shape: tuple[int, ...], vocabulary: int, width: int, layers: int, heads: int, dropout: float
-) -> Body:
-    for option, value in (("width", width), ("layers", layers), ("heads", heads)):
-        positive(option, value)
-    if width % heads:
-        raise ConfigError(f"model {name!r}: width = {width} cannot be divided among heads = {heads}")
-    return Transformer(vocabulary, shape[0], width, layers, heads, dropout_rate(dropout)), width
+def _add_gpt(name: str, width_: int, layers_: int, heads_: int) -> None:
+    @zoo_model(name, encoding=lambda: BYTES)
+    def gpt(
+        shape: tuple[int, ...],
+        vocabulary: int,
+        width: int = width_,
+        layers: int = layers_,
+        heads: int = heads_,
+        dropout: float = 0.0,
+    ) -> Body:
+        for option, value in (("width", width), ("layers", layers), ("heads", heads)):
+            positive(option, value)
+        if width % heads:
+            raise ConfigError(f"model {name!r}: width = {width} cannot be divided among heads = {heads}")
+        return Transformer(vocabulary, shape[0], width, layers, heads, dropout_rate(dropout)), width
 
 
-@zoo_model(
-    "gpt-nano",
-    title="Decoder-only transformer, 2 layers, width 64",
-    source="after Radford et al., 2019 (GPT-2)",
-    kind="causal-lm",
-    notes="reads bytes; data.task = causal-lm",
-    encoding=lambda: BYTES,
-)
-def gpt_nano(
-    shape: tuple[int, ...], vocabulary: int, width: int = 64, layers: int = 2, heads: int = 2, dropout: float = 0.0
-) -> Body:
-    return _transformer("gpt-nano", shape, vocabulary, width, layers, heads, dropout)
+_add_gpt("gpt-nano", 64, 2, 2)
+_add_gpt("gpt-micro", 128, 4, 4)
 
 
-@zoo_model(
-    "gpt-micro",
-    title="Decoder-only transformer, 4 layers, width 128",
-    source="after Radford et al., 2019 (GPT-2)",
-    kind="causal-lm",
-    notes="reads bytes; data.task = causal-lm",
-    encoding=lambda: BYTES,
-)
-def gpt_micro(
-    shape: tuple[int, ...], vocabulary: int, width: int = 128, layers: int = 4, heads: int = 4, dropout: float = 0.0
-) -> Body:
-    return _transformer("gpt-micro", shape, vocabulary, width, layers, heads, dropout)
-
-
-@zoo_model(
-    "lstm-lm",
-    title="LSTM language model, 128 hidden units",
-    source="after Mikolov et al., Interspeech 2010 (with an LSTM)",
-    kind="causal-lm",
-    notes="reads bytes; data.task = causal-lm",
-    encoding=lambda: BYTES,
-)
+@zoo_model("lstm-lm", encoding=lambda: BYTES)
 def lstm_lm(
     shape: tuple[int, ...],
     vocabulary: int,

@@ -15,14 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solera.core.errors import ConfigError
-from solera.data.encodings import Encoding
 from solera.models import hf
 from solera.models.buckets import in_buckets, real
-from solera.models.registry import zoo_model
+from solera.models.registry import ABOUT, zoo_model
 from solera.models.zoo.layers import Body, dropout_rate, positive
 from solera.models.zoo.texts import check_text
-
-UNCASED = 30_522  # word pieces of BERT's lower-case English vocabulary
 
 
 class Block(nn.Module):
@@ -71,13 +68,7 @@ class Transformer(nn.Module):
         return (self.norm(x) * weight).sum(1) / weight.sum(1)
 
 
-@zoo_model(
-    "transformer",
-    title="Small transformer",
-    source="Vaswani et al., NeurIPS 2017, with normalisation first",
-    kind="text",
-    notes="two layers of width 128, no pretraining; needs vocabulary, the number of token ids",
-)
+@zoo_model("transformer")
 def transformer(
     shape: tuple[int, ...],
     vocabulary: int,
@@ -112,19 +103,8 @@ def minilm_folder(name: str) -> str:
 
 def _add_minilm(layers: int) -> None:
     name = f"minilm-l{layers}"
-    part = "all six layers" if layers == 6 else f"the first {layers} of six layers" if layers > 1 else "the first layer"
 
-    def encoding() -> Encoding:
-        return hf.encoding(minilm_folder(name), name)
-
-    @zoo_model(
-        name,
-        title=f"MiniLM, {part}",
-        source="Wang et al., NeurIPS 2020; all-MiniLM-L6-v2 of sentence-transformers",
-        kind="text",
-        notes="pretrained; needs the extra minilm, and no download",
-        encoding=encoding,
-    )
+    @zoo_model(name, encoding=lambda: hf.encoding(minilm_folder(name), name))
     def minilm(shape: tuple[int, ...], weights: hf.Weights = "pretrained") -> Body:
         return hf.encoder(minilm_folder(name), name, shape, weights, layers)
 
@@ -136,37 +116,14 @@ for _layers in (1, 2, 3, 6):
 # ---- published configurations, without their weights ------------------------------------------------------------
 
 
-def _bert(width: int, layers: int) -> dict[str, Any]:
-    """A BERT of Turc et al.: heads of 64, and a feed-forward part four times as wide."""
-    return {
-        "vocab_size": UNCASED,
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": width // 64,
-        "intermediate_size": 4 * width,
-    }
+def _add_config(name: str, fields: dict[str, Any]) -> None:
+    kind = fields.pop("type")
 
-
-def _add_config(name: str, title: str, source: str, kind: str, fields: dict[str, Any], published: str) -> None:
-    def encoding() -> Encoding:
-        return hf.encoding(minilm_folder(name), name)
-
-    @zoo_model(
-        name,
-        title=title,
-        source=source,
-        kind="text",
-        notes=f"random weights, BERT's lower-case word pieces (extra minilm); pretrained: hf:{published}",
-        encoding=encoding,
-    )
+    @zoo_model(name, encoding=lambda: hf.encoding(minilm_folder(name), name))
     def configured(shape: tuple[int, ...]) -> Body:
         return hf.untrained(kind, fields, minilm_folder(name), name, shape)
 
 
-_TURC = "Turc et al., 2019 (compact BERTs); Fed-ET (Cho et al., IJCAI 2022)"
-_add_config("bert-tiny", "BERT-tiny", _TURC, "bert", _bert(128, 2), "prajjwal1/bert-tiny")
-_add_config("bert-mini", "BERT-mini", _TURC, "bert", _bert(256, 4), "prajjwal1/bert-mini")
-_add_config(
-    "distilbert", "DistilBERT", "Sanh et al., 2019; FedDF (Lin et al., NeurIPS 2020)", "distilbert",
-    {"vocab_size": UNCASED}, "distilbert-base-uncased",
-)  # fmt: skip
+for _name, _about in ABOUT.items():
+    if "config" in _about:
+        _add_config(_name, dict(_about["config"]))

@@ -17,8 +17,7 @@ from torch.nn.functional import relu
 
 from solera.core.errors import ConfigError
 from solera.models.registry import zoo_model
-from solera.models.zoo.layers import Body, GlobalMean, dropout_rate, he_initialise, image_shape
-from solera.models.zoo.norm import Norm
+from solera.models.zoo.layers import Body, GlobalMean, Norm, dropout_rate, he_initialise, image_shape
 
 
 class Block(nn.Module):
@@ -103,82 +102,28 @@ def _resnet(channels: int, widths: tuple[int, ...], blocks: int, norm: Norm, lar
     return body, widths[-1]
 
 
-@zoo_model(
-    "resnet8",
-    title="ResNet-8 (CIFAR)",
-    source="He et al., CVPR 2016; FedDF (Lin et al., NeurIPS 2020)",
-    notes="78,042 parameters and 672 BatchNorm floats on 32x32x3, 10 classes. Not the 5.2 M ResNet8 of Fed-ET: "
-    "see resnet8-wide",
-)
-def resnet8(shape: tuple[int, ...], norm: Norm) -> Body:
-    channels, _, _ = image_shape("resnet8", shape, smallest=8)
-    return _resnet(channels, (16, 32, 64), 1, norm)
+def _add_cifar(name: str, blocks: int) -> None:
+    @zoo_model(name)
+    def resnet(shape: tuple[int, ...], norm: Norm) -> Body:
+        return _resnet(image_shape(name, shape, smallest=8)[0], (16, 32, 64), blocks, norm)
 
 
-@zoo_model(
-    "resnet20",
-    title="ResNet-20 (CIFAR)",
-    source="He et al., CVPR 2016; FedDF (NeurIPS 2020), FedEED",
-    notes="272,474 parameters and 1,568 BatchNorm floats on 32x32x3, 10 classes",
-)
-def resnet20(shape: tuple[int, ...], norm: Norm) -> Body:
-    channels, _, _ = image_shape("resnet20", shape, smallest=8)
-    return _resnet(channels, (16, 32, 64), 3, norm)
+def _add_wide(name: str, blocks: int) -> None:
+    @zoo_model(name)
+    def resnet(shape: tuple[int, ...], norm: Norm, stem: Literal["small", "large"] = "small") -> Body:
+        channels, _, _ = image_shape(name, shape, smallest=8 if stem == "small" else 16)
+        if stem not in ("small", "large"):
+            raise ConfigError(f"model {name!r}: stem = {stem!r} is unknown; choose 'small' or 'large'")
+        return _resnet(channels, (64, 128, 256, 512), blocks, norm, stem == "large")
 
 
-@zoo_model(
-    "resnet32",
-    title="ResNet-32 (CIFAR)",
-    source="He et al., CVPR 2016; FedDF (Lin et al., NeurIPS 2020)",
-    notes="466,906 parameters and 2,464 BatchNorm floats on 32x32x3, 10 classes",
-)
-def resnet32(shape: tuple[int, ...], norm: Norm) -> Body:
-    channels, _, _ = image_shape("resnet32", shape, smallest=8)
-    return _resnet(channels, (16, 32, 64), 5, norm)
+for _name, _blocks in {"resnet8": 1, "resnet20": 3, "resnet32": 5, "resnet56": 9}.items():
+    _add_cifar(_name, _blocks)
+for _name, _blocks in {"resnet18": 2, "resnet8-wide": 1}.items():
+    _add_wide(_name, _blocks)
 
 
-@zoo_model(
-    "resnet56",
-    title="ResNet-56 (CIFAR)",
-    source="He et al., CVPR 2016; FedEED",
-    notes="855,770 parameters on 32x32x3, 10 classes (two-convolution blocks)",
-)
-def resnet56(shape: tuple[int, ...], norm: Norm) -> Body:
-    channels, _, _ = image_shape("resnet56", shape, smallest=8)
-    return _resnet(channels, (16, 32, 64), 9, norm)
-
-
-@zoo_model(
-    "resnet18",
-    title="ResNet-18",
-    source="He et al., CVPR 2016; MNFL, Fed-ET (Cho et al., IJCAI 2022)",
-    notes="stem = 'small' (default): one 3x3 convolution, stride 1, no pooling, 11,173,962 parameters on 32x32x3, "
-    "10 classes; 'large': the ImageNet stem, 7x7 stride 2 and max-pooling, 11,181,642. "
-    "Fed-ET's 11.5 M is reached with head = 'projection', representation = 128",
-)
-def resnet18(shape: tuple[int, ...], norm: Norm, stem: Literal["small", "large"] = "small") -> Body:
-    channels, _, _ = image_shape("resnet18", shape, smallest=8 if stem == "small" else 16)
-    return _resnet(channels, (64, 128, 256, 512), 2, norm, _is_large("resnet18", stem))
-
-
-@zoo_model(
-    "resnet8-wide",
-    title="ResNet with one block in each of ResNet-18's four stages",
-    source="our reading of the ResNet8 of Fed-ET (Cho et al., IJCAI 2022)",
-    notes="the paper gives 5.2 M parameters and no architecture. This one has 4.90 M plain, and 5.2 M with "
-    "head = 'projection', representation = 128, the head that also explains the paper's 11.5 M for ResNet18",
-)
-def resnet8_wide(shape: tuple[int, ...], norm: Norm, stem: Literal["small", "large"] = "small") -> Body:
-    channels, _, _ = image_shape("resnet8-wide", shape, smallest=8 if stem == "small" else 16)
-    return _resnet(channels, (64, 128, 256, 512), 1, norm, _is_large("resnet8-wide", stem))
-
-
-@zoo_model(
-    "wrn16-2",
-    title="Wide ResNet 16-2",
-    source="Zagoruyko and Komodakis, BMVC 2016; FedEED",
-    notes="691,674 parameters on 32x32x3, 10 classes; dropout (default 0) between a block's convolutions",
-)
+@zoo_model("wrn16-2")
 def wrn16_2(shape: tuple[int, ...], norm: Norm, dropout: float = 0.0) -> Body:
     channels, _, _ = image_shape("wrn16-2", shape, smallest=8)
     rate = dropout_rate(dropout)
@@ -194,9 +139,3 @@ def wrn16_2(shape: tuple[int, ...], norm: Norm, dropout: float = 0.0) -> Body:
     body.add_module("pool", GlobalMean())
     _initialise(body, norm)
     return body, inputs
-
-
-def _is_large(name: str, stem: str) -> bool:
-    if stem not in ("small", "large"):
-        raise ConfigError(f"model {name!r}: stem = {stem!r} is unknown; choose 'small' or 'large'")
-    return stem == "large"

@@ -8,8 +8,7 @@ from torch.nn.functional import channel_shuffle
 
 from solera.core.errors import ConfigError
 from solera.models.registry import zoo_model
-from solera.models.zoo.layers import Body, GlobalMean, he_initialise, image_shape
-from solera.models.zoo.norm import Norm
+from solera.models.zoo.layers import Body, GlobalMean, Norm, he_initialise, image_shape
 
 # Channels of the three stages and of the last convolution, by width.
 WIDTHS = {
@@ -60,12 +59,7 @@ class DownUnit(nn.Module):
         return channel_shuffle(torch.cat([self.left(x), self.right(x)], dim=1), 2)
 
 
-@zoo_model(
-    "shufflenetv2",
-    title="ShuffleNetV2 (CIFAR)",
-    source="Ma et al., ECCV 2018; FedDF (Lin et al., NeurIPS 2020), MNFL",
-    notes="width 1 (option: 0.5, 1, 1.5, 2): 1,263,854 parameters on 32x32x3, 10 classes",
-)
+@zoo_model("shufflenetv2")
 def shufflenetv2(shape: tuple[int, ...], norm: Norm, width: float = 1.0) -> Body:
     channels, _, _ = image_shape("shufflenetv2", shape, smallest=8)
     if width not in WIDTHS:

@@ -12,16 +12,10 @@ from math import prod
 from torch import nn
 
 from solera.models.registry import zoo_model
-from solera.models.zoo.layers import Body, dense, dropout_rate, he_initialise, image_shape, widths_of
-from solera.models.zoo.norm import Norm
+from solera.models.zoo.layers import Body, Norm, dense, dropout_rate, he_initialise, image_shape, widths_of
 
 
-@zoo_model(
-    "mlp",
-    title="Multi-layer perceptron",
-    source="McMahan et al., AISTATS 2017 (2NN)",
-    notes="hidden layers of 200 and 200: 199,210 parameters on 28x28x1, 10 classes. Takes inputs of any shape",
-)
+@zoo_model("mlp")
 def mlp(shape: tuple[int, ...], hidden: Sequence[int] = (200, 200), dropout: float = 0.0) -> Body:
     widths = widths_of("hidden", hidden)
     inputs = prod(shape)
@@ -32,13 +26,7 @@ def mlp(shape: tuple[int, ...], hidden: Sequence[int] = (200, 200), dropout: flo
     return body, widths[-1] if widths else inputs
 
 
-@zoo_model(
-    "lenet5",
-    title="LeNet-5",
-    source="LeCun et al., Proc. IEEE 1998; a client model of MNFL",
-    notes="ReLU and max-pooling. Inputs under 32 pixels are padded by 2, as LeCun padded MNIST: "
-    "61,706 parameters on 28x28x1 and on 32x32x1 alike, 62,006 on 32x32x3 (10 classes)",
-)
+@zoo_model("lenet5")
 def lenet5(shape: tuple[int, ...]) -> Body:
     channels, height, width = image_shape("lenet5", shape, smallest=12)
     padding = 2 if min(height, width) < 32 else 0
@@ -56,13 +44,7 @@ def lenet5(shape: tuple[int, ...]) -> Body:
     return body, 84
 
 
-@zoo_model(
-    "tiny-cnn",
-    title="Tiny CNN",
-    source="this library",
-    notes="three strided 3x3 convolutions (16, 32, 64) with normalisation, then a mean over pixels: 24,058 parameters "
-    "on 28x28x1, 10 classes. The cheapest model with BatchNorm here: for a device's smallest models, and for trials",
-)
+@zoo_model("tiny-cnn")
 def tiny_cnn(shape: tuple[int, ...], norm: Norm) -> Body:
     channels, *_ = image_shape("tiny-cnn", shape, smallest=8)
     body = nn.Sequential()
@@ -76,13 +58,7 @@ def tiny_cnn(shape: tuple[int, ...], norm: Norm) -> Body:
     return body, 64
 
 
-@zoo_model(
-    "mcmahan-cnn",
-    title="CNN of FedAvg",
-    source="McMahan et al., AISTATS 2017; MNFL's homogeneous experiments",
-    notes="two padded 5x5 convolutions (32, 64) with max-pooling, one dense layer of 512: "
-    "1,663,370 parameters on 28x28x1, 10 classes",
-)
+@zoo_model("mcmahan-cnn")
 def mcmahan_cnn(shape: tuple[int, ...]) -> Body:
     channels, height, width = image_shape("mcmahan-cnn", shape, smallest=4)
     body = nn.Sequential()
@@ -98,13 +74,7 @@ def mcmahan_cnn(shape: tuple[int, ...]) -> Body:
     return body, 512
 
 
-@zoo_model(
-    "fedet-cnn",
-    title="CNN of Fed-ET",
-    source="Cho et al., IJCAI 2022 (Fed-ET)",
-    notes="two 5x5 convolutions with max-pooling, dense layers of 120, 100, 84, 50. The paper gives 0.4 M parameters "
-    "but not the channels; 32 and 96 (option channels) make 0.39 M plain, 0.42 M with the shared head on 32x32x3",
-)
+@zoo_model("fedet-cnn")
 def fedet_cnn(shape: tuple[int, ...], channels: Sequence[int] = (32, 96)) -> Body:
     inputs, height, width = image_shape("fedet-cnn", shape, smallest=16)
     first, second = widths_of("channels", channels, count=2)
@@ -122,13 +92,7 @@ def fedet_cnn(shape: tuple[int, ...], channels: Sequence[int] = (32, 96)) -> Bod
     return body, 50
 
 
-@zoo_model(
-    "alexnet-small",
-    title="AlexNet for small images",
-    source="Krizhevsky et al., NeurIPS 2012; a client model of MNFL",
-    notes="AlexNet's five convolutions with 3x3 kernels, dense layers of 512 and 512 with the original's dropout of "
-    "0.5. hidden = [4096, 4096] gives the original's dense layers (23 M parameters)",
-)
+@zoo_model("alexnet-small")
 def alexnet_small(shape: tuple[int, ...], hidden: Sequence[int] = (512, 512), dropout: float = 0.5) -> Body:
     channels, height, width = image_shape("alexnet-small", shape, smallest=15)
     widths = widths_of("hidden", hidden)

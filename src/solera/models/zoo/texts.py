@@ -62,26 +62,13 @@ def check_text(name: str, shape: tuple[int, ...], vocabulary: int, padding: int 
         raise ConfigError(f"model {name!r}: padding = {padding!r} is not a token id below vocabulary = {vocabulary}")
 
 
-@zoo_model(
-    "text-bag",
-    title="Mean of word embeddings",
-    source="Joulin et al., EACL 2017 (fastText, without n-grams)",
-    kind="text",
-    notes="needs vocabulary, the number of token ids; embedding = 128",
-)
+@zoo_model("text-bag")
 def text_bag(shape: tuple[int, ...], vocabulary: int, embedding: int = 128, padding: int | None = 0) -> Body:
     check_text("text-bag", shape, vocabulary, padding)
     return MeanEmbedding(vocabulary, positive("embedding", embedding), padding), embedding
 
 
-@zoo_model(
-    "lstm",
-    title="LSTM of Fed-ET",
-    source="Cho et al., IJCAI 2022 (Fed-ET)",
-    kind="text",
-    notes="two layers, 256 hidden units; needs vocabulary, the number of token ids. The paper's 2.5 M parameters leave "
-    "embedding and vocabulary open: embedding = 128 reaches it with 12,000 token ids",
-)
+@zoo_model("lstm")
 def lstm(
     shape: tuple[int, ...],
     vocabulary: int,

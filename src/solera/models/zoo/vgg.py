@@ -12,8 +12,7 @@ from math import prod
 from torch import nn
 
 from solera.models.registry import zoo_model
-from solera.models.zoo.layers import Body, GlobalMean, dense, dropout_rate, he_initialise, image_shape, widths_of
-from solera.models.zoo.norm import Norm
+from solera.models.zoo.layers import Body, GlobalMean, Norm, dense, dropout_rate, he_initialise, image_shape, widths_of
 
 # Widths of the convolutions, a group for each pooling that ends it.
 Plan = tuple[tuple[int, ...], ...]
@@ -58,26 +57,13 @@ def _vgg(channels: int, plan: Plan, norm: Norm, hidden: Sequence[int], dropout: 
     return body, widths[-1] if widths else features
 
 
-@zoo_model(
-    "vgg9",
-    title="VGG-9 of FedDF (no normalisation)",
-    source="Simonyan and Zisserman, ICLR 2015; FedDF (Lin et al., NeurIPS 2020)",
-    notes="eight convolutions (32 to 256) and the classifier, never with norm layers: the layout of the 9-layer VGG in "
-    "the authors' code, whose width factor is an option there (8 here). The paper also calls it the same as FedMA's: "
-    "see vgg9-fedma",
-)
+@zoo_model("vgg9")
 def vgg9(shape: tuple[int, ...], hidden: Sequence[int] = (), dropout: float = 0.0) -> Body:
     channels, _, _ = image_shape("vgg9", shape, smallest=16)
     return _vgg(channels, PLAN_9, Norm("none"), hidden, dropout)
 
 
-@zoo_model(
-    "vgg9-fedma",
-    title="VGG-9 of FedMA (no normalisation)",
-    source="Wang et al., ICLR 2020 (FedMA)",
-    notes="six convolutions, dense layers of 512 and 512, never with norm layers: 3,491,530 parameters on 32x32x3, "
-    "10 classes",
-)
+@zoo_model("vgg9-fedma")
 def vgg9_fedma(shape: tuple[int, ...], dropout: float = 0.0) -> Body:
     channels, height, width = image_shape("vgg9-fedma", shape, smallest=8)
     pixels = prod(-(-side // 8) for side in (height, width))  # three halvings, rounded up
@@ -88,25 +74,11 @@ def vgg9_fedma(shape: tuple[int, ...], dropout: float = 0.0) -> Body:
     return body, 512
 
 
-@zoo_model(
-    "vgg11",
-    title="VGG-11",
-    source="Simonyan and Zisserman, ICLR 2015",
-    notes="9,231,114 parameters on 32x32x3, 10 classes (norm = 'batch')",
-)
-def vgg11(shape: tuple[int, ...], norm: Norm, hidden: Sequence[int] = (), dropout: float = 0.0) -> Body:
-    channels, _, _ = image_shape("vgg11", shape, smallest=16)
-    return _vgg(channels, PLAN_11, norm, hidden, dropout)
+def _add(name: str, plan: Plan) -> None:
+    @zoo_model(name)
+    def vgg(shape: tuple[int, ...], norm: Norm, hidden: Sequence[int] = (), dropout: float = 0.0) -> Body:
+        return _vgg(image_shape(name, shape, smallest=16)[0], plan, norm, hidden, dropout)
 
 
-@zoo_model(
-    "vgg19",
-    title="VGG-19",
-    source="Simonyan and Zisserman, ICLR 2015; the server model of Fed-ET (Cho et al., IJCAI 2022)",
-    notes="20,029,514 parameters without norm, 20,040,522 with BatchNorm, on 32x32x3, 10 classes. Fed-ET's 20.9 M is "
-    "reached with hidden = [512, 512] (the dense layers of CIFAR VGGs), norm = 'none', head = 'projection', "
-    "representation = 128",
-)
-def vgg19(shape: tuple[int, ...], norm: Norm, hidden: Sequence[int] = (), dropout: float = 0.0) -> Body:
-    channels, _, _ = image_shape("vgg19", shape, smallest=16)
-    return _vgg(channels, PLAN_19, norm, hidden, dropout)
+_add("vgg11", PLAN_11)
+_add("vgg19", PLAN_19)

@@ -1,20 +1,151 @@
-"""`solera doctor`: what is installed, what a run would use here, and whether two engines give the same bits."""
+"""`solera ls`: methods, models, data sets, recipes and engines; `solera doctor`: this machine and this installation."""
 
+import dataclasses
+import enum
 import importlib.metadata
 import importlib.util
 import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument
 
-from .errors import Debug, Json, reported
-from .output import console, print_json
+from .console import Json, emit, reported, table
+
+Rows = list[dict[str, Any]]
+
+
+# ---- ls ---------------------------------------------------------------------------------------------
+
+
+class Kind(enum.StrEnum):
+    """The lists of `solera ls`."""
+
+    methods = "methods"
+    models = "models"
+    data = "data"
+    recipes = "recipes"
+    engines = "engines"
+
+
+@reported
+def ls(
+    what: Annotated[Kind, Argument(help="What to list.", show_choices=True)],
+    json: Json = False,
+) -> None:
+    """List methods, models, data sets, recipes or engines, with the names that a configuration uses.
+
+    Example: [bold]solera ls methods[/bold], or for a program: [bold]solera ls models --json[/bold]
+    """
+    rows = LISTS[what]()
+    heads = [key for key in rows[0] if key not in ("traits", "settings")]
+    cells = ([_text(row[key]) for key in heads] for row in rows)
+    emit(rows, json, lambda: table([head.replace("_", " ") for head in heads], cells, whole=1))
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _methods() -> Rows:
+    from .. import methods  # noqa: F401  (the import registers them)
+    from ..method import METHODS, described
+
+    METHODS.load_entry_points()
+    rows = []
+    for name, cls in sorted(METHODS.items()):
+        method = cls()
+        settings: dict[str, Any] = {}
+        _flatten(method, "method.", settings)
+        told = {"name": name, **described(method)._asdict(), "traits": dataclasses.asdict(method.traits())}
+        rows.append({**told, "settings": settings})
+    return rows
+
+
+def _flatten(settings: Any, path: str, found: dict[str, Any]) -> None:
+    """Put the settings of a method into `found`, by the keys that a configuration uses."""
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        if dataclasses.is_dataclass(value):
+            _flatten(value, f"{path}{f.name}.", found)
+        else:
+            found[path + f.name] = value
+
+
+def _models() -> Rows:
+    from ..models import MODELS
+
+    MODELS.load_entry_points()
+    return [
+        {"name": n, "title": m.title, "kind": m.kind, "norm": m.has_norm, "source": m.source, "notes": m.notes}
+        for n, m in MODELS.items()
+    ]
+
+
+def _data() -> Rows:
+    from ..data import SOURCES
+
+    SOURCES.load_entry_points()
+    return [
+        {
+            "name": n,
+            "title": s.title,
+            "classes": s.classes,
+            "shape": "x".join(map(str, s.shape)),
+            "train": s.rows[0] if s.rows else None,
+            "test": s.rows[1] if s.rows else None,
+            "formats": list(s.formats),
+            "licence": s.licence,
+            "hub": s.hub,
+        }
+        for n, s in SOURCES.items()
+    ]
+
+
+def _recipes() -> Rows:
+    from ..method import name_of
+    from ..runs.config import load_config, recipe_names, recipe_text
+
+    rows = []
+    for name in recipe_names():
+        config, about = load_config(name), recipe_text(name).splitlines()[0].lstrip("# ")
+        told: dict[str, Any] = {"name": name, "method": name_of(config.method), "data": config.data.name}
+        rows.append(told | {"clients": config.partition.clients, "rounds": config.run.rounds, "about": about})
+    return rows
+
+
+def _engines() -> Rows:
+    from ..engines import ENGINES, default_engine, default_workers, engine_info
+
+    ENGINES.load_entry_points()
+    default = default_engine(default_workers())
+    infos = [engine_info(name) for name in ENGINES if name != "auto"]
+    return [
+        {"name": i.name, "title": i.title, "a_crash_costs": i.crash, "default_here": i.name == default} for i in infos
+    ]
+
+
+LISTS: dict[Kind, Callable[[], Rows]] = {
+    Kind.methods: _methods,
+    Kind.models: _models,
+    Kind.data: _data,
+    Kind.recipes: _recipes,
+    Kind.engines: _engines,
+}
+
+
+# ---- doctor -----------------------------------------------------------------------------------------
 
 NEEDED = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich", "tomli-w")
 EXTRAS = {  # import name: (purpose, extra)
@@ -44,25 +175,26 @@ SELF_TEST: dict[str, Any] = {
 
 
 @reported
-def doctor(json: Json = False, debug: Debug = False) -> None:
+def doctor(json: Json = False) -> None:
     """Check the installation: versions, cores, devices, the default engine, extras, and a two-second self test.
 
     Example: [bold]solera doctor[/bold]; exit code 1: a check failed.
     """
     checks = examine()
-    if json:
-        print_json(checks)
-    else:
-        table = Table.grid(padding=(0, 2))
+
+    def shown() -> Table:
+        grid = Table.grid(padding=(0, 2))
         for c in checks:
             mark = "[green]ok[/green]" if c["ok"] else "[red]bad[/red]" if c["needed"] else "[yellow]-[/yellow]"
-            table.add_row(mark, escape(c["what"]), escape(c["found"]))
-        console().print(table)
+            grid.add_row(mark, escape(c["what"]), escape(c["found"]))
+        return grid
+
+    emit(checks, json, shown)
     if any(c["needed"] and not c["ok"] for c in checks):
         raise typer.Exit(1)
 
 
-def examine() -> list[dict[str, Any]]:
+def examine() -> Rows:
     """Every check: what was checked, what was found, whether it passed, and whether a run needs it."""
     import torch
 
@@ -70,7 +202,7 @@ def examine() -> list[dict[str, Any]]:
     from ..engines import default_engine, default_workers
     from ..place.fingerprint import fingerprint
 
-    checks: list[dict[str, Any]] = []
+    checks: Rows = []
 
     def note(what: str, found: str, ok: bool = True, needed: bool = True) -> None:
         checks.append({"what": what, "found": found, "ok": ok, "needed": needed})
@@ -94,22 +226,15 @@ def examine() -> list[dict[str, Any]]:
     packages = importlib.metadata.packages_distributions()  # they have other names than the modules in them
     for module, (purpose, extra) in EXTRAS.items():
         there = importlib.util.find_spec(module) is not None
-        hint = "" if there else f"; to install it: pip install 'solera[{extra}]'"
-        note(
-            module,
-            f"{_version(packages.get(module)) if there else 'not installed'} ({purpose}){hint}",
-            there,
-            needed=False,
-        )
+        version, hint = "not installed", f"; to install it: pip install 'solera[{extra}]'"
+        if there:
+            owners = packages.get(module)
+            version, hint = (importlib.metadata.version(owners[0]) if owners else "installed, version unknown"), ""
+        note(module, f"{version} ({purpose}){hint}", there, needed=False)
     ok, text = self_test()
     note("self test", text, ok)
     note("fingerprint", f"{fingerprint()}: machines with the same one compute the same bits")  # after forks: it trains
     return checks
-
-
-def _version(packages: list[str] | None) -> str:
-    """The version of the package that an installed module comes from."""
-    return importlib.metadata.version(packages[0]) if packages else "installed, version unknown"
 
 
 def devices() -> list[tuple[str, str]]:
@@ -132,11 +257,6 @@ def devices() -> list[tuple[str, str]]:
     return told
 
 
-def _on_cpu(engine: str) -> dict[str, Any]:
-    """With two workers. On the CPU: engines have the same bits everywhere, but a device has its own."""
-    return {"name": engine, "workers": 2, "device": "cpu"}
-
-
 def self_test() -> tuple[bool, str]:
     """A tiny run in this process and in worker processes; their final states must be bitwise equal."""
     from ..runs.config import load_config
@@ -144,11 +264,12 @@ def self_test() -> tuple[bool, str]:
 
     began = time.monotonic()
     engines = ["inprocess", "processes" if sys.platform == "linux" else "threads"]
+    digests = {}
     with tempfile.TemporaryDirectory(prefix="solera-doctor-") as folder:
         try:
-            digests = {
-                e: execute(load_config(SELF_TEST | {"engine": _on_cpu(e)}), Path(folder) / e)["digest"] for e in engines
-            }
+            for name in engines:  # engines have the same bits on the CPU; a device has its own
+                config = load_config(SELF_TEST | {"engine": {"name": name, "workers": 2, "device": "cpu"}})
+                digests[name] = execute(config, Path(folder) / name)["digest"]
         except Exception as e:  # any error is a result of this check
             return False, f"a tiny run fails with {type(e).__name__}: {e}"
     seconds = f"{time.monotonic() - began:.1f} s"

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from solera.lab.bounds import (
+from bounds import (
     Bound,
     Line,
     best_mixture,

@@ -6,26 +6,31 @@ moves the messages (`base.Engine`). `host` is where the clients live, `states` w
 
 import dataclasses
 import difflib
+import importlib.util
 import logging
+import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+
+from annotated_types import Ge, Le
 
 from ..core.calls import Engine, Host
 from ..core.errors import ConfigError
 from ..core.plugins import Registry
-from ..core.settings import PositiveInt, Problem, checks_itself, hints, settings, show
+from ..core.settings import Hint, Positive, PositiveInt, Problem, checks_itself, hints, settings, show
 from ..place.devices import AUTO, Compute, Share, can_fork, check_fork, compute_of
 from ..place.placement import Precision
-from .base import ThreadCount, WorkerCount, default_workers
-from .flower import FlowerConfig
 from .inprocess import InProcess
+from .pool import ThreadCount, WorkerCount, default_workers
 from .processes import Processes
-from .ray import RayConfig
 from .states import ClientStates
 from .threads import Threads
 
 log = logging.getLogger("solera")
+ANSWER_S = 5.0  # until an address must have answered
+# How HTTP/2, which Ray's servers speak, begins: each side sends its settings, here none.
+GREETING, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", b"\4"
 
 
 class EngineSettings(Protocol):
@@ -130,6 +135,106 @@ class EngineConfig:
         if name == AUTO:
             name = default_engine(workers) if can_fork(compute) else "inprocess"
         return name, workers, compute
+
+
+@settings
+class RayConfig:
+    """Clients in actors of Ray, on this machine or on a cluster.
+
+    `address`, `workers`, `per_device` and `resident` never change the bits of a result; the others may.
+    """
+
+    elsewhere: ClassVar[bool] = True  # the devices of this machine are not the workers'
+
+    name: Literal["ray"] = "ray"
+    address: str = ""  # "HOST:PORT" of a cluster's head, "auto" on a machine of one; "": Ray is started here
+    workers: WorkerCount = 0  # clients at once; 0: as many as the cluster has room for
+    threads: ThreadCount = 1  # torch's threads within one client's or the server's work: as many CPUs has a worker
+    device: str = AUTO  # of all workers, and of the server if it has one: "cpu", "cuda"; auto: "cpu"
+    per_device: PositiveInt = 1  # clients at once on one accelerator: a worker has that share of one
+    precision: Precision = "float32"  # of products on an accelerator; bf16: mixed precision
+    deterministic: bool = True  # on an accelerator: only algorithms that repeat their bits
+    resident: Share = 0.5  # share of an accelerator's memory for data that stays there
+    portable: bool = False  # the same bits on any x86 CPU with AVX2, at a price
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with the address or the device."""
+        if self.address.startswith("ray://"):
+            yield (
+                f"address = {show(self.address)}: start the run on a machine of the cluster, with its "
+                "address 'HOST:PORT' or 'auto'; Ray's client connection is not used"
+            )
+        elif self.address not in ("", AUTO) and _endpoint(self.address) is None:
+            yield f"address = {show(self.address)}: expected 'HOST:PORT', such as '10.0.0.1:6379', 'auto' or nothing"
+        if self.device not in (AUTO, "cpu", "cuda"):
+            yield f"device = {show(self.device)}: write 'cpu' or 'cuda'; Ray chooses the devices of a machine"
+
+    def require(self) -> None:
+        """Refuse, before any work, what cannot be: no Ray here, no server at the address."""
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("engine.name = 'ray' needs the package ray: pip install 'solera[ray]'")
+        if where := _endpoint(self.address):
+            _greet(self.address, where)
+
+    def open(self, host: Host, states: ClientStates) -> Engine:
+        """Connect to the cluster, or start Ray here, and start the workers."""
+        from .ray import Ray
+
+        self.require()
+        return Ray(host, states, self.address, self.workers, self.threads, compute_of(self))
+
+
+def _endpoint(address: str) -> tuple[str, int] | None:
+    """Host and port of an address; None if it has none."""
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdecimal() and int(port) < 1 << 16 else None
+
+
+def _greet(address: str, where: tuple[str, int]) -> None:
+    """Refuse an address that does not answer as a server of Ray would: Ray itself would try for minutes."""
+    why = "what answers is something else"
+    try:
+        with socket.create_connection(where, ANSWER_S) as line:
+            line.settimeout(ANSWER_S)
+            line.sendall(GREETING)
+            if line.recv(9, socket.MSG_WAITALL)[3:4] == SETTINGS:
+                return
+    except OSError as e:
+        why = e.strerror or str(e)
+    raise ConfigError(
+        f"engine.address = {show(address)}: no Ray cluster answers there ({why}); see `ray status` on its head, or "
+        "leave engine.address out to start Ray on this machine"
+    )
+
+
+@settings
+class FlowerConfig:
+    """Sites on other machines, through a Flower SuperLink. A deployment opens it: `solera deploy`."""
+
+    name: Literal["flower"] = "flower"
+    workers: Annotated[int, Ge(0), Le(4096), Hint("0: one for each core")] = 0  # models that the server trains at once
+    threads: PositiveInt = 1  # torch's threads within the server's work; a site's are its own affair
+    address: str = "127.0.0.1:8000"  # where the SuperLink listens, and where the sites find it
+    absent: Literal["wait", "skip"] = "wait"  # a site that is not connected: wait for it, or go on without it
+    wait_s: Positive = 600.0  # how long a site is waited for before it counts as failed
+    grace_s: Positive = 60.0  # time beside federation.deadline_s for the way there and back
+    device: str = AUTO  # of the server; each site has its own [engine]
+    precision: Precision = "float32"
+    deterministic: bool = True
+    resident: Share = 0.5
+    portable: bool = False
+
+    def require(self) -> None:
+        """Refused: the clients of a simulation are not on a network."""
+        raise ConfigError(
+            "engine.name = 'flower' reaches sites over a network: prepare them with `solera deploy init`, then start "
+            "the run with `solera deploy submit`; to simulate it here, choose another engine (--engine auto)"
+        )
+
+    def open(self, host: Host, states: ClientStates) -> Engine:
+        """Refused too."""
+        self.require()
+        raise AssertionError
 
 
 def check_class(cls: Any, name: str) -> type:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .errors import ConfigError, SoleraError
+from ..core.errors import ConfigError, SoleraError
 
 TRIED = ("1.41", "1.42")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ..core.errors import ConfigError, SoleraError
-from .errors import EXIT_CODES, Debug, Json, reported
-from .output import print_json
+from .console import EXIT_CODES, Json, emit, reported
 
 app = typer.Typer(
     help="""Run a federation of real sites over a network, with Flower, TLS and authentication.
@@ -22,12 +22,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
     epilog=EXIT_CODES,
 )
-ServerFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder.")]
+ServerFolder = Annotated[Path, Argument(metavar="FOLDER", help="The server's folder.")]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Without TLS and authentication: on this machine only, to try things out.")
+    bool, Option("--insecure", help="Without TLS and authentication: on this machine only, to try things out.")
 ]
 Firewall = Annotated[
-    bool, typer.Option("--behind-firewall", help="At an address that others reach: a firewall lets in sites only.")
+    bool, Option("--behind-firewall", help="At an address that others reach: a firewall lets in sites only.")
 ]
 
 
@@ -37,13 +37,12 @@ class DeploymentFailed(SoleraError):
     exit_code = 4
 
 
-def _needs_flower() -> None:
+def _needs_flower(log_to_stderr: bool = False) -> None:
+    """Refuse to go on without Flower; with `log_to_stderr`, also show the log of the library there."""
     if missing := [name for name in ("flwr", "cryptography") if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"a deployment needs {missing[0]}: pip install 'solera[flower]'")
-
-
-def _say() -> None:
-    """Show what the library logs, with the time."""
+    if not log_to_stderr:
+        return
     log, handler = logging.getLogger("solera"), logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     log.addHandler(handler)
@@ -53,19 +52,16 @@ def _say() -> None:
 @app.command(epilog=EXIT_CODES)
 @reported
 def init(
-    config: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A configuration with a table for each site.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")] = Path("deployment"),
-    address: Annotated[str, typer.Option(help="Where the server listens, HOST:PORT.")] = "127.0.0.1:8000",
+    config: Annotated[Path, Argument(metavar="FILE.toml", help="A configuration with a table for each site.")],
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write.")] = Path("deployment"),
+    address: Annotated[str, Option(help="Where the server listens, HOST:PORT.")] = "127.0.0.1:8000",
     host: Annotated[
-        list[str] | None, typer.Option(help="Another name or address under which sites reach it. Repeatable.")
+        list[str] | None, Option(help="Another name or address under which sites reach it. Repeatable.")
     ] = None,
-    proxy: Annotated[
-        str | None, typer.Option(help="Where sites reach the proxy in front of the server, HOST:PORT.")
-    ] = None,
+    proxy: Annotated[str | None, Option(help="Where sites reach the proxy in front of the server, HOST:PORT.")] = None,
     behind_firewall: Firewall = False,
-    systemd: Annotated[bool, typer.Option("--systemd", help="Also write systemd units.")] = False,
-    compose: Annotated[bool, typer.Option("--compose", help="Also write a compose file.")] = False,
-    debug: Debug = False,
+    systemd: Annotated[bool, Option("--systemd", help="Also write systemd units.")] = False,
+    compose: Annotated[bool, Option("--compose", help="Also write a compose file.")] = False,
 ) -> None:
     """Write a folder for the server and one for each site: configuration, certificates, keys, commands.
 
@@ -83,9 +79,8 @@ def init(
 @app.command(epilog=EXIT_CODES)
 @reported
 def renew(
-    folder: Annotated[Path, typer.Argument(metavar="DEPLOYMENT", help="The folder that `init` has written.")],
-    host: Annotated[list[str] | None, typer.Option(help="Another name or address of the server. Repeatable.")] = None,
-    debug: Debug = False,
+    folder: Annotated[Path, Argument(metavar="DEPLOYMENT", help="The folder that `init` has written.")],
+    host: Annotated[list[str] | None, Option(help="Another name or address of the server. Repeatable.")] = None,
 ) -> None:
     """Make a new certificate for the server. Sites need nothing new.
 
@@ -100,8 +95,7 @@ def renew(
 @app.command(epilog=EXIT_CODES)
 @reported
 def rekey(
-    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of the site.")],
-    debug: Debug = False,
+    folder: Annotated[Path, Argument(metavar="SITE", help="The folder of the site.")],
 ) -> None:
     """Make a new key for a site whose key was stolen, lost or locked out. To be run at the site.
 
@@ -117,38 +111,34 @@ def rekey(
 @reported
 def server(
     folder: ServerFolder,
-    address: Annotated[str | None, typer.Option(help="Where to listen, HOST:PORT. Default: in deploy.toml.")] = None,
+    address: Annotated[str | None, Option(help="Where to listen, HOST:PORT. Default: in deploy.toml.")] = None,
     insecure: Insecure = False,
     behind_firewall: Firewall = False,
-    debug: Debug = False,
 ) -> None:
     """Run the server until it is stopped: a Flower SuperLink with TLS, known keys only, and a database.
 
     Example: [bold]solera deploy server deployment/server[/bold]
     """
-    _needs_flower()
+    _needs_flower(log_to_stderr=True)
     from ..deploy.commands import serve
 
-    _say()
     serve(folder, address, insecure, behind_firewall)
 
 
 @app.command(epilog=EXIT_CODES)
 @reported
 def client(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="This site's folder.")],
-    server: Annotated[str | None, typer.Option(help="Where the server is, HOST:PORT. Default: in deploy.toml.")] = None,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="This site's folder.")],
+    server: Annotated[str | None, Option(help="Where the server is, HOST:PORT. Default: in deploy.toml.")] = None,
     insecure: Insecure = False,
-    debug: Debug = False,
 ) -> None:
     """Run this site's node until it is stopped. It connects to the server and opens no port to others.
 
     Example: [bold]solera deploy client deployment/sites/hospital-a[/bold]
     """
-    _needs_flower()
+    _needs_flower(log_to_stderr=True)
     from ..deploy.commands import attend
 
-    _say()
     attend(folder, server, insecure)
 
 
@@ -156,12 +146,11 @@ def client(
 @reported
 def submit(
     folder: ServerFolder,
-    name: Annotated[str, typer.Option(help="The run's name: its directory is FOLDER/runs/NAME.")] = "run",
-    config: Annotated[str, typer.Option(help="The configuration, a file in FOLDER.")] = "server.toml",
-    wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
-    timeout: Annotated[float | None, typer.Option(help="With --wait: for at most so many seconds.")] = None,
+    name: Annotated[str, Option(help="The run's name: its directory is FOLDER/runs/NAME.")] = "run",
+    config: Annotated[str, Option(help="The configuration, a file in FOLDER.")] = "server.toml",
+    wait: Annotated[bool, Option("--wait", help="Return when the run has ended.")] = False,
+    timeout: Annotated[float | None, Option(help="With --wait: for at most so many seconds.")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Begin a run on the server, or go on with the one of that name.
 
@@ -183,20 +172,14 @@ def submit(
                 f"the run {name} ended as {outcome['status']}: {last[-1] if last else 'see solera deploy logs'}"
             )
         outcome["digest"] = json_.loads(summary.read_text())["digest"]
-    if json:
-        print_json(outcome)
-    else:
-        typer.echo(f"{run.out}: {outcome.get('status', 'submitted')}{_digest(outcome)}")
-
-
-def _digest(outcome: dict[str, Any]) -> str:
-    return f", digest {outcome['digest'][:16]}" if "digest" in outcome else ""
+    digest = f", digest {outcome['digest'][:16]}" if "digest" in outcome else ""
+    emit(outcome, json, lambda: f"{run.out}: {outcome.get('status', 'submitted')}{digest}")
 
 
 @app.command(epilog=EXIT_CODES)
 @reported
-def status(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
-    """Show who is connected, and how far runs are.
+def status(folder: ServerFolder, json: Json = False) -> None:
+    """Show which sites are connected, and how far runs are.
 
     Example: [bold]solera deploy status deployment/server[/bold]
     """
@@ -204,25 +187,21 @@ def status(folder: ServerFolder, json: Json = False, debug: Debug = False) -> No
     from ..deploy.commands import status as look
 
     found = look(folder)
-    if json:
-        print_json(found)
-        return
-    typer.echo(f"server at {found['address']}: {'reachable' if found['reachable'] else 'not reachable'}")
+    lines = [f"server at {found['address']}: {'reachable' if found['reachable'] else 'not reachable'}"]
     for node in found["nodes"]:
         out = ": locked out, it needs `solera deploy rekey`" if node.get("status") == "unregistered" else ""
-        typer.echo(f"  {node['site'] or 'node'} ({node.get('node-id')}): {node.get('status')}{out}")
-    for run, rounds in found["directories"].items():
-        typer.echo(f"  run {run}: {rounds} rounds done")
+        lines.append(f"  {node['site'] or 'node'} ({node.get('node-id')}): {node.get('status')}{out}")
+    lines += [f"  run {run}: {rounds} rounds done" for run, rounds in found["directories"].items()]
+    emit(found, json, lambda: "\n".join(lines))
 
 
 @app.command(epilog=EXIT_CODES)
 @reported
 def logs(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the server or of a site.")],
-    last: Annotated[int, typer.Option("--last", "-n", help="How many lines.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="The folder of the server or of a site.")],
+    last: Annotated[int, Option("--last", "-n", help="How many lines.")] = 50,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show what a server or a site has logged; at a site, also what it was asked and how many bytes left it.
 

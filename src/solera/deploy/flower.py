@@ -1,6 +1,6 @@
 """Clients on other machines, reached through Flower: the engine of a deployment.
 
-Only Flower's public interface is used, and the codes of its errors (`core/flower_inside.py`): the server pushes and
+Only Flower's public interface is used, and the codes of its errors (`deploy/flower_inside.py`): the server pushes and
 pulls messages on a `Grid`, a site answers one kind of query. A message is one array of bytes, the safetensors encoding
 of `wire` as it is, and one line of JSON beside it. Flower moves and stores it without looking inside; the receiver
 compares its header with the declared type before anything is built from it.
@@ -16,20 +16,15 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from annotated_types import Ge, Le
-
-from ..core.calls import SHA256, Call, Engine, Host, Reply, Roster, Version
-from ..core.errors import ConfigError, RunError
-from ..core.flower_inside import CODES, GONE, TOO_LATE
-from ..core.settings import Hint, Positive, PositiveInt, settings
+from ..core.calls import Call, Reply, Roster, text_in
+from ..core.errors import RunError
 from ..core.stopping import check_stop
-from ..core.wire import Limits, Packed, WireError, safe_name
-from ..place.devices import AUTO, Share
-from ..place.placement import Precision
-from .serve import most_due
-from .states import ClientStates
+from ..core.wire import Limits, WireError, safe_name
+from ..engines.engine_settings import FlowerConfig
+from ..engines.serve import most_due
+from .flower_inside import CODES, GONE, TOO_LATE
 
 log = logging.getLogger("solera")
 PROTOCOL = 1  # of the facts beside a message; both ends must have the same
@@ -37,41 +32,10 @@ QUERY = "query.call"  # the one kind of message
 STYPE = "solera.safetensors"  # says what the bytes are: never Flower's own arrays, which allocate what a header claims
 FACTS, BODY = "facts", "message"
 MOST_FACTS = 1 << 20  # characters of JSON beside a message
-STEPS_END = 10**12  # a step has at most the twelve digits that it has in the name of a state file
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two looks for replies
 SLACK_S = 120.0  # a message of which Flower says nothing is given up so long after its time
 SAY_AGAIN_S = 60.0  # how often a wait is mentioned
 FOREVER_S = 12 * 3600.0  # what Flower keeps a message for, where no deadline is set
-
-
-@settings
-class FlowerConfig:
-    """Sites on other machines, through a Flower SuperLink. A deployment opens it: `solera deploy`."""
-
-    name: Literal["flower"] = "flower"
-    workers: Annotated[int, Ge(0), Le(4096), Hint("0: one for each core")] = 0  # models that the server trains at once
-    threads: PositiveInt = 1  # torch's threads within the server's work; a site's are its own affair
-    address: str = "127.0.0.1:8000"  # where the SuperLink listens, and where the sites find it
-    absent: Literal["wait", "skip"] = "wait"  # a site that is not connected: wait for it, or go on without it
-    wait_s: Positive = 600.0  # how long a site is waited for before it counts as failed
-    grace_s: Positive = 60.0  # time beside federation.deadline_s for the way there and back
-    device: str = AUTO  # of the server; each site has its own [engine]
-    precision: Precision = "float32"
-    deterministic: bool = True
-    resident: Share = 0.5
-    portable: bool = False
-
-    def require(self) -> None:
-        """Refused: the clients of a simulation are not on a network."""
-        raise ConfigError(
-            "engine.name = 'flower' reaches sites over a network: prepare them with `solera deploy init`, then start "
-            "the run with `solera deploy submit`; to simulate it here, choose another engine (--engine auto)"
-        )
-
-    def open(self, host: Host, states: ClientStates) -> Engine:
-        """Refused too."""
-        self.require()
-        raise AssertionError
 
 
 # ---- the form of a message --------------------------------------------------------------------------
@@ -119,76 +83,6 @@ def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
         raise
     except Exception as e:  # whatever it is, the sender made it
         raise WireError(f"not a message: {type(e).__name__}: {str(e)[:100]}") from None
-
-
-def facts_of_call(
-    call: Call, run: str, nonce: str, public: str | None = None, hello: str | None = None
-) -> dict[str, Any]:
-    """All of a call but its message. `public` is the digest of the public samples that the site got before, `hello`
-    that of what it said of itself when the run began: it compares, so every exchange repeats the hello."""
-    return {
-        "protocol": PROTOCOL,
-        "what": "call",
-        "run": run,
-        "nonce": nonce,
-        "site": call.client,
-        "task": call.task,
-        "step": call.step,
-        "seed": call.seed,
-        "run_seed": call.run_seed,
-        "after": call.after,
-        "keep": call.keep,
-        "keep_from": call.keep_from,
-        "deadline_s": call.deadline_s,
-        "public": public,
-        "hello": hello,
-    }
-
-
-def call_of_facts(facts: Mapping[str, Any], message: Packed) -> Call:
-    """The call that a site is sent; WireError if it is none."""
-    numbers = {}
-    for name, end in (("step", STEPS_END), ("keep_from", STEPS_END), ("seed", 1 << 63), ("run_seed", 1 << 63)):
-        if type(facts.get(name)) is not int or not 0 <= facts[name] < end:
-            raise WireError(f"{name} = {str(facts.get(name))[:20]!r}")
-        numbers[name] = facts[name]
-    deadline_s = facts.get("deadline_s")
-    if deadline_s is not None and not (isinstance(deadline_s, int | float) and 0 < deadline_s < 1e9):
-        raise WireError(f"deadline_s = {str(deadline_s)[:20]!r}")
-    keep = facts.get("keep")
-    if not isinstance(keep, list):
-        raise WireError("keep is no list")
-    return Call(
-        client=text_in(facts, "site"),
-        task=text_in(facts, "task"),
-        message=message,
-        after=version_of(facts.get("after")),
-        keep=tuple(v for v in map(version_of, keep) if v is not None),
-        deadline_s=deadline_s,
-        **numbers,
-    )
-
-
-def text_in(facts: Mapping[str, Any], name: str) -> str:
-    """A short text among facts."""
-    text = facts.get(name)
-    if not isinstance(text, str) or len(text) > 200:
-        raise WireError(f"{name} = {str(text)[:40]!r}: expected a short text")
-    return text
-
-
-def version_of(told: Any) -> Version | None:
-    """A version as JSON has it."""
-    if told is None:
-        return None
-    if not (isinstance(told, list | tuple) and len(told) == 2):
-        raise WireError(f"version {str(told)[:80]!r}")
-    step, sha256 = told
-    if type(step) is not int or not 0 <= step < STEPS_END:
-        raise WireError(f"version {str(told)[:80]!r}")
-    if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
-        raise WireError(f"version {str(told)[:80]!r}")
-    return Version(step, sha256)
 
 
 # ---- who is there -----------------------------------------------------------------------------------
@@ -298,25 +192,16 @@ class Flower:
 
         def collect() -> Iterator[Reply]:
             for task, outcome in self._conduct(tasks):
-                assert task.call is not None
                 if isinstance(outcome, str):
                     yield Reply(task.site, error=outcome)
-                else:
-                    yield self._reply(task.call, *outcome)
+                    continue
+                facts, blob = outcome
+                try:
+                    yield Reply.of({**facts, "fatal": ""}, task.site, blob)  # a site cannot end the run
+                except WireError as e:
+                    yield Reply(task.site, error=str(e))
 
         return collect
-
-    def _reply(self, call: Call, facts: Mapping[str, Any], blob: bytes) -> Reply:
-        """What a site has answered. It can lose its own seat, never end the run: `fatal` is not its to say."""
-        try:
-            error, seconds = facts.get("error"), facts.get("seconds")
-            if error is not None:
-                return Reply(call.client, error=str(error)[:1000])
-            if not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
-                raise WireError(f"seconds = {str(seconds)[:20]!r}")
-            return Reply(call.client, blob, version_of(facts.get("version")), seconds=float(seconds))
-        except WireError as e:
-            return Reply(call.client, error=str(e))
 
     # -- moving messages --
 
@@ -390,16 +275,18 @@ class Flower:
                 limit_s = None if task.call is None else task.call.deadline_s
                 ttl = FOREVER_S if limit_s is None else limit_s + self.config.grace_s
                 task.ends = self._clock() + ttl
-                if task.call is None:
-                    about = {"protocol": PROTOCOL, "run": self.run, "site": task.site, "nonce": task.nonce}
-                    facts = {**task.facts, **about}
-                else:
-                    facts = facts_of_call(task.call, self.run, task.nonce, self.public, self.hellos.get(task.site))
+                facts = task.facts if task.call is None else self._facts_of(task.call)
+                facts = {**facts, "protocol": PROTOCOL, "run": self.run, "site": task.site, "nonce": task.nonce}
                 messages.append(Message(pack(facts, body), present[task.site], QUERY, ttl=ttl))
             for task, name in zip(group, self.grid.push_messages(messages), strict=True):
                 if name:
                     task.node, task.message = present[task.site], str(name)
                     log.debug("sent %s to %s", task.facts["what"] if task.call is None else task.call.task, task.site)
+
+    def _facts_of(self, call: Call) -> dict[str, Any]:
+        """All of a call but its message; the digests of the public samples that the site got before, and of what it
+        said of itself when the run began: it compares, so every exchange repeats the hello."""
+        return {"what": "call", **call.facts(), "public": self.public, "hello": self.hellos.get(call.client)}
 
     def _look(self, task: _Task, message: Any) -> tuple[dict[str, Any], bytes] | str | None:
         """What a reply says; None if the task is to be sent again."""
