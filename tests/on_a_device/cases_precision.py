@@ -22,7 +22,7 @@ from simulated_device import SIM, simulated_device
 from solera.core.errors import RunError
 from solera.core.federation import FederationConfig
 from solera.core.tensors import weights_of
-from solera.data.augment import drawn_anew
+from solera.data.transforms import drawn_anew
 from solera.engines import EngineConfig
 from solera.method import METHODS, find_method
 from solera.place.placement import HALF, Placement

@@ -20,7 +20,7 @@ from solera.core.federation import Federation
 from solera.core.randomness import Parallel
 from solera.core.task import Client, task
 from solera.core.wire import sized
-from solera.engines import ClientStates, InProcess, Processes, Threads, processes
+from solera.engines import ClientStates, InProcess, Processes, Threads, pool, processes
 from solera.runs.config import EngineConfig
 
 
@@ -112,7 +112,7 @@ def children() -> set[str]:
 
 
 def test_no_thread_at_all_is_told_and_leaves_no_process(no_threads, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.2)
     no_threads(10**6)
     before = children()
     with pytest.raises(SoleraError, match="the system gives no new thread"):
@@ -123,7 +123,7 @@ def test_no_thread_at_all_is_told_and_leaves_no_process(no_threads, tmp_path, mo
 @pytest.mark.parametrize("allowed", [0, 1, 2])
 def test_processes_that_cannot_be_forked(tmp_path, monkeypatch, allowed):
     """The fork server is there; it gets no more than so many workers."""
-    monkeypatch.setattr(processes, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.1)
     fork, calls, server = os.fork, [], os.getpid()
 
     def scarce():

@@ -1,7 +1,6 @@
 """`solera ls`: methods, models, data sets, recipes and engines; `solera doctor`: this machine and this installation."""
 
 import dataclasses
-import enum
 import importlib.metadata
 import importlib.util
 import platform
@@ -10,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -20,19 +19,10 @@ from typer import Argument
 from .console import Json, emit, reported, table
 
 Rows = list[dict[str, Any]]
+Kind = Literal["methods", "models", "data", "recipes", "engines"]
 
 
 # ---- ls ---------------------------------------------------------------------------------------------
-
-
-class Kind(enum.StrEnum):
-    """The lists of `solera ls`."""
-
-    methods = "methods"
-    models = "models"
-    data = "data"
-    recipes = "recipes"
-    engines = "engines"
 
 
 @reported
@@ -136,13 +126,9 @@ def _engines() -> Rows:
     ]
 
 
-LISTS: dict[Kind, Callable[[], Rows]] = {
-    Kind.methods: _methods,
-    Kind.models: _models,
-    Kind.data: _data,
-    Kind.recipes: _recipes,
-    Kind.engines: _engines,
-}
+LISTS: dict[str, Callable[[], Rows]] = {
+    "methods": _methods, "models": _models, "data": _data, "recipes": _recipes, "engines": _engines,
+}  # fmt: skip
 
 
 # ---- doctor -----------------------------------------------------------------------------------------

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -31,14 +30,7 @@ if TYPE_CHECKING:
 
 RUNNING_SHOWN = 12
 STEPS_SHOWN = 4  # measured ones, in a plan
-
-
-class Scale(StrEnum):
-    """The scale of a reproduction: see `lab.scales`."""
-
-    full = "full"
-    small = "small"
-    tiny = "tiny"
+Scale = Literal["full", "small", "tiny"]
 
 
 # ---- sweep ------------------------------------------------------------------------------------------
@@ -247,9 +239,7 @@ def reproduce(
         str | None,
         Argument(metavar="NAME", help="Such as feddf/table2; a paper (feddf, fedet, fedeed, mnfl); or all."),
     ] = None,
-    scale: Annotated[
-        Scale, Option(help="full: the paper's setting; small, tiny: divided by stated factors.")
-    ] = Scale.full,
+    scale: Annotated[Scale, Option(help="full: the paper's setting; small, tiny: divided by stated factors.")] = "full",
     seeds: Annotated[
         int | None, Option(min=1, help="Runs of each cell. Default: the paper's number; 1 below full scale.")
     ] = None,
@@ -290,7 +280,7 @@ def reproduce(
         if len(wanted) > 1:
             say(f"[{i + 1}/{len(wanted)}] checking {recipe}")
         settings = read_tuned(tuned, recipe) if tuned else None
-        plan = paper.plan_table(load_paper(recipe), str(scale), seeds, settings, row or [], column or [])
+        plan = paper.plan_table(load_paper(recipe), scale, seeds, settings, row or [], column or [])
         absent = paper.missing(plan, home / recipe)
         for why in dict.fromkeys(absent.values()):
             cells = sum(any(absent.get(run) == why for run in cell.runs) for cell in plan.cells)

@@ -149,7 +149,7 @@ class Reply:
     fatal: Literal["", "task", "run"] = ""
 
     def facts(self) -> dict[str, Any]:
-        """All of the reply but its message and who sends it, in values that JSON has."""
+        """All of the reply but its message and its sender, in values that JSON has."""
         return {name: getattr(self, name) for name in ("version", "error", "seconds", "fatal")}
 
     @classmethod

@@ -58,7 +58,7 @@ class SourceInfo:
 
     @property
     def is_text(self) -> bool:
-        """Whether samples are texts."""
+        """True if samples are texts."""
         return len(self.shape) == 1 and self.made != "points"
 
 

@@ -252,7 +252,7 @@ def _is_text(value: Any) -> bool:
 
 
 def are_texts(values: Any) -> bool:
-    """Whether samples are given as texts, or as pairs of texts."""
+    """True if samples are given as texts, or as pairs of texts."""
     return isinstance(values, list | tuple) and bool(values) and all(map(_is_text, values))
 
 
@@ -359,7 +359,7 @@ def stored(inputs: Tensor, what: str) -> Tensor:
 
 
 def _same_kind(a: Tensor, b: Tensor) -> bool:
-    """Whether both are normalised in the same way: pixels of 8 and 16 bits are, each on its own scale."""
+    """True if both are normalised in the same way: pixels of 8 and 16 bits are, each on its own scale."""
     return a.dtype == b.dtype or (a.dtype in DEPTH and b.dtype in DEPTH)
 
 

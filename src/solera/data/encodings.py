@@ -1,4 +1,4 @@
-"""How texts become numbers: one tokenizer for each kind of model, all of them side by side.
+"""Texts as numbers: one tokenizer for each kind of model, all of them side by side.
 
 A text data set keeps its texts. Each tokenizer that a model of the run needs (an `Encoding`) turns them into token ids
 once, before the first round. The ids of all encodings stand beside each other in the columns of one tensor, so a sample
@@ -37,7 +37,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a sample belong to an encoding."""
+    """The columns of a sample that belong to an encoding."""
 
     encoding: Encoding
     start: int
@@ -122,7 +122,7 @@ def from_bytes(raw: Tensor, lengths: Tensor) -> list[Text]:
 class _Take:
     """A forward pre-hook that cuts a model's own columns out of its input.
 
-    A row that is no longer than these columns is the model's own already: a site holds no other tokenizer's.
+    A row that is no longer than these columns is the model's own already: a site holds no other tokens.
     """
 
     def __init__(self, start: int, stop: int):
@@ -186,8 +186,7 @@ def _encode(texts: Sequence[Text], length: int) -> tuple[Tensor, int]:
 
 
 def refuse_empty(what: str, texts: Sequence[Text], rows: Sequence[int]) -> None:
-    """A text without a character that can be seen teaches nothing, and is a mistake in the table as a rule. `rows` are
-    the numbers of the texts there."""
+    """Refuse texts without a visible character: usually a mistake in the table. `rows`: their numbers there."""
     empty = [i for i, t in zip(rows, texts, strict=True) if not (t if isinstance(t, str) else "".join(t)).strip()]
     if empty:
         some = ", ".join(map(str, empty[:5])) + ", ..." * (len(empty) > 5)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import DataError
-from .transforms import DEPTH
+from .transforms import DEPTH, to_shape
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 CHANNELS = (1, 3)  # sizes by which a channel axis is recognised
@@ -72,13 +73,26 @@ def stack_pictures(items: Sequence[Any], what: str, channels: int | None = None,
     return channels_first(torch.from_numpy(np.stack(arrays)))
 
 
+def fitted(files: Sequence[Path | tuple[str, Any]], shape: tuple[int, ...], deep: bool | None = None) -> Tensor:
+    """Images of any size (files, or contents with a name for errors) as [n, *shape]. `deep` as of `stack_pictures`."""
+
+    def named(file: Path | tuple[str, Any]) -> tuple[str, Any]:
+        return (str(file), file.read_bytes()) if isinstance(file, Path) else file
+
+    if deep is None:
+        deep = any(is_deep(open_picture(content, what, 0)) for what, content in map(named, files))
+    channels = shape[0] if shape[0] in CHANNELS else None
+    parts = (stack_pictures([content], what, channels, deep) for what, content in map(named, files))
+    return torch.cat([to_shape(part, shape) for part in parts])
+
+
 def is_gray(picture: Any) -> bool:
-    """Whether a PIL image has one channel."""
+    """True if a PIL image has one channel."""
     return picture.mode in ("L", "1") or is_deep(picture)
 
 
 def is_deep(picture: Any) -> bool:
-    """Whether a PIL image has more than 8 bits per pixel. In Pillow only gray images do."""
+    """True if a PIL image has more than 8 bits per pixel. In Pillow only gray images do."""
     return picture.mode in ("I", "F") or picture.mode.startswith("I;16")
 
 

@@ -92,7 +92,7 @@ class Partition:
 
 @settings
 class PartitionConfig:
-    """How the training samples are divided among clients."""
+    """The division of the training samples among clients."""
 
     kind: Kind = "dirichlet"
     clients: PositiveInt | None = None  # default: 20; kind "user": all users, or a random sample of so many

@@ -10,7 +10,7 @@ are converted to the task's channels and size, and all are normalised with the t
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,14 +26,13 @@ from ..core.settings import Positive, PositiveInt, Problem, settings
 from ..core.tensors import sent
 from ..place.placement import Placement
 from ..train.generators import ImageDecoder
-from .augment import Name, augmented, check_steps
 from .catalogue import named_classes
 from .dataset import Dataset, blocks_of
 from .encodings import LENGTH, WORDS, Columns, Text, as_bytes, digest_of
 from .sampling import hold_out, torch_rng
 from .sources import STL10, load, read_stl10_unlabelled
 from .spec import Spec
-from .transforms import DEPTH, normalise, to_bytes, to_depth, to_shape
+from .transforms import DEPTH, Name, augmented, check_steps, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
 
 Source = Literal["held-out", "dataset", "noise", "generator", "none"]
@@ -44,7 +43,7 @@ NOISE_BATCH = 128  # Gaussian noise is rescaled by the extremes of so many sampl
 
 @settings
 class PublicConfig:
-    """Which samples are public and how they are used."""
+    """The choice of public samples, and their use."""
 
     source: Source = "held-out"
     name: str | None = None  # source "dataset": its name or hub id ...
@@ -86,40 +85,35 @@ class PublicConfig:
 Make = Callable[[int, torch.Generator], Tensor]  # generates so many samples, in stored form
 
 
+@dataclass(eq=False)
 class Public:
     """Public samples (see `tensors.Samples`). The `public_from_...` functions create them.
 
     Each draw applies the steps `augment`. With `make`, it generates new samples first.
     """
 
-    def __init__(
-        self,
-        raw: Tensor,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        labels: Tensor | None = None,
-        augment: Sequence[Name] = (),
-        make: Make | None = None,
-        texts: Sequence[Text] | None = None,
-        place: Placement | None = None,
-    ):
-        self.raw = raw  # in stored form: images as bytes
-        self.texts = None if texts is None else tuple(texts)  # text only, if known
-        self.labels = labels
-        self._place = place or Placement()
-        self.augment = list(augment)
-        self._mean, self._std, self._make = mean, std, make
+    raw: Tensor  # in stored form: images as bytes
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    labels: Tensor | None = None
+    augment: Sequence[Name] = ()
+    make: Make | None = None
+    texts: Sequence[Text] | None = None  # text only, if known
+    place: Placement = field(default_factory=Placement)
+
+    def __post_init__(self) -> None:
+        self.texts = None if self.texts is None else tuple(self.texts)
 
     def __len__(self) -> int:
         return len(self.raw)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """The samples with these indices, ready for a model. Always the same."""
-        return normalise(self._stored(rows), self._mean, self._std)
+        return normalise(self._stored(rows), self.mean, self.std)
 
     def _stored(self, rows: Tensor) -> Tensor:
         """Rows in stored form: of the whole set in its place, or, where that does not fit, brought there."""
-        rows, place = torch.as_tensor(rows), self._place
+        rows, place = torch.as_tensor(rows), self.place
         if place.fits(self.raw):
             return place.put(self.raw).index_select(0, sent(rows, place.device))
         return sent(self.raw.index_select(0, rows.to(self.raw.device)), place.device)
@@ -132,19 +126,19 @@ class Public:
         if not self.fresh:
             return self[rows]
         rng = torch_rng(seed, "public view")
-        raw = self._stored(rows) if self._make is None else sent(self._make(len(rows), rng), self._place.device)
-        return normalise(augmented(raw, self.augment, rng), self._mean, self._std)
+        raw = self._stored(rows) if self.make is None else sent(self.make(len(rows), rng), self.place.device)
+        return normalise(augmented(raw, self.augment, rng), self.mean, self.std)
 
     def at(self, place: Placement) -> "Public":
         """The same samples in `place`. Labels stay where they are: a training takes them along."""
-        if place.device == self._place.device:
+        if place.device == self.place.device:
             return self
-        return Public(self.raw, self._mean, self._std, self.labels, self.augment, self._make, self.texts, place)
+        return replace(self, place=place)
 
     @property
     def fresh(self) -> bool:
-        """Whether samples differ at each draw."""
-        return bool(self.augment) or self._make is not None
+        """True if samples differ at each draw."""
+        return bool(self.augment) or self.make is not None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -167,14 +161,13 @@ class Public:
             raise ConfigError(
                 "public samples are token ids of several tokenizers; give texts: every site reads them with its own"
             )
-        raw = self.raw[:, own.start : own.stop].contiguous()
-        return Public(raw, self._mean, self._std, self.labels, self.augment, self._make, self.texts, self._place)
+        return replace(self, raw=self.raw[:, own.start : own.stop].contiguous())
 
     def subset(self, indices: Tensor) -> "Public":
         """Only these samples, in this order."""
         labels = None if self.labels is None else self.labels[indices]
         texts = None if self.texts is None else [self.texts[i] for i in indices.tolist()]
-        return Public(self.raw[indices], self._mean, self._std, labels, self.augment, self._make, texts, self._place)
+        return replace(self, raw=self.raw[indices], labels=labels, texts=texts)
 
     @cached_property
     def digest(self) -> str:
@@ -185,9 +178,9 @@ class Public:
         about = {
             "samples": list(self.raw.shape),
             "dtype": str(self.raw.dtype),
-            "mean": self._mean,
-            "std": self._std,
-            "augment": self.augment or "off",
+            "mean": self.mean,
+            "std": self.std,
+            "augment": list(self.augment) or "off",
             "fresh": self.fresh,
             "labels": self.labels is not None,
         }
@@ -207,11 +200,11 @@ class Samples:
 
     raw: Tensor  # of texts: their bytes
     labels: Tensor | None
-    lengths: Tensor | None = None  # texts only: how many of the bytes are whose
+    lengths: Tensor | None = None  # texts only: the number of bytes of each
 
 
 def samples_of(public: Public) -> Samples:
-    """What is sent of public samples."""
+    """Public samples as they are sent."""
     raw, lengths = (public.raw, None) if public.texts is None else as_bytes(public.texts)
     return Samples(raw, public.labels, lengths)
 
@@ -224,9 +217,9 @@ def make_public(cfg: PublicConfig, task: Spec, held_out: Tensor, seed: int) -> P
             return None
         case "held-out":
             assert isinstance(task, Dataset)  # sites are refused before: their samples stay with them
-            inputs, labels, texts = task.train.inputs[held_out], task.train.labels[held_out], _texts(task)
-            said = None if texts is None else [texts[i] for i in held_out.tolist()]
-            return _assemble(task, inputs, labels, cfg, None, seed, texts=said)
+            texts = None if task.texts is None else [task.texts.train[i] for i in held_out.tolist()]
+            inputs, labels = task.train.inputs[held_out], task.train.labels[held_out]
+            return _assemble(task, inputs, labels, cfg, None, seed, texts=texts)
         case "dataset":
             if cfg.name is None:
                 raise ConfigError('public.source = "dataset" needs public.name: the data set to use')
@@ -241,7 +234,14 @@ def make_public(cfg: PublicConfig, task: Spec, held_out: Tensor, seed: int) -> P
         case "noise":
             return public_from_noise(task, cfg, seed)
         case "generator":
-            return _from_generator_file(task, cfg, seed)
+            if cfg.path is None:
+                raise ConfigError(
+                    'public.source = "generator" needs public.path: a file written by scripts/train_generator.py'
+                )
+            _size_to_make(cfg)  # raises before the file is read
+            generator = load_generator(cfg.path)
+            make = _generating(generator, task, generator.latent, (-1.0, 1.0))
+            return _made(task, cfg, make, "public generator", seed)
 
 
 def chosen_classes(cfg: PublicConfig) -> list[int]:
@@ -279,7 +279,11 @@ def public_from_dataset(task: Spec, other: Dataset, cfg: PublicConfig, seed: int
             "public data must be of the same kind as the task's (images for images, text for text)"
         )
     if task.task == "causal-lm":
-        return _public_blocks(task, other, cfg, seed)
+        if other.texts is None:
+            raise ConfigError(f"public.name: {other.name} has no texts, and data.task = 'causal-lm' needs some")
+        what, labels, encoding = f"{other.name}, public", other.train.labels, task.columns[0].encoding
+        blocks, rows = blocks_of(other.texts.train, encoding, task.length, labels, None, what)
+        return _assemble(task, blocks, labels[rows], cfg, cfg.size, seed)
     if task.vocabulary and not other.columns:
         other = other.encoded([c.encoding for c in task.columns] or [WORDS], task.length)
     if task.vocabulary != other.vocabulary:
@@ -289,21 +293,8 @@ def public_from_dataset(task: Spec, other: Dataset, cfg: PublicConfig, seed: int
         )
     if cfg.classes is not None and not set(chosen_classes(cfg)) <= set(range(other.classes)):
         raise ConfigError(f"public.classes = {cfg.classes}: {other.name} has the classes 0..{other.classes - 1}")
-    return _assemble(task, other.train.inputs, other.train.labels, cfg, cfg.size, seed, texts=_texts(other))
-
-
-def _public_blocks(task: Spec, other: Dataset, cfg: PublicConfig, seed: int) -> Public:
-    """The training texts of another data set for language models, read with the tokenizer of the task."""
-    if other.texts is None:
-        raise ConfigError(f"public.name: {other.name} has no texts, and data.task = 'causal-lm' needs some")
-    what, labels = f"{other.name}, public", other.train.labels
-    blocks, rows = blocks_of(other.texts.train, task.columns[0].encoding, task.length, labels, None, what)
-    return _assemble(task, blocks, labels[rows], cfg, cfg.size, seed)
-
-
-def _texts(data: Dataset) -> tuple[Text, ...] | None:
-    """The training texts, if they are known."""
-    return None if data.texts is None else data.texts.train
+    texts = None if other.texts is None else other.texts.train
+    return _assemble(task, other.train.inputs, other.train.labels, cfg, cfg.size, seed, texts=texts)
 
 
 def public_from_noise(task: Spec, cfg: PublicConfig, seed: int = 0) -> Public:
@@ -362,15 +353,6 @@ def _size_to_make(cfg: PublicConfig) -> int:
             f'public.source = "{cfg.source}": {cfg.source} has no classes; leave out public.labels and public.classes'
         )
     return cfg.size
-
-
-def _from_generator_file(task: Spec, cfg: PublicConfig, seed: int) -> Public:
-    """Images from the generator in the file `cfg.path`, then treated like others."""
-    if cfg.path is None:
-        raise ConfigError('public.source = "generator" needs public.path: a file written by scripts/train_generator.py')
-    _size_to_make(cfg)  # raises before the file is read
-    generator = load_generator(cfg.path)
-    return _made(task, cfg, _generating(generator, task, generator.latent, (-1.0, 1.0)), "public generator", seed)
 
 
 def public_from_generator(

@@ -21,8 +21,7 @@ from torch import Tensor
 from ..core.errors import ConfigError, DataError
 from .catalogue import GRAMMAR, SourceInfo
 from .encodings import Text
-from .images import PICTURES, is_deep, is_gray, open_picture, stack_pictures
-from .transforms import to_shape
+from .images import PICTURES, fitted, is_deep, is_gray, open_picture
 
 IDX_FILE = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz|\.xz)?")
 
@@ -266,7 +265,7 @@ def folder_splits(folder: Path, size: int | None) -> dict[str, Split]:
     return {
         split: Split(
             np.array([name for _, name in rows]),
-            lambda wanted, rows=rows: decoded([rows[i][0] for i in wanted], shape, deep),  # type: ignore[misc]
+            lambda wanted, rows=rows: fitted([rows[i][0] for i in wanted], shape, deep),  # type: ignore[misc]
         )
         for split, rows in files.items()
     }
@@ -322,8 +321,3 @@ def _common_form(paths: list[Path], size: int | None) -> tuple[tuple[int, int, i
     assert first is not None  # there are two classes, each with an image
     height, width = (first[1], first[0]) if size is None else (size, size)
     return (channels, height, width), deep
-
-
-def decoded(paths: list[Path], shape: tuple[int, ...], deep: bool) -> Tensor:
-    """Images in one form: channels, height and width, and 16 bits per pixel or 8."""
-    return torch.cat([to_shape(stack_pictures([p.read_bytes()], str(p), shape[0], deep), shape) for p in paths])

@@ -24,8 +24,8 @@ from ..core.settings import BelowOne, settings
 from ..core.task import Data
 from .dataset import Arrays, Dataset, are_texts, check_samples, data_of
 from .encodings import Text, refuse_empty
-from .images import is_deep, open_picture
-from .readers import LAYOUT, class_folders, decoded, homes, pictures_in
+from .images import fitted
+from .readers import LAYOUT, class_folders, homes, pictures_in
 from .sampling import torch_rng
 from .spec import Spec
 from .tables import IMAGE_COLUMNS, TABLES, TEXT_COLUMNS, images_of, read_table, texts_of
@@ -66,7 +66,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Holding:
-    """What one site holds, as stored."""
+    """The samples of one site, as stored."""
 
     train: Data[Tensor]
     test: Data[Tensor]
@@ -192,8 +192,7 @@ def _pictures(home: Path, spec: Spec) -> Data[Tensor]:
     if not rows:
         raise DataError(f"{home}: there are no images; expected {LAYOUT}")
     labels = spec.numbers([name for _, name in rows], str(home))
-    deep = any(is_deep(open_picture(path.read_bytes(), str(path), 0)) for path, _ in rows)
-    return Data(decoded([path for path, _ in rows], spec.shape, deep), labels)
+    return Data(fitted([path for path, _ in rows], spec.shape), labels)
 
 
 def _table(path: Path, spec: Spec, columns: Sequence[str], label_column: str) -> Rows:

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,9 @@ def load(
     """
     info = source_info(name)
     columns = Given(text_column, pair_column, label_column, user_column, labelled=task == "classification")
-    people = Users(user_min, test_users)
+    people = {k: v for k, v, usual in (("user_min", user_min, 1), ("test_users", test_users, 0.0)) if v != usual}
     if info.loader is not None:
-        for key, value in (*columns.named.items(), *people.named.items()):
+        for key, value in (*columns.named.items(), *people.items()):
             raise ConfigError(f"data.{key} = {value!r}: {label(name)!r} is a function of your own; let it do that")
         return _load_own(name, info.loader, path, train_size, test_size, seed, length, image_size)
     if image_size is not None and info.formats != ("images",):
@@ -108,43 +108,6 @@ def load(
         raise ConfigError(f"data.{next(iter(columns.named))}: {name!r} is not read from a table; leave it out")
     splits = _read(name, info, path, image_size, columns)
     return _assemble(name, info, splits, train_size, test_size, seed, length, people, columns.labelled)
-
-
-@dataclass(frozen=True)
-class Users:
-    """Which users take part, and how many of them are there for testing."""
-
-    least: int = 1  # samples of a user
-    test: float = 0.0  # share of the users
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """What differs from the defaults, by key."""
-        return {k: v for k, v, usual in (("user_min", self.least, 1), ("test_users", self.test, 0.0)) if v != usual}
-
-    def divide(self, name: str, users: np.ndarray | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Those of the training rows that stay, and those for testing (None: the set's own)."""
-        if not self.named:
-            return rows, None
-        if users is None:
-            key, value = next(iter(self.named.items()))
-            raise ConfigError(f"data.{key} = {value}: {name} has no users; name their column with data.user_column")
-        people, person, counts = np.unique(users[rows], return_inverse=True, return_counts=True)
-        enough = np.flatnonzero(counts >= self.least)
-        tested = round(self.test * len(enough))
-        if len(enough) - tested < 1 or (self.test and not tested):
-            raise ConfigError(
-                f"data.user_min = {self.least}: {len(enough)} of {len(people)} users of {name} have so many samples"
-                + (f", and data.test_users = {self.test} of them are {tested}" if self.test else "")
-                + "; choose other numbers"
-            )
-        if not tested:
-            return rows[np.isin(person, enough)], None
-        held = numpy_rng(0, "test users").permutation(enough)[:tested]
-        return rows[np.isin(person, np.setdiff1d(enough, held))], rows[np.isin(person, held)]
-
-
-ALL_USERS = Users()
 
 
 def from_folder(
@@ -181,8 +144,7 @@ def from_hf(
 
     The columns are found by their usual names (image or img, text or sentence, label, user) unless they are given;
     `pair` is the column of a second text. Every model reads texts with its own tokenizer. Bytes are normalised with the
-    statistics of the training images unless
-    `mean` and `std` are given.
+    statistics of the training images unless `mean` and `std` are given.
     """
     if (mean is None) != (std is None):
         raise DataError(f"{name}: give both mean and std, or neither")
@@ -206,7 +168,7 @@ def _assemble(
     test_size: int | None = None,
     seed: int = 0,
     length: int = LENGTH,
-    people: Users = ALL_USERS,
+    people: Mapping[str, Any] | None = None,
     labelled: bool = True,
 ) -> Dataset:
     """Choose the rows, decode them, and build the data set. `labelled`: the labels are to be learned."""
@@ -218,7 +180,9 @@ def _assemble(
         classes = classes_in(name, every, RENUMBER) if labelled else int(every.max()) + 1
     rows = {split: np.flatnonzero(known[split] >= 0) for split in splits}
     source = dict(splits)
-    rows["train"], held = people.divide(name, splits["train"].users, rows["train"])
+    held = None
+    if people:
+        rows["train"], held = _divide_users(name, splits["train"].users, rows["train"], **people)
     if held is not None:
         rows["test"], source["test"], known["test"] = held, splits["train"], known["train"]
     elif "test" not in splits:
@@ -256,6 +220,27 @@ def _assemble(
         texts=Texts(tuple(texts["train"]), tuple(texts["test"])) if texts else None,
         found=(whole["train"], whole.get("test", 0)),
     )
+
+
+def _divide_users(
+    name: str, users: np.ndarray | None, rows: np.ndarray, user_min: int = 1, test_users: float = 0.0
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The training rows of users with enough samples, and the rows of the users for testing (None: the set's own)."""
+    if users is None:
+        given = f"data.user_min = {user_min}" if user_min > 1 else f"data.test_users = {test_users}"
+        raise ConfigError(f"{given}: {name} has no users; name their column with data.user_column")
+    people, person, counts = np.unique(users[rows], return_inverse=True, return_counts=True)
+    enough = np.flatnonzero(counts >= user_min)
+    tested = round(test_users * len(enough))
+    if len(enough) - tested < 1 or (test_users and not tested):
+        raise ConfigError(
+            f"data.user_min = {user_min}: {len(enough)} of {len(people)} users of {name} have so many samples"
+            + (f", and data.test_users = {test_users} of them are {tested}" if test_users else "")
+            + "; choose other numbers"
+        )
+    held = numpy_rng(0, "test users").permutation(enough)[:tested]
+    kept = rows[np.isin(person, np.setdiff1d(enough, held))]
+    return kept, rows[np.isin(person, held)] if tested else None
 
 
 def _read(
@@ -481,20 +466,16 @@ def _load_own(
             "solera.from_tensors returns it"
         )
     data = replace(data, name=label(name))
-    if train_size is not None and "train_size" not in parameters:
-        data = data.sampled("train", _rows("train_size", data.train, train_size, seed))
-    if test_size is not None and "test_size" not in parameters:
-        data = data.sampled("test", _rows("test_size", data.test, test_size, seed))
+    for split, size in (("train", train_size), ("test", test_size)):
+        if size is not None and f"{split}_size" not in parameters:
+            labels = getattr(data, split).labels.numpy()
+            rows = _subsample(f"{split}_size", labels, np.arange(len(labels)), size, seed)
+            data = data.sampled(split, torch.from_numpy(rows))  # type: ignore[arg-type]
     return data
 
 
-def _rows(key: str, of: Data, size: int, seed: int) -> Tensor:
-    labels = of.labels.numpy()
-    return torch.from_numpy(_subsample(key, labels, np.arange(len(labels)), size, seed))
-
-
 def _wanted(name: str, info: SourceInfo) -> str:
-    """How to provide a data set, for error messages."""
+    """The ways to provide a data set, for error messages."""
     files = ", or ".join(FILES[form] for form in info.formats)
     if not info.hub:
         return f"Expected: {files}."

@@ -25,7 +25,7 @@ class Spec:
     std: tuple[float, ...] = ()
     vocabulary: int = 0  # text only: the number of token ids
     class_names: tuple[str, ...] = ()  # if known
-    columns: tuple[Columns, ...] = ()  # whose tokens are where in a sample; empty: one tokenizer's, in all of it
+    columns: tuple[Columns, ...] = ()  # of each tokenizer in a sample; empty: there is one, and it has all of them
     task: Task = "classification"  # causal-lm: a sample is a block of tokens, and all but its first are predicted
 
     @property

@@ -245,7 +245,7 @@ class Given:
 
     @property
     def named(self) -> dict[str, str]:
-        """Those that are given, by their setting."""
+        """The given ones, by their setting."""
         roles = {"text": self.text, "pair": self.pair, "label": self.label, "user": self.user}
         return {f"{role}_column": name for role, name in roles.items() if name is not None}
 

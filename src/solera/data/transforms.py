@@ -4,12 +4,18 @@ Random ones draw every sample's numbers separately, from the torch.Generator the
 on values in [0, 1], before normalisation.
 """
 
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.errors import DataError
-from ..core.tensors import sent
+from ..core.errors import ConfigError, DataError
+from ..core.tensors import CPU, Views, sent
+from ..place.placement import full_precision
+from .sampling import torch_rng
 
 GRAY = (0.299, 0.587, 0.114)  # weights of red, green, blue in the brightness (ITU-R 601-2)
 DEPTH = {torch.uint8: 255, torch.uint16: 65535}  # the brightest pixel of images of whole numbers
@@ -83,7 +89,7 @@ def grayscale(images: Tensor) -> Tensor:
     return torch.einsum("nchw,c->nhw", images, images.new_tensor(GRAY)).unsqueeze(1)
 
 
-def crop(images: Tensor, top: Tensor, left: Tensor, padding: int) -> Tensor:
+def windows(images: Tensor, top: Tensor, left: Tensor, padding: int) -> Tensor:
     """Windows of the original size out of images padded with zeros; top, left in 0..2*padding per sample."""
     n, _, height, width = images.shape
     windows = F.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # [n, C, top, left, H, W], a view
@@ -136,7 +142,7 @@ def color_jitter(
     """Change brightness, contrast, saturation and hue of each sample, in a random order of its own.
 
     Factors are uniform in [max(0, 1 - s), 1 + s], the turn of the hue in [-hue, hue]. On one-channel images the
-    parts that concern colour (saturation, hue) do nothing; they use up the same random numbers all the same.
+    parts that concern colour (saturation, hue) do nothing, but they use up the same random numbers.
     """
     n, device = len(images), images.device
     steps = (
@@ -162,3 +168,112 @@ def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 def _uniform(n: int, low: float, high: float, rng: torch.Generator) -> Tensor:
     return low + (high - low) * torch.rand(n, generator=rng)
+
+
+# ---- the steps of `data.augment` and `public.augment` -----------------------------------------------
+
+Name = Literal["crop", "flip", "jitter", "gray"]
+# A step changes a batch, with random numbers of its own for each sample. It gets images as values in [0, 1], before
+# normalisation, and other samples in stored form.
+Step = Callable[[Tensor, torch.Generator], Tensor]
+PADDING = 4  # black pixels added on each side before a crop
+
+
+def crop(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Pad the image with 4 black pixels and crop it at a random position to its size."""
+    corner = sent(torch.randint(0, 2 * PADDING + 1, (2, len(images)), generator=rng), images.device)
+    return windows(images, corner[0], corner[1], PADDING)
+
+
+def flip(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Flip the image horizontally, with probability 1/2."""
+    return torch.where(_chosen(0.5, images, rng), images.flip(-1), images)
+
+
+def jitter(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Colour jitter of strength 0.8/0.8/0.8/0.2, with probability 0.8; for gray images only brightness and contrast."""
+    chosen = _chosen(0.8, images, rng)
+    return torch.where(chosen, color_jitter(images, rng), images)
+
+
+def gray(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Convert the image to gray, with probability 0.2."""
+    return torch.where(_chosen(0.2, images, rng), grayscale(images).expand_as(images), images)
+
+
+def _chosen(p: float, images: Tensor, rng: torch.Generator) -> Tensor:
+    return sent((torch.rand(len(images), generator=rng) < p)[:, None, None, None], images.device)
+
+
+STEPS: dict[Name, Step] = {"crop": crop, "flip": flip, "jitter": jitter, "gray": gray}
+
+
+def augmented(raw: Tensor, steps: Sequence[Name | Step], rng: torch.Generator) -> Tensor:
+    """Stored samples after these steps, in this order; unchanged without steps."""
+    values = to_unit(raw) if steps and raw.ndim == 4 else raw
+    for step in steps:
+        before, values = values, (STEPS[step] if isinstance(step, str) else step)(values, rng)
+        if not isinstance(values, Tensor) or (values.shape, values.dtype) != (before.shape, before.dtype):
+            raise DataError(
+                f"augment: {step_name(step)} returned {getattr(values, 'dtype', type(values).__name__)} "
+                f"{tuple(getattr(values, 'shape', ()))} for {before.dtype} {tuple(before.shape)}; it must keep both"
+            )
+    return values
+
+
+def drawn_anew(
+    raw: Tensor, steps: Sequence[Name | Step], prepare: Callable[[Tensor], Tensor], device: torch.device = CPU
+) -> Views:
+    """Stored samples with these steps applied at each draw on `device`; `prepare` makes them ready for a model."""
+
+    def stored(rows: Tensor) -> Tensor:
+        return sent(raw.index_select(0, sent(rows, raw.device)), device)
+
+    def drawn(rows: Tensor, seed: int) -> Tensor:
+        with full_precision(device):  # samples are no weights
+            return prepare(augmented(stored(rows), steps, torch_rng(seed, "augment")))
+
+    return Views(len(raw), lambda rows: prepare(stored(rows)), drawn)
+
+
+def check_steps(key: str, steps: Sequence[Name | Step], raw: Tensor, dataset: str) -> None:
+    """Refuse steps that cannot be applied to these stored samples."""
+    named = [step for step in steps if isinstance(step, str)]
+    for step in steps:
+        if not isinstance(step, str):
+            _check_callable(key, step)
+        elif step not in STEPS:
+            raise ConfigError(f"{key}: there is no {step!r}; use {', '.join(STEPS)}, or your own function")
+    if named and raw.ndim != 4:
+        kind = "tokens" if raw.dtype == torch.int64 else "vectors"
+        raise ConfigError(
+            f"{key} = {named}: these steps need images, and the samples of {dataset} are {kind} of shape "
+            f"{tuple(raw.shape[1:])}; leave {key} out"
+        )
+    if named and raw.dtype.is_floating_point and not bool(((raw >= 0) & (raw <= 1)).all()):
+        raise ConfigError(
+            f"{key} = {named}: these steps need float images in [0, 1], and those of {dataset} are not; give pixels, "
+            f"or floats from 0 to 1 with their mean and std, or leave {key} out"
+        )
+    if {"jitter", "gray"} & set(named) and raw.shape[1] not in (1, 3):
+        raise ConfigError(
+            f"{key} = {named}: jitter and gray need images with 1 or 3 channels, and those of {dataset} have "
+            f"{raw.shape[1]}; leave them out"
+        )
+
+
+def step_name(step: Name | Step) -> str:
+    """The name of a step; for a function, module and name."""
+    if isinstance(step, str):
+        return step
+    return f"{getattr(step, '__module__', '?')}:{getattr(step, '__qualname__', type(step).__qualname__)}"
+
+
+def _check_callable(key: str, step: Step) -> None:
+    try:
+        inspect.signature(step).bind(torch.empty(0), torch.Generator())
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{key}: {step!r} cannot be called with (samples, generator); give a function of a batch and of a "
+            "torch.Generator for its random numbers"
+        ) from None

@@ -13,14 +13,13 @@ from torch import Tensor
 from ..core.errors import DataError
 from .catalogue import SOURCES
 from .encodings import Text
-from .images import PICTURES, channels_first, is_deep, open_picture, stack_pictures
+from .images import PICTURES, channels_first, fitted
 from .readers import files_in
-from .tables import IMAGE_COLUMNS, USUAL, Given, file_split, joined, read_table
-from .transforms import to_shape
+from .tables import IMAGE_COLUMNS, TABLES, USUAL, Given, file_split, joined, read_table
 
 Tokens = Callable[[Sequence[Text]], Tensor]  # how texts become samples
 INPUT_NAMES = ("x", "inputs", "images", "samples", "data")
-TEXTS = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")  # the last may hold images, too
+TEXTS = (".txt", *TABLES)  # parquet files may hold images, too
 FORMS = ".npy, .npz, .parquet, .txt (one text per line), .csv, .tsv or .jsonl (texts), an image, or a folder of images"
 
 
@@ -29,11 +28,37 @@ def read_samples(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> t
     floats), float vectors, or tokens. Models of text read it by `tokens`; for others it is None."""
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder; give {FORMS}")
-    names, samples = _reader(path)(path, shape, tokens)
+    folder, names = path.is_dir(), None
+    suffix = "" if folder else path.suffix.lower() or "a file without an extension"
+    parquet = [f for f in (files_in(path) if folder else [path]) if f.suffix.lower() == ".parquet"]
+    if parquet or suffix in TEXTS:
+        if not (parquet or tokens):
+            raise DataError(f"{path}: holds text; the models take samples of shape {shape}")
+        if tokens:
+            texts = [text for file in parquet or [path] for text in texts_in(file)]
+            samples = tokens(texts) if texts else torch.zeros((0, *shape), dtype=torch.int64)
+        else:
+            samples = _images_in_tables(parquet, path, shape)
+    elif suffix == ".npy":
+        with open(path, "rb") as file:
+            samples = _array(file, path)
+    elif suffix == ".npz":
+        samples = _npz(path)
+    elif folder or suffix in PICTURES:
+        found = [path] if not folder else [f for f in files_in(path, depth=3) if f.suffix.lower() in PICTURES]
+        if not found:
+            raise DataError(f"{path}: there are no images in it ({', '.join(PICTURES)})")
+        if len(shape) != 3:
+            raise DataError(f"{path}: holds images; the models take samples of shape {shape}")
+        names = [str(f.relative_to(path)) if folder else f.name for f in found]
+        samples = fitted(found, shape)
+    else:
+        raise DataError(f"{path}: {suffix} cannot be read; give {FORMS}")
     if not len(samples):
         raise DataError(f"{path}: there are no samples in it")
     if samples.dtype.is_complex or samples.dtype == torch.bool:
         raise DataError(f"{path}: samples are {samples.dtype}; expected numbers")
+    names = names or [str(i) for i in range(len(samples))]
     if samples.ndim == len(shape) and tuple(samples.shape) == shape:  # a single sample, without a batch dimension
         names, samples = names[:1], samples[None]
     if len(shape) == 3 and samples.ndim in (3, 4):
@@ -43,26 +68,7 @@ def read_samples(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> t
     return names, samples
 
 
-def _reader(path: Path) -> Callable[[Path, tuple[int, ...], Tokens | None], tuple[list[str], Tensor]]:
-    if path.is_dir():
-        return _parquet if any(f.suffix == ".parquet" for f in files_in(path)) else _folder
-    by_suffix = dict.fromkeys(TEXTS, _texts) | {".npy": _npy, ".npz": _npz, ".parquet": _parquet}
-    by_suffix |= dict.fromkeys(PICTURES, _folder)
-    if path.suffix.lower() not in by_suffix:
-        raise DataError(f"{path}: {path.suffix or 'a file without an extension'} cannot be read; give {FORMS}")
-    return by_suffix[path.suffix.lower()]
-
-
-def _numbered(samples: Tensor) -> tuple[list[str], Tensor]:
-    return [str(i) for i in range(len(samples))], samples
-
-
-def _npy(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
-    with open(path, "rb") as file:
-        return _numbered(_array(file, path))
-
-
-def _npz(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
+def _npz(path: Path) -> Tensor:
     try:
         with zipfile.ZipFile(path) as archive:
             inside = {name.removesuffix(".npy"): name for name in archive.namelist() if name.endswith(".npy")}
@@ -72,7 +78,7 @@ def _npz(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[lis
                     f"{path}: holds {', '.join(inside) or 'no array'}; name the array one of {', '.join(INPUT_NAMES)}"
                 )
             with archive.open(inside[usual[0] if usual else next(iter(inside))]) as file:
-                return _numbered(_array(file, path))
+                return _array(file, path)
     except zipfile.BadZipFile:
         raise DataError(f"{path}: is not a .npz file, or is damaged") from None
 
@@ -87,39 +93,17 @@ def _array(file: Any, path: Path) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
 
 
-def _folder(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
-    found = [path] if path.is_file() else [f for f in files_in(path, depth=3) if f.suffix.lower() in PICTURES]
-    if not found:
-        raise DataError(f"{path}: there are no images in it ({', '.join(PICTURES)})")
-    if len(shape) != 3:
-        raise DataError(f"{path}: holds images; the models take samples of shape {shape}")
-    names = [str(f.relative_to(path)) if path.is_dir() else f.name for f in found]
-    return names, _fitted([(str(f), f.read_bytes()) for f in found], shape)
-
-
-def _fitted(named: list[tuple[str, Any]], shape: tuple[int, ...]) -> Tensor:
-    """Images (with names for error messages) in the models' input shape: gray or colour, and resized."""
-    channels = shape[0] if shape[0] in (1, 3) else None
-    deep = any(is_deep(open_picture(content, what, 0)) for what, content in named)
-    return torch.cat([to_shape(stack_pictures([content], what, channels, deep), shape) for what, content in named])
-
-
-def _parquet(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
-    paths = [path] if path.is_file() else [f for f in files_in(path) if f.suffix == ".parquet"]
-    if tokens:
-        texts = [text for file in paths for text in texts_in(file)]
-        return _numbered(tokens(texts) if texts else torch.zeros((0, *shape), dtype=torch.int64))
-    table = joined([read_table(file) for file in paths])
-    column = next((name for name in IMAGE_COLUMNS if name in table.names), IMAGE_COLUMNS[0])
-    values = table.cells(column)
+def _images_in_tables(files: Sequence[Path], path: Path, shape: tuple[int, ...]) -> Tensor:
+    table = joined([read_table(file) for file in files])
+    values = table.cells(next((name for name in IMAGE_COLUMNS if name in table.names), IMAGE_COLUMNS[0]))
     if not values or isinstance(values[0], list):
-        return _numbered(torch.tensor(np.asarray(values)))
+        return torch.tensor(np.asarray(values))
     pictures = [v["bytes"] if isinstance(v, dict) else v for v in values]
-    return _numbered(_fitted([(f"{path}, row {i}", picture) for i, picture in enumerate(pictures)], shape))
+    return fitted([(f"{path}, row {i}", picture) for i, picture in enumerate(pictures)], shape)
 
 
 def holds_texts(path: Path) -> bool:
-    """Whether `path` is a file of texts by its name: lines, or a table."""
+    """True if `path` is a file of texts by its name: lines, or a table."""
     return path.is_file() and path.suffix.lower() in TEXTS
 
 
@@ -137,10 +121,3 @@ def texts_in(path: Path, given: Given = USUAL) -> list[Text]:
     if empty := [i for i, t in enumerate(texts) if not (t if isinstance(t, str) else "".join(t)).strip()]:
         raise DataError(f"{path}: {len(empty)} of {len(texts)} texts are empty, the first in row {empty[0]} (from 0)")
     return texts
-
-
-def _texts(path: Path, shape: tuple[int, ...], tokens: Tokens | None) -> tuple[list[str], Tensor]:
-    if not tokens:
-        raise DataError(f"{path}: holds text; the models take samples of shape {shape}")
-    texts = texts_in(path)
-    return _numbered(tokens(texts) if texts else torch.zeros((0, *shape), dtype=torch.int64))

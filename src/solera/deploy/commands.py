@@ -45,7 +45,7 @@ REASONS = (
     Reason("certificate has expired", "the server's certificate has expired: it needs `solera deploy renew`"),
     Reason(
         "CERTIFICATE_VERIFY_FAILED",
-        "whoever answers at the server's address has no certificate for it that this site's ca.crt trusts",
+        "what answers at the server's address has no certificate for it that this site's ca.crt trusts",
         final=True,
     ),
 )
@@ -57,16 +57,19 @@ LOOK_S, ASK_S = 0.5, 30.0  # while a run is waited for: at its log, and at Flowe
 
 def settings_of(folder: Path, name: str) -> dict[str, Any]:
     """deploy.toml of a server's or a site's folder: where the server is, and how it is reached."""
-    file = folder / "deploy.toml"
-    try:
-        tables = tomllib.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{folder} is not the folder of a {name}: there is no deploy.toml in it") from None
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"{file}: {e}") from None
+    if not (folder / "deploy.toml").is_file():
+        raise ConfigError(f"{folder} is not the folder of a {name}: there is no deploy.toml in it")
+    tables = _tables(folder / "deploy.toml")
     if tables.get("role") != name:
         raise ConfigError(f"{folder} is the folder of a {tables.get('role')!r}, not of a {name}")
     return tables
+
+
+def _tables(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{file} cannot be read: {e}") from None
 
 
 # ---- the server -------------------------------------------------------------------------------------
@@ -81,12 +84,15 @@ def serve(folder: Path, address: str | None = None, insecure: bool = False, behi
     host, port = split(address)
     keep_journal(folder / JOURNAL)
     if insecure:
-        _warn_insecure(address)
+        log.warning("--insecure: no TLS, no authentication; others who reach %s can take part and read along", address)
+        if not is_loopback(address):
+            raise ConfigError(f"--insecure at {address}: only on the loopback interface, such as 127.0.0.1:8000")
     else:
         check_exposure(address, behind_firewall or given.get("behind_firewall") is True, given.get("proxy"))
         _check_certificate(folder)
     env, here = environment(folder), reachable(address)
-    connect(folder, here, insecure)
+    told = flower_inside.connection(here, None if insecure else folder / "ca.crt")
+    (folder / "state" / "flwr" / "config.toml").write_text(tomli_w.dumps(told))  # for the command `flwr`
     database = folder / ("state/insecure.db" if insecure else DATABASE)
     link = Program(
         "superlink", flower_inside.superlink(folder, host, port, database, insecure), env,
@@ -109,12 +115,6 @@ def serve(folder: Path, address: str | None = None, insecure: bool = False, behi
     log.info("the server has ended")
 
 
-def _warn_insecure(address: str) -> None:
-    log.warning("--insecure: no TLS and no authentication; whoever reaches %s can take part and read along", address)
-    if not is_loopback(address):
-        raise ConfigError(f"--insecure at {address}: only on the loopback interface, such as 127.0.0.1:8000")
-
-
 def _check_certificate(folder: Path) -> None:
     try:
         left = expiry(folder / "server.crt").timestamp() - time.time()
@@ -124,14 +124,6 @@ def _check_certificate(folder: Path) -> None:
         raise ConfigError(f"{folder / 'server.crt'} has expired: renew it with `solera deploy renew`")
     if left < 30 * 86400:
         log.warning("server.crt expires in %.0f days: renew it with `solera deploy renew`", left / 86400)
-
-
-def connect(folder: Path, link: str, insecure: bool) -> None:
-    """Tell the command `flwr` where this server is."""
-    home = folder / "state" / "flwr"
-    home.mkdir(parents=True, exist_ok=True)
-    told = flower_inside.connection(link, None if insecure else folder / "ca.crt")
-    (home / "config.toml").write_text(tomli_w.dumps(told))
 
 
 def registered(folder: Path) -> dict[str, Node]:
@@ -157,15 +149,15 @@ def _nodes(folder: Path) -> list[tuple[str, Node]]:
 
 
 class _Roll:
-    """Who is on the SuperLink's list. `keys` says who should be; others can change the list, as the control interface
-    has no login, so it is compared with the list that there is, not with a note of what was once registered."""
+    """The nodes on the SuperLink's list. `keys` says which should be there; others can change the list, as the control
+    interface has no login, so it is read anew each time."""
 
     def __init__(self, folder: Path):
         self.folder, self.next = folder, 0.0
         self.struck: set[str] = set()  # nodes of which it was said
 
     def call(self, env: dict[str, str]) -> None:
-        """Register keys that are new, take off those that are no longer in `keys`, say whose key was taken off."""
+        """Register keys that are new, take off those that are no longer in `keys`."""
         names, known, nodes = _keys(self.folder), registered(self.folder), _nodes(self.folder)
         new = sorted(set(names.values()) - set(known))
         old = [n.id for key, n in nodes if key not in names and n.status != UNREGISTERED]
@@ -179,7 +171,7 @@ class _Roll:
         self.look()
 
     def look(self) -> None:
-        """Say, once, who cannot come back."""
+        """Say, once, which sites cannot come back."""
         if time.monotonic() < self.next:
             return
         self.next = time.monotonic() + ROLL_S
@@ -208,7 +200,8 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
     flower_inside.check_version()
     address = address or given["address"]
     split(address)
-    _check_tasks(folder / "site.toml", given["name"])
+    if "tasks" not in _tables(folder / "site.toml").get("sites", {}).get(given["name"], {}):
+        raise ConfigError(NO_TASKS.format(name=given["name"]))  # the site would refuse every task
     keep_journal(folder / "log" / "site.jsonl", site=given["name"])
     if insecure and not is_loopback(address):
         raise ConfigError(f"--insecure to {address}: only on the loopback interface")
@@ -231,16 +224,6 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
         programs.start(node)
         programs.watch(_Connection(node, address).look)
     log.info("%s has left", given["name"])
-
-
-def _check_tasks(file: Path, name: str) -> None:
-    """Refuse to start a site that would refuse every task."""
-    try:
-        tables = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"{file} cannot be read: {e}") from None
-    if "tasks" not in tables.get("sites", {}).get(name, {}):
-        raise ConfigError(NO_TASKS.format(name=name))
 
 
 class _Connection:
@@ -311,7 +294,7 @@ def submit(folder: Path, name: str, config: str = "server.toml") -> Submitted:
 def wait_for(
     folder: Path, run: Submitted, patience_s: float | None = None, say: Callable[[str], None] = lambda text: None
 ) -> str:
-    """Until a run has ended; its last status, as Flower has it. `say` is told what the server logs of it meanwhile."""
+    """Wait until a run has ended; its last status, as Flower has it. `say` is told what the server logs of it."""
     folder = folder.absolute()
     env, place = environment(folder), run.since
     begun = asked = time.monotonic()
@@ -351,12 +334,12 @@ def status(folder: Path) -> dict[str, Any]:
         "reachable": nodes is not None,
         "nodes": [n for n in found if n["site"] or n.get("status") != UNREGISTERED],
         "runs": runs,
-        "directories": {d.name: _rounds(d) for d in sorted((folder / "runs").glob("*")) if d.is_dir()},
+        "directories": {
+            d.name: len(read_lines(d / "metrics.jsonl", 1 << 30))
+            for d in sorted((folder / "runs").glob("*"))
+            if d.is_dir()
+        },
     }
-
-
-def _rounds(run: Path) -> int:
-    return len(read_lines(run / "metrics.jsonl", 1 << 30))
 
 
 def logs(folder: Path, last: int) -> list[dict[str, Any]]:

@@ -1,11 +1,14 @@
 """The server's program: greets the sites, then runs the method on them as on any other clients."""
 
+import contextlib
 import dataclasses
 import json
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from flwr.app import Message
 
 from ..core.calls import text_in
 from ..core.errors import ConfigError, SoleraError
@@ -40,7 +43,7 @@ WHO_S = 300.0  # until a node that has not said its name is given up
 def conduct(grid: Any, folder: Path, name: str, file: str, insecure: bool = False) -> Result:
     """Begin the run `name` of the server in `folder`, or go on with it. `file` is a configuration in that folder.
 
-    `insecure`: nodes have no keys, and are who they say they are.
+    `insecure`: nodes have no keys, and the names that they say are believed.
     """
     home = folder / "runs" / safe_name(name, "run name")
     if Path(file).name != file:
@@ -63,7 +66,13 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool
     if not config.sites:
         raise ConfigError("there are no sites: a deployment needs a table [sites.NAME] for each of them")
     sites = _known_by_key(folder, config)
-    nodes = Believed(grid, set(config.sites)) if insecure else Nodes(grid, lambda key: sites.get(_fingerprint(key)))
+
+    def site_of(key: bytes) -> str | None:
+        with contextlib.suppress(ConfigError):  # a node without a key, on a server without authentication
+            return sites.get(fingerprint(key, "a node's key"))
+        return None
+
+    nodes = Believed(grid, set(config.sites)) if insecure else Nodes(grid, site_of)
     engine = Flower(grid, nodes, config.engine, home.name)
     seed, compute = config.run.seed, compute_of(config.engine)
     said = engine.greet(list(config.sites), seed)
@@ -97,7 +106,7 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool
 
 
 class Believed(Nodes):
-    """Nodes without keys, on a server without TLS: each is asked who it is, once, and believed."""
+    """Nodes without keys, on a server without TLS: each is asked for its name, once, and believed."""
 
     def __init__(self, grid: Any, sites: Collection[str]):
         super().__init__(grid, lambda key: None)
@@ -107,8 +116,6 @@ class Believed(Nodes):
 
     def present(self) -> dict[str, int]:
         """Those that have answered so far. Does not wait."""
-        from flwr.app import Message
-
         here = [node.node_id for node in self.grid.get_nodes()]
         new = [n for n in here if n not in self._names and n not in self._asked.values()]
         if new:
@@ -125,7 +132,7 @@ class Believed(Nodes):
         try:
             name = text_in(unpack(reply.content, Limits())[0], "site")
         except WireError as e:
-            log.warning("a node does not say who it is: %s", e)
+            log.warning("a node does not say its name: %s", e)
             return None
         return name if name in self.sites else None
 
@@ -147,23 +154,12 @@ def _known_by_key(folder: Path, config: Config) -> dict[str, str]:
     return found
 
 
-def _fingerprint(key: bytes) -> str:
-    try:
-        return fingerprint(key, "a node's key")
-    except ConfigError:  # a node without a key, on a server without authentication
-        return ""
-
-
 def _hello(k: str, facts: Mapping[str, Any]) -> Hello:
     """What a site said. Its name is what its key says."""
-    fields = {f.name: f.type for f in dataclasses.fields(Hello)}
-    told: dict[str, Any] = {}
-    for name, kind in fields.items():
-        value = facts.get(name)
-        wanted = kind if isinstance(kind, type) else {"int": int, "str": str}[str(kind)]
-        if type(value) is not wanted or len(str(value)) > 200:
-            raise WireError(f"{k}: {name} = {str(value)[:40]!r}")
-        told[name] = value
+    told = {f.name: facts.get(f.name) for f in dataclasses.fields(Hello)}
+    for name, kind in get_type_hints(Hello).items():
+        if type(told[name]) is not kind or len(str(told[name])) > 200:
+            raise WireError(f"{k}: {name} = {str(told[name])[:40]!r}")
     if not 0 <= told["num_examples"] < 1 << 53:
         raise WireError(f"{k}: num_examples = {told['num_examples']}")
     return Hello(**{**told, "name": k})
@@ -230,7 +226,7 @@ def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapp
     lacking = sorted(set(scenario.roster) - {k for k, facts in asked.items() if facts.get("has_public") is True})
     if lacking:
         log.info("the public samples, %s, go to %s", human_bytes(message.size * len(lacking)), ", ".join(lacking))
-        engine.deliver(lacking, message.blob)
+        engine.deliver(lacking, message)
 
 
 class _Log(Watcher):

@@ -5,9 +5,9 @@ pulls messages on a `Grid`, a site answers one kind of query. A message is one a
 of `wire` as it is, and one line of JSON beside it. Flower moves and stores it without looking inside; the receiver
 compares its header with the declared type before anything is built from it.
 
-Who a site is follows from the key of its node, which the SuperLink has checked, never from what the site says. A call
-can be repeated (`serve` starts from the state that the call names), so a site that went away in the middle of one is
-asked again when it is back.
+The name of a site follows from the key of its node, which the SuperLink has checked, never from what the site says. A
+call can be repeated (`serve` starts from the state that the call names), so a site that went away in the middle of one
+is asked again when it is back.
 """
 
 import dataclasses
@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..core.calls import Call, Reply, Roster, text_in
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from ..core.calls import Call, Reply, Roster
 from ..core.errors import RunError
 from ..core.stopping import check_stop
-from ..core.wire import Limits, WireError, safe_name
+from ..core.wire import Limits, Packed, WireError, safe_name
 from ..engines.engine_settings import FlowerConfig
 from ..engines.serve import most_due
 from .flower_inside import CODES, GONE, TOO_LATE
@@ -38,23 +40,16 @@ SAY_AGAIN_S = 60.0  # how often a wait is mentioned
 FOREVER_S = 12 * 3600.0  # what Flower keeps a message for, where no deadline is set
 
 
-# ---- the form of a message --------------------------------------------------------------------------
-
-
-def pack(facts: Mapping[str, Any], body: Any = None) -> Any:
+def pack(facts: Mapping[str, Any], body: bytes | ArrayRecord | None = None) -> RecordDict:
     """A record for Flower: facts, and the bytes of a message (or what `one_array` has made of them)."""
-    from flwr.app import ConfigRecord, RecordDict
-
-    records: dict[str, Any] = {FACTS: ConfigRecord({"json": json.dumps(facts, separators=(",", ":"))})}
+    record = RecordDict({FACTS: ConfigRecord({"json": json.dumps(facts, separators=(",", ":"))})})
     if body is not None:
-        records[BODY] = one_array(body) if isinstance(body, bytes) else body
-    return RecordDict(records)
+        record[BODY] = one_array(body) if isinstance(body, bytes) else body
+    return record
 
 
-def one_array(blob: bytes) -> Any:
+def one_array(blob: bytes) -> ArrayRecord:
     """Bytes as one Flower array, which is not copied. Messages that share it are uploaded with one copy of it."""
-    from flwr.app import Array, ArrayRecord
-
     return ArrayRecord({"bytes": Array(dtype="uint8", shape=(len(blob),), stype=STYPE, data=blob)})
 
 
@@ -67,8 +62,8 @@ def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
         if not isinstance(text, str) or len(text) > MOST_FACTS:
             raise WireError(f"facts of {len(text)} characters")
         facts = json.loads(text)
-        if not isinstance(facts, dict) or facts.get("protocol") != PROTOCOL:
-            told = facts.get("protocol") if isinstance(facts, dict) else None
+        told = facts.get("protocol") if isinstance(facts, dict) else None
+        if told != PROTOCOL:
             raise WireError(f"protocol {str(told)[:20]}, this end speaks {PROTOCOL}: install the same solera on both")
         if BODY not in record:
             return facts, b""
@@ -83,9 +78,6 @@ def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
         raise
     except Exception as e:  # whatever it is, the sender made it
         raise WireError(f"not a message: {type(e).__name__}: {str(e)[:100]}") from None
-
-
-# ---- who is there -----------------------------------------------------------------------------------
 
 
 class Nodes:
@@ -108,17 +100,14 @@ class Nodes:
         return found
 
 
-# ---- the engine -------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class _Task:
     """One message on its way: a call, or (without one) something else that is asked of a site."""
 
     site: str
-    call: Call | None
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # without a call: what is asked ...
-    body: Any = None  # ... and what is sent with it
+    facts: Mapping[str, Any]  # what is asked
+    payload: Any = None  # what is sent with it: something with `blob`; tasks that share it are sent with one copy
+    call: Call | None = None
     node: int | None = None  # where it was sent; None: not yet
     message: str = ""  # Flower's name of what was sent
     nonce: str = ""
@@ -163,31 +152,28 @@ class Flower:
         missing from the result."""
         return self._tell(sites, {"what": "hello", "run_seed": run_seed, "public": self.public})
 
-    def deliver(self, sites: Collection[str], blob: bytes) -> None:
+    def deliver(self, sites: Collection[str], payload: Packed) -> None:
         """Send the public samples to sites, which keep them. Raises if one does not get them."""
-        got = self._tell(sites, {"what": "public", "public": self.public}, one_array(blob))
+        got = self._tell(sites, {"what": "public", "public": self.public}, payload)
         if lacking := sorted(set(sites) - set(got)):
             raise RunError(f"the public samples did not reach {', '.join(lacking)}: see the log, then submit again")
 
-    def _tell(self, sites: Collection[str], facts: Mapping[str, Any], body: Any = None) -> dict[str, dict[str, Any]]:
-        """Ask something of sites outside of an exchange; the facts that those answered who did."""
+    def _tell(self, sites: Collection[str], facts: Mapping[str, Any], payload: Any = None) -> dict[str, dict[str, Any]]:
+        """Ask something of sites outside of an exchange; the facts that those told that have answered."""
         told: dict[str, dict[str, Any]] = {}
-        for task, outcome in self._conduct([_Task(k, None, facts, body) for k in sorted(sites)]):
-            try:
-                if isinstance(outcome, str):
-                    raise WireError(outcome)
-                if outcome[0].get("error"):
-                    raise WireError(text_in(outcome[0], "error"))
-                told[task.site] = outcome[0]
-            except WireError as e:
-                log.warning("%s does not take part (%s): %s", task.site, facts["what"], e)
+        for task, outcome in self._conduct([_Task(k, facts, payload) for k in sorted(sites)]):
+            why = outcome if isinstance(outcome, str) else outcome[0].get("error")
+            if why:
+                log.warning("%s does not take part (%s): %s", task.site, facts["what"], str(why)[:200])
+            else:
+                told[task.site] = outcome[0]  # type: ignore[assignment]
         return told
 
     # -- calls --
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
         """Send at once what can be sent; the rest when its site is there, while replies are collected."""
-        tasks = [_Task(c.client, c) for c in calls]
+        tasks = [_Task(c.client, self._facts_of(c), c.message, c) for c in calls]
         self._send(tasks)
 
         def collect() -> Iterator[Reply]:
@@ -261,27 +247,23 @@ class Flower:
 
     def _push(self, ready: Sequence[_Task], present: Mapping[str, int]) -> None:
         """Upload messages, those with the same payload together: it then travels once."""
-        from flwr.app import Message
-
         groups: dict[int, list[_Task]] = {}
         for task in ready:
-            groups.setdefault(0 if task.call is None else id(task.call.message), []).append(task)
+            groups.setdefault(id(task.payload), []).append(task)
         for group in groups.values():
-            first = group[0].call
-            body = group[0].body if first is None else one_array(first.message.blob)
+            body = None if group[0].payload is None else one_array(group[0].payload.blob)
             messages = []
             for task in group:
                 task.nonce = secrets.token_hex(16)
                 limit_s = None if task.call is None else task.call.deadline_s
                 ttl = FOREVER_S if limit_s is None else limit_s + self.config.grace_s
                 task.ends = self._clock() + ttl
-                facts = task.facts if task.call is None else self._facts_of(task.call)
-                facts = {**facts, "protocol": PROTOCOL, "run": self.run, "site": task.site, "nonce": task.nonce}
-                messages.append(Message(pack(facts, body), present[task.site], QUERY, ttl=ttl))
+                about = {"protocol": PROTOCOL, "run": self.run, "site": task.site, "nonce": task.nonce}
+                messages.append(Message(pack({**task.facts, **about}, body), present[task.site], QUERY, ttl=ttl))
             for task, name in zip(group, self.grid.push_messages(messages), strict=True):
                 if name:
                     task.node, task.message = present[task.site], str(name)
-                    log.debug("sent %s to %s", task.facts["what"] if task.call is None else task.call.task, task.site)
+                    log.debug("sent %s to %s", task.facts.get("task", task.facts["what"]), task.site)
 
     def _facts_of(self, call: Call) -> dict[str, Any]:
         """All of a call but its message; the digests of the public samples that the site got before, and of what it

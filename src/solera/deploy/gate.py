@@ -1,6 +1,6 @@
 """The gate in front of Flower's app processes: an app that brings code of its own is refused.
 
-Flower lets whoever can reach a SuperLink's control interface submit an app, and runs its code on the server and on
+Everyone who can reach a SuperLink's control interface can submit an app, and Flower runs its code on the server and on
 every node. A deployment of Solera needs none of that: its app is one `pyproject.toml` that names two installed modules.
 So `solera deploy` puts programs of its own first on the path of what it starts. `flwr-serverapp` and `flwr-clientapp`
 are Flower's, with one step before an app is unpacked: it must be exactly that file, or nothing runs. The others that

@@ -26,7 +26,7 @@ def connect(folder: str) -> socket.socket:
         except OSError as e:
             connection.close()
             if time.monotonic() > end:
-                sys.exit(f"solera: nobody answers at {folder}/{SOCKET}: {e}")
+                sys.exit(f"solera: nothing answers at {folder}/{SOCKET}: {e}")
             time.sleep(0.1)
 
 

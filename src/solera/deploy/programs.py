@@ -1,5 +1,5 @@
-"""Flower's programs as a deployment starts them: safe settings, a state folder of their own, and somebody who looks
-after them. A program that ends by itself is started again; all of them end together."""
+"""Flower's programs as a deployment starts them: safe settings, a state folder of their own, and a supervisor. A
+program that ends by itself is started again; all of them end together."""
 
 import contextlib
 import ctypes
@@ -73,7 +73,7 @@ class Program:
     env: Mapping[str, str]
     log: Path
     reasons: Sequence[Reason] = ()
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] = dataclasses.field(init=False)
     failures: int = 0
     started: float = 0.0
     printed_from: int = 0  # where in `log` begins what it has printed since it was started
@@ -96,24 +96,10 @@ class Program:
         self.started = time.monotonic()
         log.info("%s started (pid %d)", self.name, self.process.pid)
 
-    def ended(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return None if self.process is None else self.process.poll()
-
     def signal(self, number: int) -> None:
         """Send a signal to it and to what it started."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, number)
-
-    def stop(self, deadline: float) -> None:
-        """End it: first politely."""
-        if self.process is None:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(max(0.0, deadline - time.monotonic()))
-        self.signal(signal.SIGKILL)
-        self.process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
 
     def printed(self, since: int | None = None) -> str:
         """What it has printed since it was started, or from that place in its log on."""
@@ -152,7 +138,10 @@ class Supervisor:
             program.signal(signal.SIGTERM)
         end = time.monotonic() + END_S
         for program in reversed(self.programs):
-            program.stop(end)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.process.wait(max(0.0, end - time.monotonic()))
+            program.signal(signal.SIGKILL)
+            program.process.wait()
 
     def start(self, program: Program) -> None:
         """Start a program and keep it running from now on."""
@@ -163,38 +152,35 @@ class Supervisor:
         """Until a signal comes: start again what ended. Raises if something cannot be mended by that."""
         again: dict[str, float] = {}
         while not self.stopping:
-            for p in self.programs:
-                code = p.ended()
-                if code is None:
-                    continue
+            for p in [p for p in self.programs if p.process.poll() is not None]:
                 if p.name not in again:
-                    again[p.name] = time.monotonic() + self._pause(p, code)
+                    again[p.name] = time.monotonic() + self._pause(p)
                 elif time.monotonic() >= again[p.name]:
                     del again[p.name]
                     p.start()
             tick()
             time.sleep(0.2)
 
-    def _pause(self, p: Program, code: int) -> float:
+    def _pause(self, p: Program) -> float:
+        """Seconds until a program that has ended starts again."""
         why = p.reason()
         if why is not None and why.final:
             raise SoleraError(f"{p.name} ended: {why.means}")
         p.signal(signal.SIGKILL)  # what it has left behind
         p.failures = 0 if time.monotonic() - p.started > QUICKLY_S else p.failures + 1
         pause = PAUSES_S[min(p.failures, len(PAUSES_S) - 1)]
-        said = f"ended with code {code} ({p.tail(1)})" if why is None else f"ended: {why.means}"
+        said = f"ended with code {p.process.returncode} ({p.tail(1)})" if why is None else f"ended: {why.means}"
         log.warning("%s %s; it starts again in %g s", p.name, said, pause)
         return pause
 
 
 def wait_for_port(address: str, program: Program, stop: Callable[[], bool] = lambda: False) -> None:
-    """Until somebody listens at `address`."""
-    host, port = split(address)
+    """Wait until the program listens at `address`."""
     end = time.monotonic() + READY_S
     while not stop():
-        if (code := program.ended()) is not None:
+        if (code := program.process.poll()) is not None:
             raise SoleraError(f"{program.name} ended at once, with code {code}: {program.tail()}")
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        with contextlib.suppress(OSError), socket.create_connection(split(address), timeout=1.0):
             return
         if time.monotonic() > end:
             raise SoleraError(f"{program.name} does not listen at {address} after {READY_S:g} s: {program.tail()}")
@@ -242,5 +228,5 @@ def check_exposure(address: str, behind_firewall: bool = False, proxy: str | Non
             "alone (one on another machine is named in deploy.toml: proxy = 'HOST:PORT'), or say that a firewall lets "
             "in nothing but sites that you trust with this: --behind-firewall"
         )
-    who = f"the proxy {proxy}" if proxy else "sites that you trust with the control interface"
-    log.warning("%s can be reached from other machines: it is for you to see that only %s can", address, who)
+    allowed = f"the proxy {proxy}" if proxy else "sites that you trust with the control interface"
+    log.warning("%s can be reached from other machines: it is for you to see that only %s can", address, allowed)

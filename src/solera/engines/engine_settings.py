@@ -263,7 +263,7 @@ def register_engine(name: str) -> Callable[[E], E]:
 
 
 def engine_named(name: str, **given: Any) -> EngineSettings:
-    """The settings of the engine called `name`; a class that serves several names is told which one it is."""
+    """The settings of the engine called `name`."""
     cls = ENGINES.find(name, "engine.name")
     return cls(**({"name": name} if "name" in hints(cls) else {}), **given)
 
@@ -283,7 +283,7 @@ def require(engine: EngineSettings) -> None:
 
 
 def engine_info(name: str) -> EngineInfo:
-    """What people should know of an engine: of one that somebody has added, the first line of its docstring."""
+    """What `solera ls engines` prints of an engine: of one that was added, the first line of its docstring."""
     if name in INFO:
         return INFO[name]
     said = (ENGINES.find(name).__doc__ or "").strip()

@@ -1,4 +1,4 @@
-"""An engine that misbehaves on purpose, around any other engine: for tests and for trying out a deployment's nerves."""
+"""An engine that injects faults into the replies of any other engine, for tests."""
 
 import dataclasses
 import itertools
@@ -58,7 +58,7 @@ def _spoil(r: Reply, fault: str | None, others: Iterator[str]) -> Iterator[Reply
         yield dataclasses.replace(r, message=blob[: len(blob) * 2 // 3])
     elif fault == "duplicate":
         yield from (r, r)
-    elif fault == "impersonate":  # somebody else's name on this client's reply
+    elif fault == "impersonate":  # another client's name on this reply
         yield dataclasses.replace(r, client=next(k for k in others if k != r.client), message=blob)
     elif fault == "stranger":
         yield dataclasses.replace(r, client="../../etc/passwd", message=blob)

@@ -151,7 +151,7 @@ def _let_threads_end(most_s: float = 1.0) -> None:
     """Wait until the number of threads stands still.
 
     A thread whose work is over still gives its buffers back, under a lock of the matrix library. A process forked in
-    that moment would find the lock taken for ever, by a thread that it does not have.
+    that moment would find the lock taken for good, by a thread that it does not have.
     """
     end, seen = time.monotonic() + most_s, [0]
     while seen[-1] != 1 and seen[-3:] != [seen[-1]] * 3 and time.monotonic() < end:
@@ -321,7 +321,7 @@ def _serve_calls(sock: socket.socket, buffer: int, host: Host, states: ClientSta
 
 
 def _shared_buffer() -> int:
-    """A file in memory that a worker and the server share: who has something for the other puts it there and says so.
+    """A file in memory that a worker and the server share, for the bytes of messages.
 
     Their turns alternate, so one place serves both ways. A message of megabytes would go through a socket in small
     pieces, with the two waiting for each other.

@@ -90,7 +90,11 @@ def scaled(config: Config, scale: str, extra: Shrink | None = None) -> Scaled:
         if (table := dig(tables, *path)) is not None:  # not every method of a table has every setting
             table[leaf] = value
     if extra:
-        names |= extra.stand_ins | _replaced(tables["models"], extra.models)
+        models, by = tables["models"], extra.models
+        names |= extra.stand_ins | {n: by[n] for n in by if n in (*models["clients"], models.get("server"))}
+        models["clients"] = [by.get(name, name) for name in models["clients"]]
+        if models.get("server") in by:
+            models["server"] = by[models["server"]]
     return Scaled(with_stand_ins(load_config(tables), config), config, names)
 
 
@@ -118,15 +122,6 @@ def rows_of(config: Config) -> tuple[int, int] | None:
         return None
     asked = (config.data.train_size, config.data.test_size)
     return min(asked[0] or whole[0], whole[0]), min(asked[1] or whole[1], whole[1])
-
-
-def _replaced(models: dict[str, Any], by: Mapping[str, str]) -> dict[str, str]:
-    """Put other models in the place of some. Returns what stands for what, of those that are there."""
-    there = {name for name in (*models["clients"], models.get("server")) if name in by}
-    models["clients"] = [by.get(name, name) for name in models["clients"]]
-    if models.get("server") in by:
-        models["server"] = by[models["server"]]
-    return {name: by[name] for name in by if name in there}
 
 
 # ---- tiny: what the package contains ----------------------------------------------------------------

@@ -19,7 +19,7 @@ BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens; longer
 
 
 def real(ids: Tensor, padding: int) -> Tensor:
-    """Which tokens are not padding. A text of nothing but padding keeps its first token: something must be read."""
+    """The tokens that are not padding. A text of nothing but padding keeps its first token: something must be read."""
     mask = ids != padding
     first = ~mask.any(1)
     return torch.cat([(mask[:, 0] | first)[:, None], mask[:, 1:]], 1)
@@ -34,7 +34,7 @@ def bucket_of(ids: Tensor, padding: int) -> Tensor:
 
 
 def in_buckets(read: Callable[[Tensor], Tensor], ids: Tensor, padding: int, training: bool) -> Tensor:
-    """What `read` makes of these texts, each in its own length: [n, features].
+    """The features that `read` gives for these texts, each in its own length: [n, features].
 
     Where answers have to have the same bits in any company (not in training) a bucket is filled up with copies of its
     last text to as many rows as the device needs for that.

@@ -79,7 +79,7 @@ def check_output(
 
 
 def run_once(model: nn.Module, shape: tuple[int, ...], name: str, tokens: bool | None = None) -> object:
-    """What the model returns for a dummy batch, in eval mode. Neither the model nor torch's random state changes."""
+    """The model's output for a dummy batch, in eval mode. Neither the model nor torch's random state changes."""
     lazy = [key for key, value in (*model.named_parameters(), *model.named_buffers()) if is_lazy(value)]
     if lazy:
         raise ConfigError(

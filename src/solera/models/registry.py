@@ -44,7 +44,7 @@ class ModelInfo:
 
     @property
     def has_norm(self) -> bool:
-        """Whether the architecture has normalisation layers, which the `norm` setting then chooses."""
+        """True if the architecture has normalisation layers, which the `norm` setting then chooses."""
         return "norm" in inspect.signature(self.builder).parameters
 
     @property

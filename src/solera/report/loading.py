@@ -170,9 +170,8 @@ def _expect(fits: bool, what: str) -> None:
 
 
 def _whole(value: Any) -> int:
-    _expect(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 0, f"{str(value)[:40]!r} is not a count"
-    )
+    count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    _expect(count, f"{str(value)[:40]!r} is not a count")
     return value
 
 

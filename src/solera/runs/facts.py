@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..core.federation import FederationConfig
 from ..core.task import Data
-from ..data.augment import step_name
 from ..data.catalogue import SOURCES
+from ..data.transforms import step_name
 from ..method import Method, Model, name_of
 from ..models.hf import PREFIX, origins_of
 from ..models.lora import base_digest, sizes_of

@@ -15,9 +15,9 @@ from ..core.errors import ConfigError
 from ..core.plugins import architectures
 from ..core.randomness import seed_from
 from ..data import make_public
-from ..data.augment import check_steps
 from ..data.site_data import Holding, SiteConfig, read_site
 from ..data.spec import Spec
+from ..data.transforms import check_steps
 from ..engines import default_workers
 from ..models import check_output
 from ..models.factory import ModelFactory, tokenizer_of

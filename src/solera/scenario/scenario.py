@@ -30,13 +30,13 @@ from ..data import (
     partition,
     split_test,
 )
-from ..data.augment import Name, Step, check_steps
 from ..data.dataset import Arrays, as_blocks
 from ..data.encodings import Encoding, unique
 from ..data.public import samples_of
 from ..data.site_data import Holding, hold
 from ..data.site_data import Own as SiteData
 from ..data.spec import Task
+from ..data.transforms import Name, Step, check_steps
 from ..engines import default_workers
 from ..models import check_output
 from ..models.factory import Architecture, ModelFactory, ModelsConfig, tokenizer_of

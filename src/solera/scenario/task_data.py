@@ -12,11 +12,11 @@ from ..core.randomness import seed_from
 from ..core.settings import Hint, Positive, PositiveInt, Problem, Share, settings
 from ..core.task import Data
 from ..data import Dataset, PublicConfig, load
-from ..data.augment import Name
 from ..data.catalogue import SOURCES
 from ..data.encodings import LENGTH, VOCABULARY
 from ..data.site_data import SiteConfig, read_source
 from ..data.spec import Spec, Task
+from ..data.transforms import Name
 
 Kept = Annotated[float, Ge(0), Le(0.9)]  # a share that is not trained on: the rest must be worth training on
 Size = Annotated[int, Ge(1), Hint("or leave it out for all")]

@@ -2,7 +2,7 @@
 
 import torch
 
-from solera.data.augment import augmented, flip
+from solera.data.transforms import augmented, flip
 
 
 def test_stored_pixels_become_values_only_where_a_step_needs_them():

@@ -17,8 +17,8 @@ from solera.data import (
     tokenize,
 )
 from solera.data import transforms as T
-from solera.data.augment import augmented
 from solera.data.sampling import torch_rng
+from solera.data.transforms import augmented
 
 NOBODY = torch.empty(0, dtype=torch.int64)
 ALL = ["crop", "flip", "jitter", "gray"]  # Fed-ET's transformation

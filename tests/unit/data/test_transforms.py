@@ -8,8 +8,8 @@ import torch
 
 from solera.core.errors import DataError
 from solera.data import transforms as T
-from solera.data.augment import augmented
 from solera.data.sampling import torch_rng
+from solera.data.transforms import augmented
 
 Image = pytest.importorskip("PIL.Image")
 ImageEnhance = pytest.importorskip("PIL.ImageEnhance")
@@ -78,7 +78,7 @@ def test_to_shape_works_in_chunks_of_any_number():
 
 def test_crop_by_hand():
     image = torch.arange(1.0, 10).reshape(1, 1, 3, 3).expand(3, 1, 3, 3)
-    out = T.crop(image, torch.tensor([1, 0, 2]), torch.tensor([1, 0, 1]), padding=1)
+    out = T.windows(image, torch.tensor([1, 0, 2]), torch.tensor([1, 0, 1]), padding=1)
     assert out[0, 0].tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert out[1, 0].tolist() == [[0, 0, 0], [0, 1, 2], [0, 4, 5]]
     assert out[2, 0].tolist() == [[4, 5, 6], [7, 8, 9], [0, 0, 0]]

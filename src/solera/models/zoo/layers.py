@@ -1,4 +1,4 @@
-"""What several models share: pooling, dense layers, initialisation, and the checks on shapes and options."""
+"""The parts that several models share: pooling, dense layers, normalisation, initialisation, and checks of options."""
 
 from __future__ import annotations
 
@@ -129,5 +129,5 @@ class Norm:
 
     @property
     def bias(self) -> bool:
-        """Whether the convolution before the layer needs a bias of its own (a norm layer brings one)."""
+        """True if the convolution before the layer needs a bias of its own (a norm layer brings one)."""
         return self.kind == "none"
