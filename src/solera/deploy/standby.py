@@ -40,6 +40,8 @@ PATIENCE_S = 10.0  # until a request must be whole
 class Copy(socketserver.BaseRequestHandler):
     """One request, in a copy of the standby: it becomes the program that Flower meant to start."""
 
+    server: socketserver.UnixStreamServer
+
     def handle(self) -> None:
         """Do it; the caller is told the exit code."""
         die_with_parent(signal.SIGKILL)
