@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError, RunError
 from ..core.files import check_file, open_file
-from ..data.encodings import Columns, Encoding, Text
+from ..data.encodings import Columns, Text
 from ..data.spec import Spec
 from ..models.factory import ModelFactory, ModelsConfig, tokenizer_of
 from ..models.lora import base_digest, lora_from, merged
@@ -56,6 +55,10 @@ class Trained:
         """The models, without the members of the ensemble."""
         return [name for name in self.architectures if not MEMBER.fullmatch(name)]
 
+    @property
+    def seed(self) -> int:
+        return int(self.run.settings.get("run.seed", 0))
+
     @cached_property
     def models(self) -> ModelsConfig:
         """How the run's configuration says that its models are built."""
@@ -71,20 +74,13 @@ class Trained:
         if not self.tokenizers:
             return ()
         here = {e.name: e for e in (tokenizer_of(given, self.models) for given in self.models.called.values())}
-        if missing := [name for name, _ in self.tokenizers if name not in here]:
-            there = ", ".join(here)
-            raise RunError(
-                f"{self.run.path} was trained with the tokenizer {missing[0]!r}; its models now have {there}"
-            )
-        ends = list(accumulate(length for _, length in self.tokenizers))
-        return tuple(
-            Columns(here[n], end - length, end) for (n, length), end in zip(self.tokenizers, ends, strict=True)
-        )
-
-    @property
-    def encodings(self) -> list[Encoding]:
-        """The tokenizers that the models bring; empty if they have the data set's."""
-        return [c.encoding for c in self.columns]
+        columns, end = [], 0
+        for name, length in self.tokenizers:
+            if name not in here:
+                there = ", ".join(here)
+                raise RunError(f"{self.run.path} was trained with the tokenizer {name!r}; its models now have {there}")
+            columns.append(Columns(here[name], end, end := end + length))
+        return tuple(columns)
 
     def tokens(self, texts: Sequence[Text]) -> Tensor:
         """Texts as samples of these models."""
@@ -108,7 +104,7 @@ class Trained:
     @numerics()
     def model(self, name: str) -> nn.Module:
         """The model, rebuilt and in eval mode."""
-        A, seed = self.architectures[name], int(self.run.settings.get("run.seed", 0))
+        A = self.architectures[name]
         with code_of_run(self.run.path, self.trust_code):
             try:
                 spec = dataclasses.replace(self.spec, columns=self.columns)
@@ -119,7 +115,7 @@ class Trained:
         check_sha256(self.run, self.file(name))
         try:
             weights = safetensors.torch.load_file(self.file(name))
-            model = initialised(lambda: factory.make(A, weights), seed, A)
+            model = initialised(lambda: factory.make(A, weights), self.seed, A)
         except (RuntimeError, OSError, safetensors.SafetensorError) as e:
             raise RunError(f"{self.file(name)} does not fit {A!r}: {' '.join(str(e).split())[:200]}") from None
         if (found := base_digest(model)) != (wanted := self.bases.get(A)):
