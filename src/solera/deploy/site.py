@@ -56,14 +56,14 @@ PATHS = re.compile(r"""(?<=')/[^']*|(?<=")/[^"]*|(?<![\w./])/\S.*?(?=[:;,] |[()'
 
 
 class Site(Protocol):
-    """What a site brings. Its clients are itself alone."""
+    """A site, which is its own only client."""
 
     name: str
     folder: Path
 
     @property
     def place(self) -> Placement:
-        """Where it computes."""
+        """The device on which it computes."""
         ...
 
     def host(self, run_seed: int) -> Host:
@@ -71,7 +71,7 @@ class Site(Protocol):
         ...
 
     def about(self, run_seed: int) -> Mapping[str, Any]:
-        """What it says of itself before a run: nothing of its data but how much there is."""
+        """Its facts for the server before a run: nothing of its data but how much there is."""
         ...
 
     def hello(self, host: Any) -> str:
@@ -112,12 +112,12 @@ class OwnSite:
 
     @cached_property
     def place(self) -> Placement:
-        """Where it computes. Ask in the process that does: a device must not be opened in one that forks."""
+        """The device on which it computes. Only the process that does may ask: one that forks must not open it."""
         return compute_of(self.config.engine).place()
 
     @cached_property
     def spec(self) -> Spec:
-        """What its samples look like."""
+        """The spec of its samples."""
         with code_allowed(self.folder):
             return spec_of_site(self.config, self.name)
 
@@ -162,7 +162,7 @@ class OwnSite:
         return self.folder / "state" / "seed"
 
     def watched(self) -> list[Path]:
-        """What its host is made of, beside code: files and folders."""
+        """The files and folders that its host is made of, beside code."""
         model = self.config.models.variant(self.own.model or "").model
         found = [self.own.data, self.config.data.path, self.config.public.path, model.removeprefix(PREFIX)]
         return [self.folder / name for name in found if name and not is_path(name)]
@@ -242,7 +242,7 @@ def keep_site(folder: Path) -> Callable[[], bool]:
 
 
 def _stamps(paths: Iterable[Path]) -> dict[Path, Any]:
-    """What files, and all files in folders, look like from outside: sizes, times, identities."""
+    """Sizes, times and identities of files, and of all files in folders."""
     found: dict[Path, Any] = {}
     for path in paths:
         inside = [Path(home, name) for home, _, names in os.walk(path, followlinks=True) for name in names]

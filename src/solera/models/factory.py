@@ -39,7 +39,7 @@ PRECISION = ("bits", "activations")
 
 @settings
 class ModelsConfig:
-    """Which architectures the clients have, and which one the server trains for itself."""
+    """The architectures of the clients, and the one that the server trains for itself."""
 
     clients: list[str] = field(default_factory=lambda: ["lenet5"])  # repeat a name to give it more clients
     server: str | None = None

@@ -106,7 +106,7 @@ def _check_deployable(config: Config) -> None:
 
 
 def spec_of_site(config: Config, name: str) -> Spec:
-    """What the samples of the site `name` look like: it reads texts with its own model's tokenizer."""
+    """The spec of the samples of the site `name`: it reads texts with its own model's tokenizer."""
     model = _model_of(name, config.sites[name])
     return stated_spec(config.data).read_by(tokenizer_of(model, config.models))
 

@@ -194,12 +194,12 @@ class Scenario:
         return self.hosts[k].client(k, seed, state, place or self.place)
 
     def held(self, i: int) -> Tensor:
-        """How many training samples of each class the client with number `i` has. int64 [classes]"""
+        """The number of training samples of each class that client number `i` has. int64 [classes]"""
         return self.hosts[self.roster.id(i)].train.labels.bincount(minlength=self.spec.classes)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether any client's data is elsewhere."""
+        """True if any client's data is elsewhere."""
         return len(self.hosts) < len(self.roster)
 
     @property
@@ -394,7 +394,7 @@ def _site_models(sites: Sites) -> dict[str, str]:
 
 
 def dealt(assign: str, sizes: Tensor, models: int, seed: int) -> Tensor:
-    """Which of so many models each client has, in turn, at random, or in blocks of clients: by number or by size."""
+    """The number of each client's model: in turn, at random, or in blocks of clients, by number or by size."""
     K = len(sizes)
     if assign == "even":
         return torch.arange(K) % models

@@ -1,4 +1,4 @@
-"""What the server itself owns: architectures, public data, a validation set; and where a round leaves its notes."""
+"""The server: its architectures, public data and validation set, and the notes of a round."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -137,7 +137,7 @@ class Server:
         return (self.num_classes,) if self.positions is None else (self.positions, self.num_classes)
 
     def feature_dim(self, A: str) -> int:
-        """How many features the body of architecture `A` gives; only models that are split have them."""
+        """The number of features that the body of architecture `A` gives; only models that are split have them."""
         dim = getattr(self.template(A), "feature_dim", None)
         if not isinstance(dim, int):
             raise ConfigError(

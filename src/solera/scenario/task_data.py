@@ -87,7 +87,7 @@ def load_data(data: DataConfig, seed: int) -> Dataset:
 
 
 def public_of_split(total: int, shares: Sequence[float], public: PublicConfig) -> PublicConfig:
-    """How many of all samples are public under `data.split`; `Scenario` holds them out of the training samples."""
+    """The public samples that `data.split` asks for, as a size; `Scenario` holds them out of the training samples."""
     held = round(shares[1] * total)
     if public.source == "held-out" and public.size is not None:
         raise ConfigError(
@@ -101,7 +101,7 @@ def public_of_split(total: int, shares: Sequence[float], public: PublicConfig) -
     return dataclasses.replace(public, size=held) if held else public
 
 
-# ---- with sites, whose samples nobody else sees --------------------------------------------------------
+# ---- with sites -------------------------------------------------------------------------------------
 
 
 def share_for_sites(client_test: float | str) -> float:

@@ -61,7 +61,7 @@ class Trained:
 
     @cached_property
     def models(self) -> ModelsConfig:
-        """How the run's configuration says that its models are built."""
+        """The models as the run's configuration describes them."""
         tables = self.run.config.get("models", {})
         try:
             return ModelsConfig(**{**tables, "lora": lora_from(tables.get("lora", False), "models.lora")})
