@@ -5,15 +5,42 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 import solera
 
+USERS = [
+    "Availability", "Callback", "Config", "ConfigError", "DataConfig", "DataError", "EngineConfig", "FederationConfig",
+    "ModelsConfig", "PartitionConfig", "PublicConfig", "Result", "RunConfig", "RunError", "Scenario", "SoleraError",
+    "StopConfig", "TrackConfig", "__version__", "compare", "frame", "from_tensors", "from_torch", "load_config",
+    "resume", "run", "simulate",
+]  # fmt: skip
+MODULES = ["data", "engines", "method", "methods", "models", "testing"]
 
-def test_every_public_name_exists_and_nothing_else_is_promised():
-    assert sorted(solera.__all__) == solera.__all__
+
+def test_these_are_the_public_names():
+    assert solera.__all__ == sorted([*USERS, *MODULES]) == dir(solera)
     for name in solera.__all__:
         assert getattr(solera, name) is not None
-    assert set(solera.__all__) == set(dir(solera))
-    assert len(solera.__all__) == 45
+    with pytest.raises(AttributeError, match="no attribute 'Watcher'"):
+        solera.Watcher  # noqa: B018
+
+
+def test_what_users_hold_says_in_one_line_what_it_is(tmp_path):
+    scenario = solera.testing.toy()
+    dataset, partition = scenario.dataset, scenario.partition
+    result = solera.simulate(
+        scenario, solera.testing.small(solera.methods.FedAvg()), tmp_path, solera.RunConfig(rounds=1)
+    )
+    samples = f"{len(dataset.train)} training and {len(dataset.test)} test samples"
+    assert repr(dataset) == f"Dataset({dataset.name}: {samples} of shape {dataset.shape}, {dataset.classes} classes)"
+    assert repr(partition) == f"Partition({len(partition)} clients, {len(partition.order)} samples)"
+    clients = f"{len(scenario.roster)} clients with {', '.join(scenario.roster.architectures)}"
+    assert repr(scenario) == f"Scenario({dataset.name}: {clients}; {len(scenario.public)} public samples, seed 0)"
+    said = repr(result)
+    assert said.startswith("Result(fedavg, 1 rounds, ")
+    assert said.endswith(f", digest {result.digest[:16]}, {tmp_path})")
+    assert max(map(len, map(repr, (dataset, partition, scenario)))) < 120
 
 
 def test_importing_the_package_does_not_import_torch():

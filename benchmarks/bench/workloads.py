@@ -9,7 +9,7 @@ import hashlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -31,8 +31,8 @@ from solera.methods.mnfl import MNFL
 from solera.methods.steps.fusion import fuse, public_indices
 from solera.models.factory import Architecture, ModelsConfig
 from solera.place.placement import keep_freed_memory
+from solera.runs.callbacks import Callback
 from solera.runs.config import EngineConfig, RunConfig
-from solera.runs.display import Watcher
 from solera.runs.loop import simulate
 from solera.runs.record import RoundRecord
 from solera.scenario.scenario import Scenario
@@ -112,17 +112,17 @@ def find(names: Sequence[str], scale: Scale) -> list[Case]:
 # ---- sides that are whole runs ----------------------------------------------------------------------
 
 
-class _Paced(Watcher):
+class _Paced(Callback):
     """Makes a run wait before each of its rounds. Evaluation is not part of a lap: the others do none."""
 
     def __init__(self, pace: Pace, laps: int):
         self.pace, self.left = pace, laps
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: Mapping[str, Any], before: Iterable[RoundRecord]) -> None:
         self.pace.ready()
         self.pace.go()
 
-    def round_done(self, record: RoundRecord) -> None:
+    def saved(self, record: RoundRecord) -> None:
         self.pace.lap(less=record.seconds["evaluate"])
         self.left -= 1
         if self.left and not self.pace.go():
@@ -146,7 +146,7 @@ def run_side(make: Callable[[], Setting], steps: int, pace: Pace, laps: int) -> 
     with tempfile.TemporaryDirectory(prefix="solera-bench-") as folder:
         result = simulate(
             setting.scenario, setting.method, f"{folder}/run", config, setting.federation, setting.engine,
-            watcher=_Paced(pace, laps),
+            callbacks=[_Paced(pace, laps)],
         )  # fmt: skip
     accuracy = [m["accuracy"] for m in result.summary["models"].values()]
     pace.end(digest=result.digest, steps=steps * laps, accuracy=accuracy[0] if accuracy else None)
@@ -493,15 +493,15 @@ FIRST_STEP = {
 import tempfile, torch, solera
 from solera.methods.fedavg import FedAvg
 from solera.train.fitting import Local
-from solera.runs.display import Watcher
-class First(Watcher):
+from solera.runs.callbacks import Callback
+class First(Callback):
     def progress(self, what, done, of):
         if done: print("first step", flush=True)
 data = solera.from_tensors((torch.rand(64, 1, 28, 28), torch.arange(64) % 10), (torch.rand(10, 1, 28, 28), range(10)))
 scenario = solera.Scenario(data, ["mcmahan-cnn"], solera.PartitionConfig(kind="iid", clients=2))
 method = FedAvg(Local(epochs=1, batch=32))
 with tempfile.TemporaryDirectory() as folder:
-    solera.simulate(scenario, method, folder + "/run", solera.RunConfig(rounds=1), watcher=First())
+    solera.simulate(scenario, method, folder + "/run", solera.RunConfig(rounds=1), callbacks=[First()])
 """,
     "plain": """
 import torch

@@ -233,7 +233,8 @@ M = TypeVar("M", bound=type[Method])
 def check_class(cls: Any, name: str) -> type[Method]:
     """Return `cls` and make it check its settings; raise TypeError if it is not a complete method class."""
     if not isinstance(cls, type) or not issubclass(cls, Method):
-        raise TypeError(f"method {label(name)!r}: {getattr(cls, '__name__', cls)!r} does not derive from solera.Method")
+        own = getattr(cls, "__name__", cls)
+        raise TypeError(f"method {label(name)!r}: {own!r} does not derive from solera.method.Method")
     if "__annotations__" in cls.__dict__ and "__dataclass_fields__" not in cls.__dict__:
         raise TypeError(f"{cls.__name__} must be a dataclass: its fields are its hyper-parameters")
     if missing := sorted(cls.__abstractmethods__) or [n for n in ("State",) if not hasattr(cls, n)]:

@@ -30,8 +30,9 @@ from solera.engines import ENGINES
 from solera.lab.sweep import plan
 from solera.method import METHODS, name_of, prepare_scoring
 from solera.models import MODELS
+from solera.runs import loop
 from solera.runs.config import Config, load_config
-from solera.runs.loop import check_fit, execute
+from solera.runs.loop import check_fit
 from solera.scenario.scenario import Scenario
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -324,7 +325,7 @@ def test_tests_that_hold_a_promise_exist():
 def test_the_fields_of_a_run_directory_are_documented(tmp_path):
     settings = ["method.name=local", "data.client_test=0.2", "run.rounds=1", "engine.name=inprocess"]
     settings += ["data.train_size=300", "data.test_size=50", "public.size=40", "method.local.epochs=1"]
-    summary = execute(load_config("toy", settings), tmp_path / "run")
+    summary = loop.run(load_config("toy", settings), tmp_path / "run").summary
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     metrics = json.loads(line)
     page = text_of(DOCS / "run-directory.md")

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 import solera.runs.loop
 from solera.cli.main import app
+from solera.runs.callbacks import Callback
 from solera.runs.config import load_config
-from solera.runs.display import Watcher
-from solera.runs.loop import execute
+from solera.runs.loop import Result
+from solera.runs.loop import run as run_config
 from solera.testing import small
 
 GROUP: Any = typer.main.get_command(app)
@@ -55,19 +56,19 @@ def test_every_command_shows_how_it_is_used(command):
     assert "Exit codes" in shown
 
 
-def in_seconds(config: Any, *args: Any, **options: Any) -> dict[str, Any]:
-    """`execute`, with less of everything; what is run stays what it is."""
+def in_seconds(config: Any, *args: Any, **options: Any) -> Result:
+    """`run`, with less of everything; what is run stays what it is."""
     run = dataclasses.replace(config.run, rounds=min(2, config.run.rounds))
     data = dataclasses.replace(config.data, train_size=400, test_size=50)
     public = dataclasses.replace(config.public, size=40)
     config = dataclasses.replace(config, run=run, data=data, public=public, method=small(config.method))
-    return execute(config, *args, **options)
+    return run_config(config, *args, **options)
 
 
-class Stop(Watcher):
+class Stop(Callback):
     """Interrupts a run after its first round."""
 
-    def round_done(self, record: Any) -> None:
+    def saved(self, record: Any) -> None:
         raise KeyboardInterrupt
 
 
@@ -82,7 +83,7 @@ def runs(tmp_path_factory) -> Path:
             load_config("toy", [f"method.name={method}", "engine.name=inprocess"]), home / f"runs/toy-{method}-s0"
         )
     with pytest.raises(KeyboardInterrupt):
-        in_seconds(load_config("toy", ["engine.name=inprocess"]), home / "stopped", watcher=Stop())
+        in_seconds(load_config("toy", ["engine.name=inprocess"]), home / "stopped", callbacks=[Stop()])
     return home
 
 
@@ -91,7 +92,7 @@ def here(runs, tmp_path, monkeypatch) -> Path:
     """A working directory with a copy of them."""
     home = shutil.copytree(runs, tmp_path / "here")
     monkeypatch.chdir(home)
-    monkeypatch.setattr(solera.runs.loop, "execute", in_seconds)
+    monkeypatch.setattr(solera.runs.loop, "run", in_seconds)
     return home
 
 

@@ -22,9 +22,10 @@ from solera.core.errors import ConfigError, RunError
 from solera.core.federation import FederationConfig
 from solera.engines import ClientStates
 from solera.method import find_method
+from solera.runs import loop
 from solera.runs.config import EngineConfig, RunConfig, load_config
 from solera.runs.directory import RunDirectory
-from solera.runs.loop import execute, simulate
+from solera.runs.loop import simulate
 from solera.runs.record import read_records
 from solera.testing import run_toy, small, toy_for
 
@@ -142,7 +143,8 @@ from solera.cli.info_commands import SELF_TEST
 from solera.runs.config import EngineConfig, RunConfig, load_config
 from solera.core.federation import FederationConfig
 from solera.method import find_method
-from solera.runs.loop import execute, simulate
+from solera.runs import loop
+from solera.runs.loop import simulate
 from solera.testing import small, toy_for
 logging.disable(logging.CRITICAL)
 def blurred(batch, rng):
@@ -464,9 +466,9 @@ def test_an_event_that_lost_its_kind_is_a_damaged_line(tmp_path):
 @pytest.mark.parametrize(("key", "value", "before"), [("engine.threads", 2, "unset"), ("data.test_size", 99, "50")])
 def test_settings_that_change_results_may_not_change_when_a_run_goes_on(key, value, before, tmp_path):
     tables = SELF_TEST | {"engine": {"name": "inprocess"}}
-    execute(load_config(tables), tmp_path)
+    loop.run(load_config(tables), tmp_path)
     with pytest.raises(RunError, match=f"was started with {key} = {before}, not {value}: "):
-        execute(load_config(tables, [f"{key}={value}", "run.rounds=9"]), tmp_path, resume=True)
+        loop.run(load_config(tables, [f"{key}={value}", "run.rounds=9"]), tmp_path, resume=True)
 
 
 def test_two_runs_cannot_share_a_directory(tmp_path):

@@ -10,15 +10,15 @@ SCRIPT = """
 import logging, os, pathlib, sys
 from solera.method import find_method
 from solera.testing import run_toy, small
-from solera.runs.display import Watcher
+from solera.runs.callbacks import Callback
 import solera.testing as testing
 from solera.runs.config import EngineConfig, RunConfig
 from solera.core.federation import FederationConfig
 from solera.runs.loop import simulate
 logging.disable(logging.CRITICAL)
 
-class Meter(Watcher):
-    def round_done(self, record):
+class Meter(Callback):
+    def saved(self, record):
         pages = int(open("/proc/self/statm").read().split()[1])
         print(pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), flush=True)
 
@@ -27,7 +27,7 @@ method = small(find_method(name)())
 import torch.nn as nn
 big = lambda: nn.Sequential(nn.Linear(8, 2000), nn.ReLU(), nn.Linear(2000, 3))
 simulate(testing.toy(models={"big": big}), method, pathlib.Path(out), RunConfig(rounds=50),
-    FederationConfig(fraction=0.75), EngineConfig(name=engine, workers=2), watcher=Meter())
+    FederationConfig(fraction=0.75), EngineConfig(name=engine, workers=2), callbacks=[Meter()])
 """
 
 

@@ -10,19 +10,19 @@ import pytest
 import fresh
 from encoders import write_encoder
 from solera.engines.engine_settings import ENGINES
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import execute
 
 pytest.importorskip("transformers", reason="needs the extra text")
 
 SCRIPT = """
 import json, logging, pathlib, sys
 from solera.runs.config import load_config
-from solera.runs.loop import execute
+from solera.runs import loop
 logging.disable(logging.CRITICAL)
 tables, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
 print("go", flush=True)
-done = execute(load_config(tables), out, resume=True)
+done = loop.run(load_config(tables), out, resume=True)
 print(done["digest"], flush=True)
 """
 
@@ -46,7 +46,7 @@ def tables(tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(tables, tmp_path_factory):
     out = tmp_path_factory.mktemp("serial") / "run"
-    digest = execute(load_config(tables), out)["digest"]
+    digest = loop.run(load_config(tables), out).digest
     told = json.loads((out / "run.json").read_text())["experiment"]["data"]["encodings"]
     assert len({row["tokenizer"] for row in told}) == 2
     return digest
@@ -61,7 +61,7 @@ def test_every_engine_gives_the_same_bits(tables, expected, tmp_path, engine):
     if engine == "ray":
         pytest.importorskip("ray", reason="needs the extra ray")
     asked = load_config(tables, [f"engine.name={engine}", "engine.workers=2"])
-    assert execute(asked, tmp_path / "run")["digest"] == expected
+    assert loop.run(asked, tmp_path / "run").digest == expected
 
 
 def test_kill_nine(tables, expected, tmp_path):

@@ -11,8 +11,9 @@ from closeness import apart
 from encoders import write_encoder
 from simulated_device import SIM, simulated_device
 from solera.models.buckets import in_buckets
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import execute, scenario_of, simulate
+from solera.runs.loop import scenario_of, simulate
 
 SIM.register()  # before the first backward pass
 
@@ -68,9 +69,9 @@ def slow_but(*fast):
 
 @pytest.mark.parametrize("kind", slow_but("transformer", "lstm", "encoder with LoRA", "two tokenizers"))
 def test_texts_have_the_bits_of_the_cpu(kind, folder, tmp_path):
-    wanted = execute(configured(kind, folder, "cpu"), tmp_path / "cpu")
+    wanted = loop.run(configured(kind, folder, "cpu"), tmp_path / "cpu").summary
     with simulated_device() as sim:
-        found = execute(configured(kind, folder, "sim"), tmp_path / "sim")
+        found = loop.run(configured(kind, folder, "sim"), tmp_path / "sim").summary
     assert sim.counts()["operators"] > 100
     assert not found["failures"]
     assert found["digest"] == wanted["digest"]
@@ -80,7 +81,7 @@ def test_texts_have_the_bits_of_the_cpu(kind, folder, tmp_path):
 def test_no_step_of_a_training_reads_from_an_accelerator(kind, folder, tmp_path):
     def counted(steps):
         with simulated_device("accelerator") as sim:
-            found = execute(configured(kind, folder, "sim", steps), tmp_path / str(steps))
+            found = loop.run(configured(kind, folder, "sim", steps), tmp_path / str(steps)).summary
             assert not found["failures"]
             return sim.counts()
 

@@ -22,8 +22,8 @@ from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.files import check_file, read_file
 from solera.report.page import Source
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import execute
 
 FILES = (
     "config.toml",
@@ -74,7 +74,7 @@ MEMORY = 6 << 30  # of addresses; torch alone takes more than one
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("run") / "finished"
-    execute(load_config(SELF_TEST | {"engine": {"name": "inprocess"}}), home)
+    loop.run(load_config(SELF_TEST | {"engine": {"name": "inprocess"}}), home)
     return home
 
 

@@ -14,10 +14,10 @@ from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.errors import ConfigError, RunError
 from solera.core.version import __version__
+from solera.runs import loop
 from solera.runs import tracking as export
 from solera.runs.config import load_config
 from solera.runs.directory import RunDirectory
-from solera.runs.loop import resume_run
 from solera.runs.trust import refuse_sending
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
@@ -93,7 +93,7 @@ def test_only_a_run_of_ones_own_goes_on_sending(tmp_path: Path, monkeypatch):
         (tmp_path / "theirs/run.json").write_text(json.dumps(facts))
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         with pytest.raises(RunError, match="it may not be a run of yours"):
-            resume_run(tmp_path / "theirs")
+            loop.resume(tmp_path / "theirs")
         refuse_sending(tmp_path / "theirs", uri, trusted=True)
     refuse_sending(tmp_path / "theirs", None)
 

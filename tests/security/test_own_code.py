@@ -19,7 +19,7 @@ from own_code import SOURCE, TABLES, imports, write_own
 from solera.core.errors import RunError
 from solera.core.plugins import code_allowed
 from solera.report.page import Source
-from solera.runs.loop import resume_run
+from solera.runs import loop
 from solera.runs.read import read_run
 from solera.runs.trust import code_of_run, key_file, prove
 
@@ -244,7 +244,7 @@ def test_a_run_from_elsewhere_is_used_once_it_is_trusted(use, folder, tmp_path):
 def test_the_rule_from_python(folder):
     forged(folder, "no proof")
     with pytest.raises(RunError, match=r"--trust-code \(in Python, trust_code=True\)"):
-        resume_run(folder / "run")
+        loop.resume(folder / "run")
     with pytest.raises(RunError, match="names code"), code_of_run(folder / "run"):
         pytest.fail("it was allowed")
     with code_of_run(folder / "run", trust_code=True):

@@ -24,17 +24,17 @@ from solera.core.task import Client, task
 from solera.core.wire import sized
 from solera.engines import ClientStates, InProcess
 from solera.methods import FedDF
+from solera.runs.callbacks import Callback
 from solera.runs.config import EngineConfig, RunConfig
-from solera.runs.display import Watcher
 from solera.runs.loop import simulate
 from solera.scenario.server import Server
 from solera.testing import ENGINES_TO_COMPARE, Echo, small, toy, wide
 
 
-def run(out, engine="inprocess", watcher=None, scenario=None):
+def run(out, engine="inprocess", callbacks=(), scenario=None):
     scenario = scenario or toy(workers=2)
     config = RunConfig(rounds=2)
-    return simulate(scenario, small(FedDF()), out, config, engine=EngineConfig(engine, workers=2), watcher=watcher)
+    return simulate(scenario, small(FedDF()), out, config, engine=EngineConfig(engine, workers=2), callbacks=callbacks)
 
 
 def refusal():
@@ -100,13 +100,13 @@ def alone(tmp_path_factory):
 # ---- two runs at once -------------------------------------------------------------------------------
 
 
-class Halt(Watcher):
+class Halt(Callback):
     """Holds a run up in its first round."""
 
     def __init__(self):
         self.reached, self.go_on = threading.Event(), threading.Event()
 
-    def round_done(self, record):
+    def saved(self, record):
         self.reached.set()
         assert self.go_on.wait(60)
 
@@ -114,7 +114,7 @@ class Halt(Watcher):
 def test_a_second_run_in_the_same_process_is_refused_and_the_first_not_disturbed(tmp_path, alone):
     async def both():
         halt = Halt()
-        first = asyncio.create_task(asyncio.to_thread(run, tmp_path / "first", watcher=halt))
+        first = asyncio.create_task(asyncio.to_thread(run, tmp_path / "first", callbacks=[halt]))
         try:
             await asyncio.to_thread(halt.reached.wait, 60)
             with pytest.raises(RunError, match="another run is going on in this process"):
@@ -129,10 +129,10 @@ def test_a_second_run_in_the_same_process_is_refused_and_the_first_not_disturbed
 
 
 def test_a_child_forked_during_a_run_may_have_a_run_of_its_own(tmp_path):
-    class Forking(Watcher):
+    class Forking(Callback):
         code = None
 
-        def round_done(self, record):
+        def saved(self, record):
             if self.code is None:
                 pid = os.fork()
                 if pid == 0:
@@ -143,9 +143,9 @@ def test_a_child_forked_during_a_run_may_have_a_run_of_its_own(tmp_path):
                         os._exit(1)
                 self.code = os.waitpid(pid, 0)[1]
 
-    watcher = Forking()
-    run(tmp_path / "parent", watcher=watcher)
-    assert watcher.code == 0
+    forking = Forking()
+    run(tmp_path / "parent", callbacks=[forking])
+    assert forking.code == 0
 
 
 # ---- other threads ----------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import json
 import torch
 
 from solera.core.accounting import content_of
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import execute
 from solera.runs.read import read_run
 from solera.runs.rehearsal import rehearse_config
 
@@ -28,7 +28,7 @@ SHORT = ["method.local.epochs=1", "engine.name=inprocess"]
 
 
 def lines(out, *overrides):
-    execute(load_config("mnfl/laptop", ["run.rounds=1", *SHORT, *overrides]), out)
+    loop.run(load_config("mnfl/laptop", ["run.rounds=1", *SHORT, *overrides]), out)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -58,10 +58,10 @@ def test_a_client_is_sent_the_public_samples_once_with_its_first_call(tmp_path):
 
 def test_what_was_sent_is_known_after_a_resume(tmp_path):
     config = load_config("mnfl/laptop", ["run.rounds=4", *SHORT, SERVER, "federation.fraction=0.25"])
-    execute(config, tmp_path / "whole")
+    loop.run(config, tmp_path / "whole")
     half = dataclasses.replace(config, run=dataclasses.replace(config.run, rounds=2))
-    execute(half, tmp_path / "parts")
-    execute(config, tmp_path / "parts", resume=True)
+    loop.run(half, tmp_path / "parts")
+    loop.run(config, tmp_path / "parts", resume=True)
     whole, parts = ([r.traffic for r in read_run(tmp_path / out).rounds] for out in ("whole", "parts"))
     assert parts == whole
 
@@ -69,7 +69,7 @@ def test_what_was_sent_is_known_after_a_resume(tmp_path):
 def test_a_dry_run_counts_what_the_run_counts(tmp_path):
     config = load_config("mnfl/laptop", ["run.rounds=3", *SHORT, SERVER, "federation.fraction=0.25"])
     dry = rehearse_config(config)
-    execute(config, tmp_path)
+    loop.run(config, tmp_path)
     assert [sent.bytes for sent in dry.rounds] == [r.traffic.bytes for r in read_run(tmp_path).rounds]
     assert dry.facts()["exact"]
 
@@ -77,7 +77,7 @@ def test_a_dry_run_counts_what_the_run_counts(tmp_path):
 def test_a_dry_run_loses_the_clients_that_the_run_loses(tmp_path):
     config = load_config("mnfl/laptop", ["run.rounds=2", *SHORT, SERVER, "federation.availability.dropout=0.5"])
     dry = rehearse_config(config)
-    execute(config, tmp_path)
+    loop.run(config, tmp_path)
     rounds = read_run(tmp_path).rounds
     assert any(r.failures for r in rounds)
     assert [sent.bytes for sent in dry.rounds] == [r.traffic.bytes for r in rounds]

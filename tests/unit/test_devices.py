@@ -11,8 +11,8 @@ from solera.core.errors import SoleraError
 from solera.data import PartitionConfig, from_tensors
 from solera.methods import FedDF
 from solera.place.placement import Placement, numerics
+from solera.runs.callbacks import Callback
 from solera.runs.config import EngineConfig, RunConfig
-from solera.runs.display import Watcher
 from solera.runs.loop import simulate
 from solera.scenario.scenario import Scenario
 from solera.testing import ENGINES_TO_COMPARE, deep, small, toy, wide
@@ -131,7 +131,7 @@ def test_a_run_is_not_changed_by_what_the_program_has_set(data, clean, tmp_path,
 
 @pytest.mark.parametrize("foreign", [name for name in FOREIGN if name != "threads"])
 def test_what_was_set_aside_is_said_and_recorded(data, tmp_path, foreign):
-    class Listener(Watcher):
+    class Listener(Callback):
         def warn(self, text):
             said.append(text)
 
@@ -139,7 +139,7 @@ def test_what_was_set_aside_is_said_and_recorded(data, tmp_path, foreign):
     with FOREIGN[foreign]():
         simulate(
             federation(data), small(FedDF()), tmp_path / "run", RunConfig(rounds=1),
-            engine=EngineConfig("inprocess"), watcher=Listener(),
+            engine=EngineConfig("inprocess"), callbacks=[Listener()],
         )  # fmt: skip
     environment = json.loads((tmp_path / "run" / "summary.json").read_text())["environment"]
     assert environment["numerics"]["default dtype"] == "torch.float32"

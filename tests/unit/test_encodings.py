@@ -48,7 +48,7 @@ class Letters(nn.Module):
 
 
 def data(length=6):
-    return solera.from_texts((TEXTS, LABELS), (TEXTS[:8], LABELS[:8]), length=length)
+    return solera.data.from_texts((TEXTS, LABELS), (TEXTS[:8], LABELS[:8]), length=length)
 
 
 def test_texts_are_kept_and_read_by_words_unless_a_model_brings_a_tokenizer():
@@ -184,4 +184,4 @@ def test_token_ids_alone_cannot_be_read_by_another_tokenizer():
 @pytest.mark.parametrize("bad", [None, 3, ("a", "b", "c"), ["a"]])
 def test_what_is_no_text_is_named(bad):
     with pytest.raises(DataError, match=r"own, train: sample 1 is .*expected a text"):
-        solera.from_texts((["a", bad], [0, 1]), (["a"], [0]))
+        solera.data.from_texts((["a", bad], [0, 1]), (["a"], [0]))

@@ -11,8 +11,8 @@ from solera.cli.console import EXIT_CODES
 from solera.core.federation import FederationConfig, QuorumNotMet
 from solera.method import METHODS, Model, register
 from solera.methods import FedAvg
+from solera.runs.callbacks import Callback
 from solera.runs.config import EngineConfig, RunConfig
-from solera.runs.display import Watcher
 from solera.runs.loop import NothingLearned, simulate
 from solera.testing import check_method, small, toy, wide
 
@@ -39,13 +39,13 @@ def frozen():
     return nn.Sequential(*wide()).requires_grad_(False)
 
 
-def run(out, build, rounds=2, resume=False, others=None, watcher=None):
+def run(out, build, rounds=2, resume=False, others=None, callbacks=()):
     models = {"model": build, **(others or {})}
     federation = FederationConfig(fraction=1.0)
     engine = EngineConfig("inprocess")
     config = RunConfig(rounds=rounds)
     return simulate(
-        toy(models=models), small(FedAvg()), out, config, federation, engine, resume=resume, watcher=watcher
+        toy(models=models), small(FedAvg()), out, config, federation, engine, resume=resume, callbacks=callbacks
     )
 
 
@@ -62,12 +62,12 @@ def test_models_whose_loss_is_not_finite_end_a_run_with_an_error_and_a_whole_dir
 
 
 def test_one_model_that_is_not_finite_is_named_and_the_others_count(tmp_path):
-    class Listener(Watcher):
+    class Listener(Callback):
         def warn(self, text):
             said.append(text)
 
     said: list[str] = []
-    result = run(tmp_path / "run", lambda: Broken(float("nan")), others={"fine": wide}, watcher=Listener())
+    result = run(tmp_path / "run", lambda: Broken(float("nan")), others={"fine": wide}, callbacks=[Listener()])
     assert result.summary["models"]["fine"]["loss"] < 10
     named = [text for text in said if "not finite" in text]
     assert named == ["round 0: the loss is not finite: model", "round 1: the loss is not finite: model"]

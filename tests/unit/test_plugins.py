@@ -156,15 +156,15 @@ def test_what_a_path_lacks_is_named(own):
             ("other.py:Mine", r"other\.py: No such file"),
             ("nowhere.at.all:Mine", "there is no module 'nowhere': is it installed"),
             ("own:Mine", r"no module 'own': is it installed\? For the file beside the TOML, write 'own\.py:\.\.\.'"),
-            ("own.py:NOTHING", "3 does not derive from solera.Method"),
-            ("own.py:make_small", "'make_small' does not derive from solera.Method"),
+            ("own.py:NOTHING", "3 does not derive from solera.method.Method"),
+            ("own.py:make_small", "'make_small' does not derive from solera.method.Method"),
             ("own.py", "a path to code is 'package.module:attribute'"),
         ):
             with pytest.raises(ConfigError, match=said):
                 find_method(path)
         with pytest.raises(ConfigError, match="builds a model, got a int"):
             model_info("own.py:NOTHING", "models.clients")
-        with pytest.raises(ConfigError, match=r"expected a function that returns a solera\.Dataset, not a int"):
+        with pytest.raises(ConfigError, match=r"expected a function that returns a solera\.data\.Dataset, not a int"):
             load("own.py:NOTHING")
         with pytest.raises(ConfigError, match=r"engine '.*own\.py:Mine' \(Mine\) lacks 'workers'"):
             engine_named("own.py:Mine")
@@ -205,7 +205,7 @@ def test_a_registered_class_is_written_down_by_its_path(tmp_path):
     """A new process could not find the name: nothing would import the file that registers it."""
     (tmp_path / "named.py").write_text(
         "import solera\nfrom solera.methods import FedAvg\n"
-        "@solera.register('by-decorator')\n@solera.core.settings.settings\nclass Mine(FedAvg):\n    pass\n"
+        "@solera.method.register('by-decorator')\n@solera.core.settings.settings\nclass Mine(FedAvg):\n    pass\n"
         "@solera.models.register_model('own-text', kind='text')\ndef words(classes): ...\n".replace(
             "import solera\n", "import solera\nimport solera.core.settings\n"
         )
@@ -421,5 +421,5 @@ def test_a_derived_method_keeps_the_settings_of_the_first():
 
 def test_a_method_need_not_be_registered_to_be_checked(tmp_path):
     check_method(Derived(), tmp_path, engines=())
-    with pytest.raises(TypeError, match=r"does not derive from solera\.Method"):
+    with pytest.raises(TypeError, match=r"does not derive from solera\.method\.Method"):
         check_method(3, tmp_path)

@@ -71,6 +71,18 @@ def test_every_problem_is_told():
         Fit(steps=-1, share=2)
 
 
+def test_contradictions_are_told_beside_wrong_values_but_not_of_them():
+    with pytest.raises(ConfigError) as e:
+        Fit(share=2, steps=0, clip=1)
+    assert e.value.problems == [
+        "share = 2: expected a number above 0 and of at most 1",
+        "clip = 1.0: nothing is clipped in 0 steps",
+    ]
+    with pytest.raises(ConfigError) as e:
+        Fit(steps=0, clip=-1)
+    assert e.value.problems == ['clip = -1: expected a number above 0 (or "none")']
+
+
 def test_values_take_their_declared_form():
     made = Fit(share=1, sizes=[1, 2], clip=2)
     assert (made.share, made.sizes, made.clip) == (1.0, (1, 2), 2.0)

@@ -21,9 +21,9 @@ from solera.data.spec import Spec
 from solera.engines import serve
 from solera.methods import FedAvg
 from solera.place.placement import Placement
+from solera.runs import loop
 from solera.runs.config import RunConfig, load_config, to_toml
-from solera.runs.facts import facts_of
-from solera.runs.loop import check_fit, execute, run, scenario_of
+from solera.runs.loop import scenario_of
 from solera.runs.sites import server_of_sites, site_host
 from solera.scenario.host import check_hellos
 from solera.train.fitting import Local
@@ -131,21 +131,12 @@ def test_a_run_over_sites_that_know_only_themselves_ends_as_the_simulation_of_al
         hospital["public"]["fresh"] = True
     tables = {**hospital, "method": METHODS[method]}
     with code_allowed(tmp_path):
-        simulated = execute(load_config(tables), tmp_path / "simulated")
+        simulated = loop.run(load_config(tables), tmp_path / "simulated").summary
         hosts = {k: site_host(load_config(only(tables, k)), k) for k in tables["sites"]}
         config = load_config(blind(tables))
     scenario = server_of_sites(config, {k: host.hello() for k, host in hosts.items()})
-    check_fit(config.method, scenario)
-    result = run(
-        scenario.server,
-        scenario.test,
-        functools.partial(Elsewhere, hosts, scenario.roster),
-        config.method,
-        tmp_path / "deployed",
-        config.run,
-        config.federation,
-        facts=facts_of(scenario, config.method, config.federation),
-    )
+    reach = functools.partial(Elsewhere, hosts, scenario.roster)
+    result = simulate(scenario, config.method, tmp_path / "deployed", config.run, config.federation, reach=reach)
     assert result.digest == simulated["digest"]
     assert list(scenario.roster) == ["clinic.c", "hospital-a", "hospital-b"]
 
@@ -169,7 +160,7 @@ def test_names_of_sites_appear_in_what_a_run_leaves(hospital, tmp_path):
     for site in tables["sites"].values():
         site["model"] = "mlp"
     with code_allowed(tmp_path):
-        execute(load_config(tables), tmp_path / "run")
+        loop.run(load_config(tables), tmp_path / "run")
     assert tomllib.loads((tmp_path / "run/config.toml").read_text())["sites"].keys() == hospital["sites"].keys()
     said = str(lines_of(tmp_path / "run")[-1])
     assert "hospital-a" in said
@@ -214,6 +205,13 @@ def test_a_csv_file_is_read_by_the_names_of_its_columns(tmp_path):
     assert swapped.inputs[0].tolist() == [0.5, 61.0]
 
 
+def test_json_lines_are_read_like_other_tables(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"age": 61, "size": 0.5, "label": "malignant"}\n{"age": 40, "size": 1.5, "label": 0.0}\n')
+    held = read_site("a", SiteConfig(data=str(file)), FORM, 0.0, 0).train
+    assert (held.inputs.tolist(), held.labels.tolist()) == ([[61.0, 0.5], [40.0, 1.5]], [1, 0])
+
+
 def test_a_folder_need_not_have_all_classes_and_may_have_a_test_split(tmp_path):
     photos(tmp_path / "a/train", 1, classes=("dog",))
     photos(tmp_path / "a/test", 2, classes=("cat", "dog"))
@@ -241,7 +239,7 @@ def test_the_split_follows_from_the_seed_and_the_name_of_the_site():
     ("change", "said"),
     [
         ({"partition": {"clients": 3}}, r"\[partition\] with \[sites\]"),
-        ({"public": {"source": "held-out"}}, 'public.source = "held-out": nobody takes samples'),
+        ({"public": {"source": "held-out"}}, 'public.source = "held-out": no samples are taken out'),
         ({"models": {"clients": ["lenet5"]}}, "models.clients = .* each names its own model"),
         ({"sites": {"A b": {"model": "mlp"}}}, "only lower-case letters"),
         ({"sites": {"a": {"modle": "mlp"}}}, "sites.a.modle"),

@@ -21,9 +21,9 @@ from solera.data.spec import Spec
 from solera.engines import serve
 from solera.methods import FedAvg
 from solera.place.placement import Placement
+from solera.runs import loop
 from solera.runs.config import RunConfig, load_config
-from solera.runs.facts import facts_of
-from solera.runs.loop import check_fit, execute, run, scenario_of
+from solera.runs.loop import scenario_of
 from solera.runs.sites import server_of_sites, site_host
 from solera.scenario.task_data import DataConfig, stated_spec
 from solera.train.fitting import Local, logits_of
@@ -71,7 +71,7 @@ def config_of(home, tables, *overrides):
 
 def executed(home, out, tables, *overrides):
     with code_allowed(home):
-        return execute(config_of(home, tables, *overrides), out)
+        return loop.run(config_of(home, tables, *overrides), out).summary
 
 
 @pytest.fixture(scope="module")
@@ -123,17 +123,8 @@ def test_sites_that_know_only_their_own_tokenizer_end_as_the_simulation_of_all(h
     config = config_of(home, server_file(tables))
     with code_allowed(home):
         scenario = server_of_sites(config, {k: host.hello() for k, host in hosts.items()})
-    check_fit(config.method, scenario)
-    result = run(
-        scenario.server,
-        scenario.test,
-        functools.partial(Elsewhere, hosts, scenario.roster),
-        config.method,
-        tmp_path / "deployed",
-        config.run,
-        config.federation,
-        facts=facts_of(scenario, config.method, config.federation),
-    )
+    reach = functools.partial(Elsewhere, hosts, scenario.roster)
+    result = simulate(scenario, config.method, tmp_path / "deployed", config.run, config.federation, reach=reach)
     assert result.digest == simulated["digest"]
     assert [line["failures"] for line in lines_of(tmp_path / "deployed")] == [[], []]
 
@@ -146,8 +137,8 @@ def test_every_engine_gives_the_same_bits(home, tables, expected, tmp_path, engi
 
 def test_a_resumed_run_gives_the_same_bits(home, tables, expected, tmp_path):
     with code_allowed(home):
-        execute(config_of(home, tables, "run.rounds=1"), tmp_path / "run")
-        again = execute(config_of(home, tables), tmp_path / "run", resume=True)
+        loop.run(config_of(home, tables, "run.rounds=1"), tmp_path / "run")
+        again = loop.run(config_of(home, tables), tmp_path / "run", resume=True).summary
     assert again["digest"] == expected[1]
 
 
@@ -208,7 +199,7 @@ def test_all_samples_in_one_place_are_read_by_every_model(home, tables, tmp_path
         whole = scenario.server.all_train
         texts = [text for k in ("east", "north", "west") for text in scenario.hosts[k].texts]
         assert torch.equal(whole.inputs, scenario.dataset.tokens(texts))
-        assert execute(config_of(home, tables), tmp_path / "run")["digest"]
+        assert loop.run(config_of(home, tables), tmp_path / "run").digest
 
 
 def test_a_server_alone_may_have_another_tokenizer(home, tables):
@@ -267,11 +258,11 @@ TEXTS, LABELS = ["good film", "bad", "fine day", "poor"] * 4, [0, 1, 0, 1] * 4
 
 
 def server_texts():
-    return solera.from_texts((TEXTS, LABELS), (TEXTS, LABELS), length=8)
+    return solera.data.from_texts((TEXTS, LABELS), (TEXTS, LABELS), length=8)
 
 
 def test_python_gives_texts_and_models(tmp_path):
-    own = solera.from_texts((TEXTS[:9], LABELS[:9]), (TEXTS[:3], LABELS[:3]), length=8)
+    own = solera.data.from_texts((TEXTS[:9], LABELS[:9]), (TEXTS[:3], LABELS[:3]), length=8)
     bytes_ = Spelled()
     scenario = Scenario(
         server_texts(),
@@ -292,7 +283,7 @@ def test_python_gives_texts_and_models(tmp_path):
 
 
 def test_public_texts_are_read_as_far_as_the_task_s_whatever_length_they_came_with():
-    short = solera.from_texts((TEXTS, LABELS), (TEXTS, LABELS), length=1)
+    short = solera.data.from_texts((TEXTS, LABELS), (TEXTS, LABELS), length=1)
     for encodings, wanted in (([WORDS], tokenize(["good film"], 8)), ([BYTES], BYTES.encode(["good film"], 8)[0])):
         form = server_texts().encoded(encodings).spec
         assert torch.equal(public_from_dataset(form, short, PublicConfig()).raw[:1], wanted)
@@ -361,7 +352,8 @@ def test_a_server_s_table_lacks_no_class_of_the_sites_but_has_no_other(home, tab
 
 def test_texts_out_of_the_server_s_own_python_are_refused_with_the_way_out(tmp_path):
     code = (
-        "from solera import from_texts\n\ndef reviews(path=None):\n    return from_texts((['a'], [0]), (['b'], [1]))\n"
+        "from solera.data import from_texts\n\n"
+        "def reviews(path=None):\n    return from_texts((['a'], [0]), (['b'], [1]))\n"
     )
     (tmp_path / "reviews.py").write_text(code)
     tables = {

@@ -24,7 +24,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ..core.errors import PORTABLE, NotPortable, SoleraError
-from ..runs.display import Watcher
+from ..runs.display import Display
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 unexpected error; 2 configuration or usage; 3 data; 4 run directory; "
@@ -218,20 +218,20 @@ def resume_command(out: str | os.PathLike[str]) -> str:
     return f"solera resume {shlex.quote(str(out))}"
 
 
-class _ToWatcher(logging.Handler):
-    def __init__(self, watcher: Watcher):
+class _ToDisplay(logging.Handler):
+    def __init__(self, display: Display):
         super().__init__(logging.WARNING)
-        self.watcher, self.pid = watcher, os.getpid()
+        self.display, self.pid = display, os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
         if os.getpid() == self.pid:  # a forked worker has no display
-            self.watcher.warn(record.getMessage())
+            self.display.warn(record.getMessage())
 
 
 @contextlib.contextmanager
-def warnings_to(watcher: Watcher) -> Iterator[None]:
+def warnings_to(display: Display) -> Iterator[None]:
     """Show the library's warnings in the display of the run."""
-    log, handler = logging.getLogger("solera"), _ToWatcher(watcher)
+    log, handler = logging.getLogger("solera"), _ToDisplay(display)
     propagate, log.propagate = log.propagate, False
     log.addHandler(handler)
     try:

@@ -246,7 +246,7 @@ def devices() -> list[tuple[str, str]]:
 def self_test() -> tuple[bool, str]:
     """A tiny run in this process and in worker processes; their final states must be bitwise equal."""
     from ..runs.config import load_config
-    from ..runs.loop import execute
+    from ..runs.loop import run
 
     began = time.monotonic()
     engines = ["inprocess", "processes" if sys.platform == "linux" else "threads"]
@@ -255,7 +255,7 @@ def self_test() -> tuple[bool, str]:
         try:
             for name in engines:  # engines have the same bits on the CPU; a device has its own
                 config = load_config(SELF_TEST | {"engine": {"name": name, "workers": 2, "device": "cpu"}})
-                digests[name] = execute(config, Path(folder) / name)["digest"]
+                digests[name] = run(config, Path(folder) / name).digest
         except Exception as e:  # any error is a result of this check
             return False, f"a tiny run fails with {type(e).__name__}: {e}"
     seconds = f"{time.monotonic() - began:.1f} s"

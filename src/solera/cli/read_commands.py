@@ -8,7 +8,6 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,13 +20,14 @@ from typer import Argument, Option
 from ..core.errors import ConfigError, RunError
 from ..core.files import MOST_TOML, open_file, read_file
 from ..core.plugins import label
-from ..runs.compare import Printed, as_csv, as_json, as_latex, printed, rows_in
+from ..runs.compare import Printed, as_csv, as_latex, printed, rows_in
+from ..runs.compare import compare as facts_of
 from ..runs.dotted import dig
 from ..runs.dotted import show as shown
-from ..runs.groups import between_methods, cautions, companions, distinguishing, group_runs
+from ..runs.groups import between_methods, companions, group_runs, grouping
 from ..runs.read import Run, read_json, read_runs
 from ..runs.record import WAYS, RoundRecord, read_records
-from ..runs.results import Comparison, compared_results, unlike
+from ..runs.results import Comparison, compared_results, main_result, warnings_of
 from ..runs.stand_ins import KEY as STAND_INS
 from ..runs.stand_ins import NOT_RUN, listed, read_stand_ins
 from ..runs.words import human_bytes, human_time, percent
@@ -182,8 +182,11 @@ def compare(
     """
     if json + csv + latex > 1:
         raise ConfigError("--json, --csv and --latex cannot be used together")
+    if json:
+        emit(facts_of(directories, target, by), json, lambda: None)
+        return
     runs = read_runs(directories)
-    wanted = _keys(by, runs) if by else None
+    wanted = grouping(runs, by)
     groups = group_runs(runs, wanted)
     results = compared_results(groups)
     rows = rows_in(results, target)
@@ -197,35 +200,7 @@ def compare(
     if latex:
         typer.echo(as_latex(printed(rows, target, together)), nl=False)
         return
-    main = main_result(results)
-    found: dict[str, Any] = {"target": target, "by": wanted, "main_result": main, "rows": as_json(rows)}
-    found |= {"between_methods": between_methods(runs), "warnings": warnings}
-    emit(found, json, lambda: print_comparison(printed(rows, target, together), results, runs, warnings, together))
-
-
-def _keys(by: list[str], runs: Sequence[Run]) -> list[str]:
-    """The keys to group by. A key that no run has is refused, with the nearest known one."""
-    known = list(dict.fromkeys(k for run in runs for k in run.settings))
-    wanted = [{"method": "method.name", "seed": "run.seed"}.get(k, k) for text in by for k in text.split(",") if k]
-    for key in wanted:
-        if key not in known:
-            near = get_close_matches(key, known, 1, 0.4) or distinguishing(runs)[:1] or ["method.name"]
-            raise ConfigError(f"--by {key}: no run has this setting; did you mean {near[0]!r}?")
-    return list(dict.fromkeys(wanted))
-
-
-def warnings_of(runs: Sequence[Run], results: Comparison) -> list[str]:
-    """Missing parts of the runs, and reasons why they may not be comparable."""
-    missing = [f"{run.path}: {what}" for run in runs for what in run.missing if not what.startswith("not finished")]
-    return missing + unlike(results) + cautions(results.groups)
-
-
-def main_result(results: Comparison) -> str | None:
-    """The label of the result by which all cases can be compared; None if there is no such result."""
-    there = [r for r in results.main if r is not None]
-    if results.shared is None or not there:
-        return None
-    return "the server's own model" if results.shared.kind == "server" else there[0].label
+    print_comparison(printed(rows, target, together), results, runs, warnings, together)
 
 
 def print_comparison(

@@ -15,7 +15,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ..core.errors import ConfigError
-from ..runs.display import choose_watcher
+from ..runs.display import choose_display
 from ..runs.record import WAYS
 from ..runs.words import human_bytes, human_time, percent
 from .console import Changes, Json, RunDir, TrustCode, console, emit, facts, reported, resumable, table, warnings_to
@@ -63,7 +63,7 @@ def run(
         if dry_run:
             if watch:
                 raise ConfigError("--dry-run trains nothing to watch: leave out --watch")
-            with choose_watcher(json, quiet=True) as watcher, warnings_to(watcher):
+            with warnings_to(choose_display(json, quiet=True)):
                 found = rehearse_config(config)
             planned = {"name": config.run.name, **found.facts(), "out": str(home)}
             emit(planned, json, lambda: _rehearsed(found, home))
@@ -83,19 +83,21 @@ def resume(directory: RunDir, trust_code: TrustCode = False, json: Json = False,
 
     Example: [bold]solera resume runs/toy-feddf-s0[/bold]
     """
-    from ..runs.loop import resume_run
+    from ..runs import loop
 
-    with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(directory):
-        summary = resume_run(directory, watcher, trust_code)
-    emit(summary, json, lambda: None)
+    display = choose_display(json, quiet)
+    with warnings_to(display), resumable(directory):
+        result = loop.resume(directory, callbacks=[display], trust_code=trust_code)
+    emit(result.summary, json, lambda: None)
 
 
 def _perform(config: "Config", out: Path, json: bool, quiet: bool, command: str) -> dict[str, Any]:
     """Run a configuration with a suitable display; returns the summary. `command` is recorded in run.json."""
-    from ..runs.loop import execute
+    from ..runs import loop
 
-    with choose_watcher(json, quiet) as watcher, warnings_to(watcher), resumable(out):
-        return execute(config, out, watcher=watcher, command=command)
+    display = choose_display(json, quiet)
+    with warnings_to(display), resumable(out):
+        return loop.run(config, out, callbacks=[display], command=command).summary
 
 
 def named(config: "Config", recipe: str) -> "Config":

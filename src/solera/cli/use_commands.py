@@ -125,25 +125,28 @@ def export(
 
 def _measurements(directory: Path, form: str, out: Path | None, uri: str | None, experiment: str) -> str:
     """Write a run's measurements for another program. Returns where they are."""
+    from ..runs.callbacks import name_of
     from ..runs.read import read_run
-    from ..runs.tracking import Mlflow, TensorBoard, TrackConfig, Tracker, export_to
+    from ..runs.tracking import Mlflow, TensorBoard, TrackConfig, Tracker
 
     run = read_run(directory)
     if not run.rounds:
         raise RunError(f"{directory} has no rounds to export")
+    ended = (directory / "metrics.jsonl").stat().st_mtime
     tracker: Tracker
     if form == "mlflow":
         if uri is None:
             raise ConfigError("--format mlflow needs --uri, such as --uri sqlite:///mlflow.db")
         config = TrackConfig(mlflow=uri, mlflow_experiment=experiment).absolute()
-        tracker, where = Mlflow(config.mlflow or uri, experiment), f"{uri}, experiment {experiment}"
+        tracker, where = Mlflow(config.mlflow or uri, experiment, ended), f"{uri}, experiment {experiment}"
     else:
         folder = out or directory / "tensorboard"
         config = TrackConfig(tensorboard=True)
-        tracker, where = TensorBoard(folder), str(folder)
+        tracker, where = TensorBoard(folder, ended), str(folder)
     config.require()
     try:
-        export_to(tracker, run)
+        tracker.begin({"out": str(run.path)}, run.rounds)
+        tracker.end({} if run.finished else None)
     except Exception as e:  # from another library: a database, a server, a disk
-        raise RunError(f"{tracker.title}: {type(e).__name__}: {str(e)[:300]}") from e
+        raise RunError(f"{name_of(tracker)}: {type(e).__name__}: {str(e)[:300]}") from e
     return where

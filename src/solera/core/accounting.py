@@ -123,13 +123,8 @@ class Clock:
 
     def facts(self) -> dict[str, float]:
         """The round's times, in seconds since the run began, and how many clients were online and lost."""
-        return {
-            "start_s": self.started,
-            "end_s": self.now,
-            "server_s": self.server_s,
-            "online": self.there,
-            "lost": self.dropped,
-        }
+        times = {"start_s": self.started, "end_s": self.now, "server_s": self.server_s}
+        return {**times, "online": self.there, "lost": self.dropped}
 
     def timetable(self) -> list[list[Any]]:
         """The first pieces of work of the round: [client or "server", start, end]."""

@@ -84,28 +84,33 @@ def architectures(models: Iterable[str]) -> dict[str, str]:
 
 def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Tables of a configuration with absolute paths to files, so that they do not depend on the current folder."""
-    out = dict(tables)
-    for *table, leaf in _keys(tables):
-        home = out
-        for name in table:  # copied on the way: the caller's tables stay as they are
-            home[name] = dict(home[name])
-            home = home[name]
-        value = home[leaf]
-        home[leaf] = [absolute(n, folder) for n in value] if isinstance(value, list) else absolute(value, folder)
+    return _with_names(tables, lambda name, _: absolute(name, folder))
+
+
+def paths_in(tables: Mapping[str, Any]) -> dict[str, str]:
+    """The paths to code in the tables of a configuration, each with the first key that names it."""
+    found: dict[str, str] = {}
+    _with_names(tables, lambda name, key: found.setdefault(name, key) if is_path(name) else None)
+    return found
+
+
+def _with_names(tables: Mapping[str, Any], change: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """The tables with `change(name, key)` in the place of every name that may be a path. The given ones stay."""
+    out, sites = dict(tables), tables.get("sites")
+    wanted = [key.split(".") for key in KEYS]
+    wanted += [["sites", site, leaf] for site in (sites if isinstance(sites, Mapping) else ()) for leaf in SITE_KEYS]
+    for path in wanted:
+        home: Any = out
+        for name in path[:-1]:
+            if isinstance(home.get(name), Mapping):
+                home[name] = dict(home[name])
+                home = home[name]
+            else:
+                home = {}
+        if path[-1] in home:
+            value, key = home[path[-1]], ".".join(map(str, path))
+            home[path[-1]] = [change(n, key) for n in value] if isinstance(value, list) else change(value, key)
     return out
-
-
-def _keys(tables: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The keys in these tables whose values may be paths."""
-    sites = tables.get("sites")
-    wanted = [tuple(key.split(".")) for key in KEYS]
-    wanted += [("sites", name, leaf) for name in (sites if isinstance(sites, Mapping) else ()) for leaf in SITE_KEYS]
-    for key in wanted:
-        inside: Any = tables
-        for name in key[:-1]:
-            inside = inside.get(name) if isinstance(inside, Mapping) else None
-        if isinstance(inside, Mapping) and key[-1] in inside:
-            yield key
 
 
 def absolute(name: Any, folder: Path) -> Any:
@@ -116,19 +121,6 @@ def absolute(name: Any, folder: Path) -> Any:
         return f"{prefix}:{os.path.abspath(folder / os.path.expanduser(where))}" if near else name
     origin, _, attribute = name.rpartition(":") if is_path(name) else ("", "", "")
     return f"{os.path.abspath(folder / os.path.expanduser(origin))}:{attribute}" if origin.endswith(".py") else name
-
-
-def paths_in(tables: Mapping[str, Any]) -> dict[str, str]:
-    """The paths to code in the tables of a configuration, each with the first key that names it."""
-    found: dict[str, str] = {}
-    for key in _keys(tables):
-        value: Any = tables
-        for part in key:
-            value = value[part]
-        for name in value if isinstance(value, list) else [value]:
-            if isinstance(name, str) and is_path(name):
-                found.setdefault(name, ".".join(key))
-    return found
 
 
 # ---- importing --------------------------------------------------------------------------------------
@@ -294,7 +286,7 @@ class Registry(dict[str, T], Generic[T]):
         return [*(n for n in self if not is_path(n)), *(n for n in points if n not in self)]
 
     def _way_out(self, name: str) -> str:
-        """What was probably meant by an unknown name, and how one's own is named: a decorator takes effect only when
+        """A hint for an unknown name: the nearest one, and how to name your own. A decorator takes effect only when
         its file is imported."""
         near, pathlike = difflib.get_close_matches(name, self.names(), 3), ":" in name or ".py" in name
         if near:

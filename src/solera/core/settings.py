@@ -264,7 +264,7 @@ def checked(wanted: Any, value: Any, key: str) -> Any:
 
 @functools.cache
 def _reading(wanted: Any) -> tuple[bool, type | None, int, pydantic.TypeAdapter[Any] | None]:
-    """How a value of the type is checked: whether it may be anything, the class of its table, its largest integer, and
+    """The check of a value of the type: whether it may be anything, the class of its table, its largest integer, and
     pydantic's part, which a table does not have."""
     kind, table = declared(wanted), table_of(wanted)
     anything = kind.has(Replaceable) or getattr(kind.inner, "_is_protocol", False)
@@ -323,7 +323,7 @@ def unknown_key(cls: type, key: str, value: Any, near: Iterable[str] = ()) -> Pr
 
 
 def place_of(cls: type, key: str) -> str:
-    """Where a key is that `cls` does not have: in one of its slots, or in another kind of this one; "" if nowhere."""
+    """The place of a key that `cls` does not have: a slot, or another kind of this one; "" if there is none."""
     if key in (renamed := getattr(cls, "RENAMED", {})):
         return f"this setting is now called {renamed[key]!r}"
     for slot in filter(None, map(slot_of, hints(cls).values())):

@@ -1,4 +1,4 @@
-"""What is computed with everywhere: weights, tensors by name, and samples, tensors by row."""
+"""Weights (tensors by name) and samples (tensors by row), which everything computes with."""
 
 import copy
 import warnings
@@ -47,7 +47,7 @@ def copy_of(model: nn.Module) -> nn.Module:
 
 
 def device_of(model: nn.Module, otherwise: torch.device = CPU) -> torch.device:
-    """Where `model` is, going by its first tensor; `otherwise` for one without any."""
+    """The device of `model`, that of its first tensor; `otherwise` for one without any."""
     for tensor in chain(model.parameters(), model.buffers()):
         return tensor.device
     return otherwise

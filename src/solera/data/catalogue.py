@@ -79,7 +79,7 @@ GRAMMAR: dict[str, Any] = _FILE["grammar"]  # of toy-text
 def _entry(loader: Any, name: str, title: str = "", licence: str = "yours") -> SourceInfo:
     """The entry of a loader. Nothing is known of its data until it is called."""
     if not callable(loader):
-        raise TypeError(f"expected a function that returns a solera.Dataset, not a {type(loader).__name__}")
+        raise TypeError(f"expected a function that returns a solera.data.Dataset, not a {type(loader).__name__}")
     return SourceInfo(title or name, licence=licence, columns=(), loader=loader)
 
 

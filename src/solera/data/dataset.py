@@ -78,6 +78,10 @@ class Dataset(Spec):
         if self.users is not None and self.user_names and int(self.users.max()) >= len(self.user_names):
             raise DataError(f"{self.name}: {len(self.user_names)} user names, but user {int(self.users.max())}")
 
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train)} training and {len(self.test)} test samples"
+        return f"Dataset({self.name}: {sizes} of shape {self.shape}, {self.classes} classes)"
+
     def encoded(self, encodings: Sequence[Encoding], length: int | None = None) -> "Dataset":
         """The same texts, read by these tokenizers: their tokens stand side by side in every sample.
 
@@ -92,7 +96,7 @@ class Dataset(Spec):
             other = next(e.name for e in encodings if e != WORDS)
             raise ConfigError(
                 f"{self.name}: a model brings the tokenizer {other!r} and needs "
-                f"texts, but this data set has {kind}; give texts (solera.from_texts), or choose another model"
+                f"texts, but this data set has {kind}; give texts (solera.data.from_texts), or choose another model"
             )
         train, cuts = encoded(self.texts.train, encodings, length)
         test, _ = encoded(self.texts.test, encodings, length)
@@ -414,7 +418,7 @@ def as_blocks(data: Dataset, readers: dict[str, Encoding]) -> Dataset:
     if data.texts is None:
         raise ConfigError(
             f"data.task = 'causal-lm' needs texts, but {data.name} has samples of shape {data.shape}; choose a text "
-            "set, or give texts (solera.from_texts)"
+            "set, or give texts (solera.data.from_texts)"
         )
     length = data.length
     labels, users = data.train.labels, data.users

@@ -78,6 +78,9 @@ class Partition:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __repr__(self) -> str:
+        return f"Partition({len(self)} clients, {len(self.order)} samples)"
+
     @property
     def sizes(self) -> Tensor:
         """The number of samples of each client."""
@@ -99,9 +102,7 @@ class PartitionConfig:
     alpha: Alpha = 0.1  # of the Dirichlet draws: small = skewed, large = equal
     variant: Variant = "block"
     classes_per_client: PositiveInt = 2
-    fraction: Annotated[float, Gt(0), Le(1)] = (
-        1.0  # share of its samples that each client keeps: less data, same partition
-    )
+    fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # share of its samples that a client keeps of the same partition
     min_size: PositiveInt = 1  # minimum of samples of a client; kind "user": users with fewer are left out
     min_per_class: NonNegativeInt = 0  # samples of every class that each client gets before the rest is divided
 
@@ -132,13 +133,11 @@ def partition(
 
     `users` are numbers; `user_names[number]` is the name of a user. Without names, the number is the name.
     """
+    _check(cfg, labels, classes)
     whole = _whole(cfg, labels, classes, seed, users, user_names)
-    return whole if cfg.fraction == 1 else kept_fraction(whole, cfg.fraction, seed)
-
-
-def kept_fraction(whole: Partition, fraction: float, seed: int) -> Partition:
-    """The same clients, each with floor(fraction n + 1/2) of its n samples, drawn at random, and at least one."""
-    kept, _ = _drawn_apart(whole, fraction, numpy_rng(seed, "fraction"), at_least=0)
+    if cfg.fraction == 1:
+        return whole
+    kept, _ = _drawn_apart(whole, cfg.fraction, numpy_rng(seed, "fraction"), at_least=0)
     return replace(kept, names=whole.names)
 
 
@@ -151,7 +150,6 @@ def _whole(
     user_names: Sequence[str] | None,
 ) -> Partition:
     """All samples, divided."""
-    _check(cfg, labels, classes)
     if cfg.min_per_class:
         return _with_every_class(cfg, labels, classes, seed)
     total, rng = len(labels), numpy_rng(seed, "partition")
@@ -160,24 +158,20 @@ def _whole(
     clients = cfg.clients
     assert clients is not None  # only kind "user" leaves it open
     if cfg.kind == "iid":
-        return Partition(torch.randperm(total, generator=torch_rng(seed, "partition")), _cuts(total, clients))
+        cuts = torch.arange(clients + 1) * total // clients
+        return Partition(torch.randperm(total, generator=torch_rng(seed, "partition")), cuts)
     if cfg.kind == "quantity":
-        spare = total - clients * cfg.min_size
         shares = dirichlet(np.full(clients, cfg.alpha), rng)
-        sizes = torch.from_numpy(largest_remainder(shares, spare) + cfg.min_size)
-        order = torch.randperm(total, generator=torch_rng(seed, "partition"))
-        return Partition(order, _offsets(sizes))
+        sizes = torch.from_numpy(largest_remainder(shares, total - clients * cfg.min_size) + cfg.min_size)
+        return Partition(torch.randperm(total, generator=torch_rng(seed, "partition")), _offsets(sizes))
     known = labels.numpy()
     if cfg.kind == "classes":
         owners = _by_classes(cfg, clients, known, rng)
-    elif cfg.variant == "block":
-        owners = block_owners(known, classes, clients, cfg.alpha, rng)
-    elif cfg.variant == "equal":
-        owners = equal_owners(known, classes, clients, cfg.alpha, rng)
     elif cfg.variant == "class":
         owners = class_owners(known, classes, clients, cfg.alpha, cfg.min_size, rng)
     else:
-        owners = client_owners(known, classes, clients, cfg.alpha, rng)
+        draw = {"block": block_owners, "equal": equal_owners, "client": client_owners}[cfg.variant]
+        owners = draw(known, classes, clients, cfg.alpha, rng)
     return _from_owners(owners, clients)
 
 
@@ -355,19 +349,14 @@ def _marked(name: str, user: str) -> str:
     return f"{name[:55] or 'user'}-{mark}"  # at most 64 characters
 
 
-def _cuts(total: int, parts: int) -> Tensor:
-    """Offsets that cut `total` samples into `parts` whose sizes differ by at most one."""
-    return torch.arange(parts + 1) * total // parts
-
-
 def _offsets(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
 def _from_owners(owners: np.ndarray, clients: int) -> Partition:
     """The partition in which sample i belongs to client owners[i]; -1: to no client."""
-    nobodies = int((owners < 0).sum())
-    order = torch.from_numpy(np.argsort(owners, kind="stable")[nobodies:])
+    unused = int((owners < 0).sum())
+    order = torch.from_numpy(np.argsort(owners, kind="stable")[unused:])
     return Partition(order, _offsets(torch.from_numpy(np.bincount(owners[owners >= 0], minlength=clients))))
 
 

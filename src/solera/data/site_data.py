@@ -170,7 +170,7 @@ def _not_only_tokens(data: Data[Tensor], spec: Spec, what: str) -> Data[Tensor]:
     if spec.columns and data.inputs.dtype == torch.int64:
         raise DataError(
             f"{what}: samples are token ids, but the site's model reads texts with its own tokenizer, "
-            f"{spec.tokenizer}: give texts, as (texts, labels) or by solera.from_texts"
+            f"{spec.tokenizer}: give texts, as (texts, labels) or by solera.data.from_texts"
         )
     return data
 

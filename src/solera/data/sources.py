@@ -35,8 +35,6 @@ from .readers import (
     files_in,
     folder_splits,
     idx_splits,
-    image_split,
-    read_idx,
     stl10_splits,
     stl10_unlabelled,
     toy_2d,
@@ -259,7 +257,7 @@ def _read(
             raise DataError(f"{name}: path = {str(path)!r} is not a folder. {_wanted(name, info)}")
         return _read_folder(name, info, folder, image_size, columns)
     if info.embedded:
-        return _read_embedded(info)
+        return _embedded(name, tuple(info.embedded.items()))
     if not info.hub:
         raise ConfigError(f"data.path is missing: data.name = {name!r} needs {FILES[info.formats[0]]}")
     places = _places(name)
@@ -291,20 +289,11 @@ def read_stl10_unlabelled(path: str | Path | None, shape: tuple[int, ...]) -> Te
     return torch.cat([to_shape(torch.from_numpy(part), shape) for part in parts])
 
 
-def _read_embedded(info: SourceInfo) -> dict[str, Split]:
-    splits = {}
-    for split, prefix in (("train", "train"), ("test", "t10k")):
-        names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
-        images, labels = (_embedded(name, info.embedded[name]) for name in names)
-        splits[split] = image_split(images, labels, Path(prefix), "idx", info)
-    return splits
-
-
 @functools.cache
-def _embedded(name: str, sha256: str) -> np.ndarray:
-    """A file of the sample inside the package: read-only, and unpacked once, because a sweep asks for it often."""
+def _embedded(name: str, sums: tuple[tuple[str, str], ...]) -> dict[str, Split]:
+    """The sample inside the package, unpacked once because a sweep asks for it often. `sums`: its files' sha256."""
     with importlib.resources.as_file(importlib.resources.files(__package__) / "embedded") as folder:
-        return read_idx(folder / f"{name}.xz", sha256)
+        return idx_splits(folder, replace(SOURCES[name], sums=dict(sums), rows=None))
 
 
 def _read_folder(name: str, info: SourceInfo, folder: Path, image_size: int | None, columns: Given) -> dict[str, Split]:

@@ -269,7 +269,7 @@ def table_split(table: Table, info: SourceInfo, given: Given = USUAL) -> Split:
         wanted = info.columns[:2] or ("image or text", "label")
         raise DataError(
             f"{where}: needs the columns {' and '.join(wanted)}, but has {', '.join(names) or 'none'}; rename "
-            "them, or name yours: data.text_column, data.label_column (from Python: solera.from_hf, solera.from_texts)"
+            "them, or name yours: data.text_column, data.label_column (from Python: solera.data.from_hf)"
         )
     inputs = (content, given.pair) if given.pair else (content,)
     channels = info.shape[0] if len(info.shape) == 3 else None

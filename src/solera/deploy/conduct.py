@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,11 +21,10 @@ from ..engines.engine_settings import FlowerConfig
 from ..engines.states import StatesElsewhere
 from ..place import fingerprint as numeric
 from ..place.devices import compute_of
-from ..place.placement import TRICKS
+from ..runs.callbacks import Callback
 from ..runs.config import Config, load_config, to_toml
-from ..runs.display import IN_THE_CLEAR, Watcher
-from ..runs.facts import facts_of
-from ..runs.loop import Result, check_fit, lent_by, run
+from ..runs.display import IN_THE_CLEAR
+from ..runs.loop import Result, lent_by, simulate
 from ..runs.record import RoundRecord
 from ..runs.sites import server_of_sites
 from ..runs.words import human_bytes, percent
@@ -83,24 +82,19 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool
     _share_public(engine, scenario, config, said)
     engine.enrolled = scenario.roster
     engine.hellos = {k: h.digest for k, h in hellos.items()}
-    check_fit(config.method, scenario)
-    TRICKS["cpu"].set_allocator()
-    return run(
-        scenario.server,
-        scenario.test,
-        lambda states: engine,
+    return simulate(
+        scenario,
         config.method,
         home,
         config.run,
         config.federation,
-        facts=facts_of(scenario, config.method, config.federation, compute, config.engine.threads),
-        compute=compute,
-        threads=config.engine.threads,
+        config.engine,
         resume=True,
-        watcher=_Log(),
+        callbacks=[_Log()],
         track=config.track,
         config_text=to_toml(config),
         command=f"solera deploy submit --name {home.name}",
+        reach=lambda states: engine,
         states=StatesElsewhere(home / "clients"),
     )
 
@@ -229,10 +223,10 @@ def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapp
         engine.deliver(lacking, message)
 
 
-class _Log(Watcher):
+class _Log(Callback):
     """The run in the server's log."""
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: Mapping[str, Any], before: Iterable[RoundRecord]) -> None:
         log.info(
             "%s, %s rounds from %s on, %s sites", *(facts[k] for k in ("method", "rounds", "start_round", "clients"))
         )
@@ -243,12 +237,13 @@ class _Log(Watcher):
         if done:
             log.info("%s: %d of %d sites have answered", what, done, of)
 
-    def round_done(self, record: RoundRecord) -> None:
+    def saved(self, record: RoundRecord) -> None:
         scores = ", ".join(f"{name} {percent(value)}" for name, value in list(record.accuracies().items())[:6])
         log.info("round %d: %s; %s moved", record.round, scores or "not scored", human_bytes(record.traffic.sent()))
 
     def warn(self, text: str) -> None:
         log.warning("%s", text)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        log.info("the run has ended, digest %s", summary["digest"], extra=ENDED)
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        if summary is not None:
+            log.info("the run has ended, digest %s", summary["digest"], extra=ENDED)

@@ -21,8 +21,7 @@ from ..runs.dotted import flat
 from ..runs.facts import sampled
 from ..runs.groups import group_runs
 from ..runs.read import Run, read_run
-from ..runs.results import Lines, Result, compared_results
-from ..runs.series import spent
+from ..runs.results import Lines, Result, compared_results, spent
 from ..runs.stand_ins import NOT_RUN, StandIns, listed
 from ..scenario.scenario import Scenario
 from .estimate import estimated
@@ -276,8 +275,8 @@ def _value(planned: PlannedCell, run: Run) -> tuple[float | None, str]:
     result = _measured(cell.measure, lines)
     points = lines[result] if result else []
     if cell.measure == AVERAGE:  # of clients' models, before distillation: the mean over architectures
-        found = ((r.of("average"), so_far, r.round) for r, so_far in spent(run))
-        points = [at.point(n, statistics.fmean(s["accuracy"] for s in of.values())) for of, at, n in found if of]
+        found = (([s["accuracy"] for s in r.of("average").values()], at) for r, at in spent(run))
+        points = [at._replace(accuracy=statistics.fmean(own)) for own, at in found if own]
     if not points:
         there = ", ".join(r.label for r in lines) or "nothing"
         return None, f"the run did not measure {cell.measure!r}; it measured {there}"

@@ -35,11 +35,12 @@ from ..core.version import __version__
 from ..engines import EngineConfig
 from ..method import name_of
 from ..place.devices import compute_of
+from ..runs import loop
 from ..runs.config import TABLES, Config, load_config, merged, recipe_names, refuse_outside, to_toml
-from ..runs.display import QuietWatcher
+from ..runs.display import QuietDisplay
 from ..runs.dotted import flat, show
 from ..runs.groups import compared
-from ..runs.loop import check_start, execute
+from ..runs.loop import check_start
 from ..runs.record import count_lines
 from ..scenario.scenario import Scenario
 
@@ -420,14 +421,14 @@ def _one_core(config: Config) -> Config:
 
 def _end_with(parent: int) -> None:
     """Make the system kill this process when the sweep ends. This may happen at any moment, because a run directory is
-    always consistent. On systems other than Linux, `_ChildWatcher` checks for it."""
+    always consistent. On systems other than Linux, `_ChildDisplay` checks for it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call
         os._exit(Interrupted.exit_code)
 
 
-class _ChildWatcher(QuietWatcher):
+class _ChildDisplay(QuietDisplay):
     """Writes warnings to the log, and ends the run if the sweep was killed."""
 
     def __init__(self, file: Any, parent: int):
@@ -456,7 +457,7 @@ def _one(text: str, home: str, parent: int, beside: Path | None) -> None:
         try:
             with contextlib.nullcontext() if beside is None else code_allowed(beside):
                 config = load_config(tomllib.loads(text))
-            execute(config, path, (path / "run.json").is_file(), _ChildWatcher(file, parent))
+            loop.run(config, path, callbacks=[_ChildDisplay(file, parent)], resume=True)
             code = 0
         except SoleraError as e:
             print(" ".join(str(e).split()), file=file)

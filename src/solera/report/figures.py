@@ -12,12 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..core.plugins import label
+from ..runs.callbacks import KINDS
 from ..runs.dotted import show
 from ..runs.groups import Group, cautions, companions, group_runs
-from ..runs.notice import KINDS
 from ..runs.read import Run
-from ..runs.results import Comparison, Lines, Result, compared_results, unlike
-from ..runs.series import Point
+from ..runs.results import Comparison, Lines, Point, Result, compared_results, unlike
 from .loading import Matrix, Record
 
 # Limits, so that the page stays small.

@@ -4,15 +4,15 @@ was measured by kind. A table holds only one kind of result."""
 import csv
 import dataclasses
 import io
+import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .dotted import short, show
-from .groups import Group
-from .read import Run
-from .results import Comparison, Lines, Result, compared_results
-from .series import reached
+from .groups import Group, between_methods, group_runs, grouping
+from .read import Paths, Run, read_runs
+from .results import Comparison, Lines, Result, compared_results, main_result, warnings_of
 from .stand_ins import MARK
 from .words import human_bytes, human_count, human_time
 
@@ -92,8 +92,8 @@ def _rows(group: Group, lines: Sequence[Lines], results: Sequence[Result], targe
     for result in shown or [Result("", "")]:
         points = [found[result] for found in lines if found.get(result)]
         own = result.kind == "own"
-        hits = [reached(p, target) for p in points] if target is not None else []
-        there = [hit for hit in hits if hit is not None]
+        hits = [[q for q in p if target is not None and q.accuracy >= target] for p in points]
+        there = [hit[0] for hit in hits if hit]  # where each run reached the target
         rows.append(
             Row(
                 group,
@@ -103,9 +103,9 @@ def _rows(group: Group, lines: Sequence[Lines], results: Sequence[Result], targe
                 last_weighted=_of_all([_personal(run, "weighted_mean") for run in group.runs]) if own else None,
                 best=Spread.of(max(q.accuracy for q in p) for p in points),
                 worst_decile=Spread.of(_personal(run, "worst_decile") for run in group.runs) if own else None,
-                rounds_to_target=Spread.of(hit.rounds for hit in there),
-                bytes_to_target=Spread.of(hit.bytes for hit in there),
-                floats_to_target=Spread.of(hit.floats for hit in there),
+                rounds_to_target=Spread.of(hit.round + 1 for hit in there),
+                bytes_to_target=Spread.of(hit.bytes_so_far for hit in there),
+                floats_to_target=Spread.of(hit.floats_so_far for hit in there),
                 hours_to_target=Spread.of(hit.hours for hit in there),
                 reached=len(there),
                 down=Spread.of(run.bytes("down") for run in group.runs),
@@ -249,6 +249,22 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
+
+
+def compare(paths: Paths, target: float | None = None, by: Sequence[str] | None = None) -> dict[str, Any]:
+    """The runs in these directories and their subfolders side by side, over seeds: the content of `solera compare
+    --json`. `target` is an accuracy, `by` are the settings to group by."""
+    runs = read_runs([paths] if isinstance(paths, str | os.PathLike) else list(paths))
+    wanted = grouping(runs, by)
+    results = compared_results(group_runs(runs, wanted))
+    return {
+        "target": target,
+        "by": wanted,
+        "main_result": main_result(results),
+        "rows": as_json(rows_in(results, target)),
+        "between_methods": between_methods(runs),
+        "warnings": warnings_of(runs, results),
+    }
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -5,6 +5,7 @@ before any work. The error is one line with all of them: each key, its value and
 null: an optional setting is left out, or turned off with the string "none" if its default is not None.
 """
 
+import contextlib
 import copy
 import dataclasses
 import difflib
@@ -31,6 +32,7 @@ from ..core.settings import (
     INVALID,
     OFF,
     Hint,
+    NonNegative,
     PositiveInt,
     Problem,
     SettingsError,
@@ -59,7 +61,6 @@ from ..models import model_info
 from ..models.factory import ModelsConfig
 from ..scenario.task_data import DataConfig
 from .dotted import dig, flat
-from .stop import StopConfig
 from .supply import supplied
 from .tracking import TrackConfig
 from .unread import too_many, unread
@@ -73,8 +74,30 @@ Name = Annotated[
 
 
 @settings
+class StopConfig:
+    """When to end a run early. `run.rounds` is always the limit; without a target and a patience the run reaches it."""
+
+    target: NonNegative | None = None  # stop at or above this accuracy; at or below this loss
+    patience: PositiveInt | None = None  # stop after so many rounds without a new best value
+    metric: Literal["accuracy", "loss"] = "accuracy"  # which value is used
+    split: Literal["validation", "test"] = "validation"  # on which data it is measured
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings that contradict each other."""
+        if self.target is not None and self.metric == "accuracy" and self.target > 1:
+            yield f"target = {self.target:g}: an accuracy is a share, from 0 to 1"
+        if not self.active and (self.metric, self.split) != ("accuracy", "validation"):
+            yield "target and patience are not set, so metric and split have no effect: set one of the first two"
+
+    @property
+    def active(self) -> bool:
+        """Whether the run may end early."""
+        return self.target is not None or self.patience is not None
+
+
+@settings
 class RunConfig:
-    """How many rounds to run, with which seed, and how often to evaluate and to save."""
+    """Number of rounds, seed, and how often to evaluate and to save."""
 
     seed: Annotated[int, Ge(0), Le(2**63 - 1)] = 0
     rounds: PositiveInt = 10
@@ -151,9 +174,13 @@ def load_config(
         except SettingsError as e:
             raise SettingsError(table, e.problems) from None
         config = dataclasses.replace(config, **{table: changed})
+    run = config.run
+    if run.stand_ins:  # of which an override may have set some to the paper's value
+        ours = _values_of(config)
+        run = dataclasses.replace(run, stand_ins={k: v for k, v in run.stand_ins.items() if ours.get(k, OFF) != v})
     return dataclasses.replace(
         config,
-        run=_without_the_papers_own(config),
+        run=run,
         data=_absolute(config.data, "path"),
         public=_absolute(config.public, "path"),
         sites={k: _absolute(site, "data", "key") for k, site in config.sites.items()},
@@ -242,10 +269,15 @@ def _tables(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     for name in tables.keys() & {"engine", "method"}:  # the name has selected the class, which may have no such field
         if "name" not in hints(classes[name]):
             tables[name] = {k: v for k, v in tables[name].items() if k != "name"}
-    sites = {k: attempt(_site, k, table) for k, table in given.get(SITES, {}).items()}
+    sites = {}
+    for k, table in given.get(SITES, {}).items():
+        if isinstance(table, Mapping):
+            attempt(safe_name, k, "site")
+        else:
+            wrong.append(_no_table(f"sites.{k}", table))
+        sites[k] = attempt(_build, SiteConfig, table if isinstance(table, Mapping) else {}, f"sites.{k}", None, None)
     if sites and None not in sites.values():
-        wrong += _sites_problems(tables, sites)
-        tables = _with_sites(tables, sites)
+        tables = _with_sites(tables, sites, wrong)
     if isinstance(stand_ins := tables["run"].get(STAND_INS), Mapping):  # data.name = ... and "data.name" = ... alike
         tables["run"] = {**tables["run"], STAND_INS: flat(stand_ins)}
     built = {name: attempt(_build, classes[name], table, name, None, method) for name, table in tables.items()}
@@ -278,38 +310,24 @@ def _no_table(key: str, value: Any) -> Problem:
     return f"{key} = {show(value)}: this is a table; write [{key}] and its settings below"
 
 
-def _site(name: str, given: Any) -> SiteConfig:
-    if not isinstance(given, Mapping):
-        raise ConfigError(_no_table(f"sites.{name}", given))
-    safe_name(name, "site")
-    return _build(SiteConfig, given, f"sites.{name}", None, None)
-
-
-def _sites_problems(tables: Mapping[str, Any], sites: Mapping[str, SiteConfig]) -> Iterator[Problem]:
-    """Settings that contradict [sites]."""
+def _with_sites(tables: dict[str, Any], sites: Mapping[str, SiteConfig], wrong: list[Problem]) -> dict[str, Any]:
+    """The tables, with what follows from the sites: how many clients there are, and their models. What contradicts
+    them goes to `wrong`."""
+    names = [site.model for _, site in sorted(sites.items()) if site.model is not None]
     if tables["partition"]:
-        yield "[partition] with [sites]: each site brings its own data; leave [partition] out"
-    for key, default in (("clients", _models_of(sites)), ("assign", "even")):
-        if tables["models"].get(key, default) != default:
-            yield f"models.{key} = {show(tables['models'][key])}: with [sites], each names its own model"
+        wrong.append("[partition] with [sites]: each site brings its own data; leave [partition] out")
+    for key, default in (("clients", names), ("assign", "even")):
+        if (given := tables["models"].get(key, default)) != default:
+            wrong.append(f"models.{key} = {show(given)}: with [sites], each names its own model")
     if tables["public"].get("source") == "held-out":
-        yield (
-            'public.source = "held-out": nobody takes samples out of what a site holds; use "dataset", "generator" or '
+        wrong.append(
+            'public.source = "held-out": no samples are taken out of what a site holds; use "dataset", "generator" or '
             '"noise", or "none"'
         )
-
-
-def _models_of(sites: Mapping[str, SiteConfig]) -> list[str]:
-    return [site.model for _, site in sorted(sites.items()) if site.model is not None]
-
-
-def _with_sites(tables: Mapping[str, Any], sites: Mapping[str, SiteConfig]) -> dict[str, Any]:
-    """The tables, with what follows from the sites: how many clients there are, and their models."""
-    models = _models_of(sites)
     return {
         **tables,
         "partition": {"kind": "iid", "clients": len(sites)},
-        "models": {**tables["models"], **({"clients": models} if models else {})},
+        "models": {**tables["models"], **({"clients": names} if names else {})},
         "public": {"source": "none", **tables["public"]},
     }
 
@@ -333,19 +351,18 @@ def _names(tables: Mapping[str, Any]) -> Iterator[tuple[Callable[[str, str], Any
 
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two configurations differ: key -> both values (None: not set). Stand-ins are no setting of
-    their own: they follow from others."""
-    first, second = (flat(_values_of(c)) for c in (before, after))
+    """The settings in which two configurations differ, stand-ins aside: key -> both values (None: not set)."""
+    first, second = _values_of(before), _values_of(after)
     return {k: (first.get(k), second.get(k)) for k in {**first, **second} if first.get(k) != second.get(k)}
 
 
 def is_stand_in(key: str) -> bool:
-    """Whether another value of this setting than the paper's makes a run another one than the paper's row."""
+    """Whether a run with another value of this setting than the paper's is not the paper's row."""
     return key.partition(".")[0] in STANDING_IN and key not in PLACES
 
 
 def with_stand_ins(config: Config, papers: Config) -> Config:
-    """The configuration, with what it has in place of another one's as its stand-ins."""
+    """The configuration, with its differences from the paper's as its stand-ins."""
     found = {k: OFF if old is None else old for k, (old, _) in differences(papers, config).items() if is_stand_in(k)}
     return dataclasses.replace(config, run=dataclasses.replace(config.run, stand_ins=found))
 
@@ -355,34 +372,20 @@ def without_stand_ins(config: Config) -> Config:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, stand_ins=None))
 
 
-def _without_the_papers_own(config: Config) -> RunConfig:
-    """[run] without stand-ins that an override has replaced by the paper's value."""
-    if not config.run.stand_ins:
-        return config.run
-    ours = _values_of(config)
-    found = {k: v for k, v in config.run.stand_ins.items() if _at(ours, k) != v}
-    return dataclasses.replace(config.run, stand_ins=found)
+def _values_of(config: Config) -> dict[str, Any]:
+    """Every setting but stand-ins by its dotted key. One that is not there has the value OFF."""
+    return flat(_plain(without_stand_ins(config)))
 
 
-def _deviations(given: Mapping[str, Any], wanted: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
+def _deviations(given: dict[str, Any], wanted: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
     """The overrides of a paper's recipe that no cell of its table has: key -> the recipe's value."""
     new = {k: v for k, v in flat(wanted).items() if is_stand_in(k)}
     if not new:
         return {}
     parts = [part for kind in ("row", "column") for part in paper.get(kind, []) if isinstance(part, Mapping)]
     cells = [flat(part.get("set", {})) for part in parts]
-    papers = _values_of(_built(dict(given), (), []))
-    return {k: _at(papers, k) for k, v in new.items() if not any(cell.get(k) == v for cell in cells)}
-
-
-def _values_of(config: Config) -> dict[str, Any]:
-    return _plain(without_stand_ins(config))
-
-
-def _at(tables: Any, key: str) -> Any:
-    """A setting of a configuration as TOML; one that is not there is "none"."""
-    found = dig(tables, *key.split("."))
-    return OFF if found is None else found
+    papers = _values_of(_built(given, (), []))
+    return {k: papers.get(k, OFF) for k, v in new.items() if not any(cell.get(k) == v for cell in cells)}
 
 
 def _stand_in_problems(stand_ins: Mapping[str, Any]) -> Iterator[Problem]:
@@ -476,11 +479,7 @@ def _is_recipe(source: str | Path) -> bool:
 
 def _read(source: str | Path) -> dict[str, Any]:
     try:
-        if _is_recipe(source):
-            text = recipe_text(str(source))
-        else:
-            text = read_file(source, MOST_TOML).decode()
-        return tomllib.loads(text)
+        return tomllib.loads(recipe_text(str(source)) if _is_recipe(source) else read_file(source, MOST_TOML).decode())
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{source} is not valid TOML: {e}") from None
     except (OSError, ValueError) as e:  # ValueError: not UTF-8, or a NUL in the name
@@ -499,19 +498,14 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         names = key.split(".")
         if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", n) for n in names):
             raise ConfigError(f"{show(text)} is not key=value, such as run.rounds=5")
-        nested = _parse_value(value)
+        nested: Any = value
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            parsed = tomllib.loads(f"value = {value}")
+            nested = parsed["value"] if list(parsed) == ["value"] else value  # a line break must not add other keys
         for name in reversed(names):
             nested = {name: nested}
         _merge(wanted, nested, "")
     return wanted
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return parsed["value"] if list(parsed) == ["value"] else text  # a line break must not add other keys
 
 
 def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:

@@ -86,8 +86,8 @@ class RunDirectory:
         and `stand_ins` are recorded for those who read the run."""
         self.path, self.version = pathlib.Path(path).resolve(), version
         self._chains = [_Written() for _ in range(KEEP)]  # one for each kept checkpoint, used in turn
-        self._needs: dict[str, set[str]] = {}  # checkpoint -> the other files that hold its tensors
-        self._ledgers: dict[str, dict[str, Version]] = {}  # checkpoint -> the client state that belongs to it
+        # Of the kept checkpoints: the other files that hold their tensors, and the client state that belongs to them.
+        self._kept: dict[str, tuple[set[str], dict[str, Version]]] = {}
         if resume and not os.path.lexists(self.path / "run.json"):
             raise RunError(
                 f"{path} is not a run directory: it has no run.json; start a run with `solera run --out {path}`"
@@ -252,8 +252,7 @@ class RunDirectory:
         blob = packed.without(elsewhere) if elsewhere else packed.blob
         name = f"{round:06d}.{hashlib.sha256(blob).hexdigest()}.safetensors"
         self._write(f"checkpoints/{name}", blob)
-        self._needs[name] = {file for file, _ in elsewhere.values()}
-        self._ledgers[name] = dict(ledger)
+        self._kept[name] = ({file for file, _ in elsewhere.values()}, dict(ledger))
         written.note(name, len(blob), tensors, elsewhere)
         self._chains = [*self._chains[1:], written]
         self._tidy()
@@ -261,9 +260,8 @@ class RunDirectory:
     def _tidy(self) -> None:
         """Remove files that no kept checkpoint needs. A needed file exists at every moment, in one of two places."""
         files = self._checkpoints()
-        self._needs = {p.name: self._needed_by(p) for p in files[-KEEP:]}
-        self._ledgers = {p.name: self._ledger_of(p) for p in files[-KEEP:]}
-        needed = set[str]().union(*self._needs.values())
+        self._kept = {p.name: self._kept.get(p.name) or _about(p) for p in files[-KEEP:]}
+        needed = set[str]().union(*(files for files, _ in self._kept.values()))
         for path in files[:-KEEP]:
             if path.name not in needed:
                 _remove(path)
@@ -277,27 +275,9 @@ class RunDirectory:
             if path.name not in needed:
                 _remove(path)
 
-    def _needed_by(self, checkpoint: pathlib.Path) -> set[str]:
-        """The other files that this checkpoint needs; none if it is damaged."""
-        if checkpoint.name in self._needs:
-            return self._needs[checkpoint.name]
-        try:
-            return {file for file, _ in elsewhere_of(read_file(checkpoint, None), OWN_FILES).values()}
-        except (OSError, WireError):
-            return set()
-
-    def _ledger_of(self, checkpoint: pathlib.Path) -> dict[str, Version]:
-        """The client states of a checkpoint; empty if it is damaged, because then it is never used."""
-        if checkpoint.name in self._ledgers:
-            return self._ledgers[checkpoint.name]
-        try:
-            return _unpack(decode_field(_verified(checkpoint), "ledger", Ledger, OWN_FILES))
-        except (OSError, ValueError):
-            return {}
-
     def ledgers(self) -> list[dict[str, Version]]:
         """The ledgers of the kept checkpoints, oldest first. Their client states must be kept."""
-        return [self._ledgers[name] for name in sorted(self._ledgers)]
+        return [self._kept[name][1] for name in sorted(self._kept)]
 
     def _checkpoints(self) -> list[pathlib.Path]:
         """Files that look like checkpoints, oldest first."""
@@ -387,7 +367,7 @@ class RunDirectory:
         self._tidy()
 
     def recorded(self) -> int:
-        """How many rounds, from the first, have a line in metrics.jsonl, without a gap."""
+        """The number of rounds with a line in metrics.jsonl, up to the first gap."""
         found = {r.round for r in self.records()}
         return next(t for t in itertools.count() if t not in found)
 
@@ -441,6 +421,16 @@ def _unpack(ledger: Ledger) -> dict[str, Version]:
         raise WireError(f"a ledger of {len(clients)} clients, {len(ledger.steps)} steps, {len(hashes) // 64} sha256")
     found = enumerate(zip(clients, ledger.steps.tolist(), strict=True))
     return {k: Version(step, hashes[64 * i : 64 * i + 64]) for i, (k, step) in found}
+
+
+def _about(checkpoint: pathlib.Path) -> tuple[set[str], dict[str, Version]]:
+    """The other files that a checkpoint needs, and its ledger; none if it is damaged, because then it is never used."""
+    try:
+        blob = _verified(checkpoint)
+        files = {file for file, _ in elsewhere_of(blob, OWN_FILES).values()}
+        return files, _unpack(decode_field(blob, "ledger", Ledger, OWN_FILES))
+    except (OSError, ValueError):
+        return set(), {}
 
 
 class _Written:

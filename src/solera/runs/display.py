@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, Self, TextIO
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .notice import KINDS
+from .callbacks import KINDS, Callback
 from .record import RoundRecord
 from .stand_ins import KEY as STAND_INS
 from .stand_ins import verdict
@@ -30,88 +30,54 @@ PHASES = {
 }
 
 
-class Watcher:
-    """Gets the events of a run; the base class ignores them. A context manager: leaving it ends the display."""
-
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """The run starts. Facts: name, method, rounds, start_round, clients, cohort, replies, engine, workers, out."""
-
-    def phase(self, round: int, name: str) -> None:
-        """The round enters the phase "clients", "server", "evaluate" or "commit"."""
-
-    def progress(self, what: str, done: int, of: int) -> None:
-        """`done` of `of` clients have answered in the current exchange."""
-
-    def round_done(self, record: RoundRecord) -> None:
-        """A round has ended; `record` is its line in metrics.jsonl."""
-
-    def warn(self, text: str) -> None:
-        """Something went wrong that does not stop the run."""
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """The run has finished; `summary` is the content of summary.json."""
-
-    def close(self) -> None:
-        """Restore the terminal, also after an error."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _Warnings:
-    """Shows each warning of a round once, up to a limit."""
+class Display(Callback):
+    """Shows each warning of a round once, and counts those above a limit."""
 
     def __init__(self) -> None:
-        self.said: set[str] = set()
+        self.warned: set[str] = set()  # in this round
 
-    def is_new(self, text: str) -> bool:
-        """Whether to show this warning."""
+    def warn(self, text: str) -> None:
         key = text[:200]  # the same warning may also come in a shortened form
-        if key in self.said:
-            return False
-        self.said.add(key)
-        return len(self.said) <= WARNINGS_A_ROUND
+        if key not in self.warned:
+            self.warned.add(key)
+            if len(self.warned) <= WARNINGS_A_ROUND:
+                self.show_warning(text)
 
-    def round_done(self) -> int:
-        """The number of warnings that were not shown; resets for the next round."""
-        more = max(0, len(self.said) - WARNINGS_A_ROUND)
-        self.said.clear()
-        return more
+    def saved(self, record: RoundRecord) -> None:
+        if len(self.warned) > WARNINGS_A_ROUND:
+            self.show_warning(f"and {len(self.warned) - WARNINGS_A_ROUND} more")
+        self.warned.clear()
+
+    def show_warning(self, text: str) -> None:
+        """Show one warning."""
+        raise NotImplementedError
 
 
-class QuietWatcher(Watcher):
+class QuietDisplay(Display):
     """Only warnings, on stderr: stdout is for JSON."""
 
     def __init__(self, file: TextIO | None = None):
+        super().__init__()
         self.file = file or sys.stderr
-        self.warnings = _Warnings()
 
-    def warn(self, text: str) -> None:
-        if self.warnings.is_new(text):
-            print(f"warning: {text}", file=self.file, flush=True)
-
-    def round_done(self, record: RoundRecord) -> None:
-        if more := self.warnings.round_done():
-            print(f"warning: and {more} more", file=self.file, flush=True)
+    def show_warning(self, text: str) -> None:
+        print(f"warning: {text}", file=self.file, flush=True)
 
 
-class PlainWatcher(QuietWatcher):
+class PlainDisplay(QuietDisplay):
     """One line for each round (without `every_round`, only the outcome), for files and pipes."""
 
     def __init__(self, every_round: bool = True, file: TextIO | None = None):
         super().__init__(file or sys.stdout)
         self.every_round, self.rounds = every_round, 0
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: Mapping[str, Any], before: Iterable[RoundRecord]) -> None:
         self.rounds = facts["rounds"]
         if self.every_round:
             self._say(headline(facts))
 
-    def round_done(self, record: RoundRecord) -> None:
-        super().round_done(record)
+    def saved(self, record: RoundRecord) -> None:
+        super().saved(record)
         if not self.every_round:
             return
         width = len(str(self.rounds))
@@ -123,20 +89,20 @@ class PlainWatcher(QuietWatcher):
         parts += [f"{e['kind']}: {e['name']}" for e in record.events if e["kind"] in KINDS]
         self._say("  ".join(parts))
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        for line in outcome(summary):
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        for line in outcome(summary) if summary else ():
             self._say(line)
 
     def _say(self, line: str) -> None:
         print(line, file=self.file, flush=True)
 
 
-class LiveWatcher(Watcher):
+class LiveDisplay(Display):
     """Round, phase, clients done, accuracy, traffic and time left, redrawn in place; warnings appear above it."""
 
     def __init__(self, console: Console | None = None):
+        super().__init__()
         self.console = console or Console()
-        self.warnings = _Warnings()
         self.live: Live | None = None
         self.facts: Mapping[str, Any] = {}
         self.began = self.round_began = 0.0
@@ -147,7 +113,7 @@ class LiveWatcher(Watcher):
         self.traffic = {"down": 0, "up": 0}
         self.dropped = 0
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: Mapping[str, Any], before: Iterable[RoundRecord]) -> None:
         self.facts, self.done = facts, facts["start_round"]
         self.began = self.round_began = time.monotonic()
         self.console.print(headline(facts), style="bold", markup=False, highlight=False)
@@ -162,7 +128,7 @@ class LiveWatcher(Watcher):
     def progress(self, what: str, done: int, of: int) -> None:
         self.answered = (done, of)
 
-    def round_done(self, record: RoundRecord) -> None:
+    def saved(self, record: RoundRecord) -> None:
         self.done = record.round + 1
         self.seconds.append(record.seconds["total"])
         self.dropped += len(record.failures)
@@ -172,25 +138,17 @@ class LiveWatcher(Watcher):
             self.last[name] = accuracy
             self.best[name] = max(accuracy, self.best.get(name, 0.0))
         self.now = ""
-        if more := self.warnings.round_done():
-            self._print(f"warning: and {more} more", "yellow")
+        super().saved(record)
 
-    def warn(self, text: str) -> None:
-        if self.warnings.is_new(text):
-            self._print(f"warning: {text}", "yellow")
+    def show_warning(self, text: str) -> None:
+        self.console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        self.close()
-        for line in outcome(summary):
-            self.console.print(line, markup=False, highlight=False)
-
-    def close(self) -> None:
-        if self.live is not None:
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        if self.live is not None:  # first restore the terminal
             self.live.stop()
             self.live = None
-
-    def _print(self, text: str, style: str) -> None:
-        self.console.print(text, style=style, markup=False, highlight=False)
+        for line in outcome(summary) if summary else ():
+            self.console.print(line, markup=False, highlight=False)
 
     # -- rendering --
 
@@ -247,14 +205,14 @@ class LiveWatcher(Watcher):
         return max(0.0, expected - (time.monotonic() - self.round_began if self.now else 0.0))
 
 
-def choose_watcher(json: bool = False, quiet: bool = False) -> Watcher:
+def choose_display(json: bool = False, quiet: bool = False) -> Display:
     """A suitable display: only warnings with JSON, only the outcome, a live display, or plain lines."""
     if json:
-        return QuietWatcher()
+        return QuietDisplay()
     if quiet:
-        return PlainWatcher(every_round=False)
+        return PlainDisplay(every_round=False)
     console = Console()
-    return LiveWatcher(console) if console.is_terminal and not console.is_dumb_terminal else PlainWatcher()
+    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay()
 
 
 # ---- text -------------------------------------------------------------------------------------------

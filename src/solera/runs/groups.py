@@ -4,16 +4,18 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
+from ..core.errors import ConfigError
 from .dotted import short, show
 from .read import SEED, Run
 from .stand_ins import MARK, StandIns, verdict
+from .words import some
 
 # Settings that do not change a result: two runs that differ only in these and in the seed are one case.
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every"}
 NOT_COMPARED_TABLES = ("track.", "engine.", "run.stand_ins.")
-LISTED = 3  # cases that a warning names; further ones are only counted
 CHANGES_BITS = "engine.threads"  # a device changes bits, too, but not what is compared
 
 
@@ -56,6 +58,19 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Gro
         methods = list(dict.fromkeys(r.method for r in members))
         groups.append(Group(", ".join(methods), {k: told.get(k) for k in columns}, members))
     return groups
+
+
+def grouping(runs: Sequence[Run], by: Sequence[str] | None) -> list[str] | None:
+    """The keys to group by; "method" and "seed" are short for their settings. A key that no run has is refused."""
+    if not by:
+        return None
+    known = list(dict.fromkeys(k for run in runs for k in run.settings))
+    wanted = [{"method": "method.name", "seed": "run.seed"}.get(k, k) for text in by for k in text.split(",") if k]
+    for key in wanted:
+        if key not in known:
+            near = get_close_matches(key, known, 1, 0.4) or distinguishing(runs)[:1] or ["method.name"]
+            raise ConfigError(f"--by {key}: no run has this setting; did you mean {near[0]!r}?")
+    return list(dict.fromkeys(wanted))
 
 
 def distinguishing(runs: Sequence[Run]) -> list[str]:
@@ -130,9 +145,8 @@ def cautions(groups: Sequence[Group]) -> list[str]:
         )
     found += _stand_ins(groups)
     if unfinished := [r for r in every if not r.finished]:
-        named = ", ".join(f"{r.path} ({len(r.rounds)} of {r.rounds_wanted or '?'})" for r in unfinished[:3])
-        more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
-        found.append(f"not finished, only the rounds so far count: {named}{more}")
+        named = some([f"{r.path} ({len(r.rounds)} of {r.rounds_wanted or '?'})" for r in unfinished])
+        found.append(f"not finished, only the rounds so far count: {named}")
     for g in groups:
         twice = [s for s, n in Counter(r.seed for r in g.runs).items() if n > 1]
         if twice:
@@ -148,8 +162,7 @@ def _stand_ins(groups: Sequence[Group]) -> list[str]:
     for g in groups:
         if stand_ins := g.stand_ins:
             cases.setdefault(verdict(stand_ins), []).append(g.label)
-    more = lambda of: f" and {len(of) - LISTED} more" if len(of) > LISTED else ""  # noqa: E731
-    return [f"{MARK} {', '.join(of[:LISTED])}{more(of)}: {text}" for text, of in cases.items()]
+    return [f"{MARK} {some(of)}: {text}" for text, of in cases.items()]
 
 
 def _keys(runs: Sequence[Run]) -> list[str]:

@@ -1,11 +1,12 @@
 """Measurements: the traffic of a round, the scores of its models, and the summary of a run."""
 
-import functools
 import math
 import platform
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -26,7 +27,6 @@ from ..train.fitting import Score, evaluate, logits_of, score_tokens
 from ..train.teachers import Ensemble, frozen
 from . import record as rows
 from .config import RunConfig
-from .directory import RunDirectory
 from .record import FORMAT, OWN, WAYS, RoundRecord, Traffic
 
 SMALLEST = 1e-12  # probability of an ensemble, so that its logarithm is finite
@@ -57,19 +57,19 @@ def kinds(models: Mapping[str, Model], server: Server) -> dict[str, str]:
 
 
 def measure(
-    method: Method, state: Any, fed: Federation, server: Server, test: Data, eval_clients: int
+    method: Method, state: Any, fed: Federation, server: Server, test: Data | None, eval_clients: int
 ) -> list[rows.Score]:
-    """Accuracy and loss of every reported model and ensemble, and the scores of personal models, if any."""
+    """Accuracy and loss of every reported model and ensemble, and the scores of personal models, if any. Without test
+    samples (in a dry run) only of the latter."""
+    if test is None:
+        return measure_own(method, state, fed, server, eval_clients)
     models = method.models(state)
     named: list[tuple[str, str, Callable[[], Score]]] = [
-        *(("model", name, functools.partial(_evaluate, server, m, test)) for name, m in models.items()),
-        *(("ensemble", e.name, functools.partial(_evaluate_ensemble, server, e, test)) for e in server.ensembles),
-        *(("average", A, functools.partial(_evaluate, server, Model(A, w), test)) for A, w in server.averages.items()),
+        *(("model", name, partial(_evaluate, server, m, test)) for name, m in models.items()),
+        *(("ensemble", e.name, partial(_evaluate_ensemble, server, e, test)) for e in server.ensembles),
+        *(("average", A, partial(_evaluate, server, Model(A, w), test)) for A, w in server.averages.items()),
     ]
-    found: list[rows.Score] = []
-    judged = server.parallel([job for _, _, job in named], range(len(named)))
-    for (kind, name, _), s in zip(named, judged, strict=True):
-        found += rows.scores(kind, name, _numbers(s, server))
+    found = _judged(server, named)
     for e in server.ensembles:
         found += _diversity(server, e, test)
     return found + measure_own(method, state, fed, server, eval_clients)
@@ -80,10 +80,13 @@ def measure_own(method: Method, state: Any, fed: Federation, server: Server, eva
     asked = scoring(method, state, fed)
     if asked is None:
         return []
-    with fed.untimed():
+    g = torch.Generator().manual_seed(fed.run_seed)  # the same clients in every round
+    clients = [fed.clients.id(i) for i in torch.randperm(len(fed.clients), generator=g)[:eval_clients].tolist()]
+    with fed.untimed():  # this does not count as the method's traffic; clients that do not answer are left out
         if asked.task.returns is MeanScore:
-            return [*rows.scores("own", OWN, _measure_mean(asked, fed, eval_clients))]
-        own = _measure_personal(asked, fed, eval_clients)
+            return [*rows.scores("own", OWN, _measure_mean(asked, fed, clients))]
+        replies = fed.map(asked.task, clients, min_replies=0, **asked.payload)
+    own = {k: s for k, s in replies.items() if s.total}
     spread = _spread(list(own.values()))
     found = [*rows.scores("own", OWN, spread)]
     for stage, scored in server.stages.items():
@@ -105,24 +108,22 @@ def _losses(record: RoundRecord) -> dict[str, float]:
 
 def measure_validation(method: Method, state: Any, server: Server) -> list[rows.Score]:
     """Accuracy and loss of every reported model on the server's validation set."""
-    models, held_out = method.models(state), server.validation
+    held_out = server.validation
     assert held_out is not None
-    judged = server.parallel(
-        [functools.partial(_evaluate, server, m, held_out) for m in models.values()], range(len(models))
-    )
-    return [
-        row
-        for name, s in zip(models, judged, strict=True)
-        for row in rows.scores("validation", name, _numbers(s, server))
-    ]
+    models = method.models(state).items()
+    return _judged(server, [("validation", name, partial(_evaluate, server, m, held_out)) for name, m in models])
 
 
-def _numbers(s: Score, server: Server) -> dict[str, float]:
-    """The numbers of a score; of language models, the perplexity too: e to the mean cross-entropy of a token."""
-    numbers = {"accuracy": s.accuracy, "loss": s.loss}
-    if server.positions is not None:
-        numbers["perplexity"] = math.exp(s.loss) if s.loss < MOST else math.inf
-    return numbers
+def _judged(server: Server, named: Sequence[tuple[str, str, Callable[[], Score]]]) -> list[rows.Score]:
+    """The scores of these models; of language models the perplexity, too: e to the mean cross-entropy of a token."""
+    found: list[rows.Score] = []
+    judged = server.parallel([job for _, _, job in named], range(len(named)))
+    for (kind, name, _), s in zip(named, judged, strict=True):
+        numbers = {"accuracy": s.accuracy, "loss": s.loss}
+        if server.positions is not None:
+            numbers["perplexity"] = math.exp(s.loss) if s.loss < MOST else math.inf
+        found += rows.scores(kind, name, numbers)
+    return found
 
 
 def first_if_all_void(rounds: Sequence[RoundRecord]) -> str | None:
@@ -142,26 +143,10 @@ def why_unusable(rounds: Sequence[RoundRecord]) -> str | None:
     return f"at the end the loss of {', '.join(bad)} is not finite{why}"
 
 
-def _measure_personal(asked: Exchange, fed: Federation, eval_clients: int) -> dict[str, Score]:
-    """The score of each client's own model on its own test split. This does not count as the method's traffic."""
-    replies = fed.map(
-        asked.task, _scored(fed, eval_clients), min_replies=0, **asked.payload
-    )  # clients that do not answer are left out
-    return {k: r for k, r in replies.items() if r.total}
-
-
-def _scored(fed: Federation, eval_clients: int) -> list[str]:
-    """The clients whose own models are scored: the same in every round."""
-    g = torch.Generator().manual_seed(fed.run_seed)
-    return [fed.clients.id(i) for i in torch.randperm(len(fed.clients), generator=g)[:eval_clients].tolist()]
-
-
-def _measure_mean(asked: Exchange, fed: Federation, eval_clients: int) -> dict[str, Any]:
-    """The same if the server may see only means: the accuracies of single clients, and so the worst, stay unknown."""
+def _measure_mean(asked: Exchange, fed: Federation, clients: Sequence[str]) -> dict[str, Any]:
+    """The spread if the server may see only means: the accuracies of single clients, and so the worst, stay unknown."""
     fed.dismiss()
-    means = fed.mean(
-        asked.task, _scored(fed, eval_clients), by=lambda k: "all", uniform=True, min_replies=0, **asked.payload
-    )  # fmt: skip
+    means = fed.mean(asked.task, clients, by=lambda k: "all", uniform=True, min_replies=0, **asked.payload)
     if "all" not in means or not means["all"].scored:
         return {"clients": 0}
     m, share = means["all"], means["all"].scored.item()
@@ -213,7 +198,7 @@ def _diversity(server: Server, e: EnsembleReport, test: Data) -> list[rows.Score
     models = list(frozen(e.members[:COMPARED_MEMBERS], e.build or server.model))
     if len(models) < 2:
         return []
-    said = server.parallel([functools.partial(logits_of, m, rest) for m in models], range(len(models)))
+    said = server.parallel([partial(logits_of, m, rest) for m in models], range(len(models)))
     logits = torch.stack(said).cpu()
     found: list[rows.Score] = []
     for name, sets in (e.alike or {"members": [list(range(len(models)))]}).items():
@@ -236,19 +221,12 @@ def answers(server: Server, what: Model | EnsembleReport, inputs: Inputs) -> Ten
     return torch.cat([ensemble(x)[0] for x in batches(inputs, 512)])
 
 
-def _simulated(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
-    """The hours of the simulated clock, if there is one: in all, and those in which the server worked."""
-    timed = [r.simulated for r in rounds if r.simulated]
-    if not timed:
-        return {}
-    return {"simulated_hours": timed[-1]["end_s"] / 3600, "server_hours": sum(s["server_s"] for s in timed) / 3600}
-
-
-def summarise(home: RunDirectory, method: Method, state: Any, fed: Federation, config: RunConfig) -> dict[str, Any]:
+def summarise(
+    rounds: Sequence[RoundRecord], home: Path, method: Method, state: Any, fed: Federation, config: RunConfig
+) -> dict[str, Any]:
     """The outcome of a run, from its records."""
-    rounds = list(home.records())
     failures = Counter(f["client"] for r in rounds for f in r.failures)
-    evaluated = [r for r in rounds if r.scores]
+    evaluated, timed = [r for r in rounds if r.scores], [r.simulated for r in rounds if r.simulated]
     last = evaluated[-1] if evaluated else None
     personal = {"personal": last.own, "personal_stages": last.of("stage")} if last else {}
 
@@ -267,7 +245,7 @@ def summarise(home: RunDirectory, method: Method, state: Any, fed: Federation, c
     return {
         "format": FORMAT,
         "solera": __version__,
-        "name": config.name or home.path.name,
+        "name": config.name or home.name,
         "method": name_of(method),
         "rounds": len(rounds),
         "finished": True,
@@ -280,7 +258,8 @@ def summarise(home: RunDirectory, method: Method, state: Any, fed: Federation, c
             way: {kind: sum(r.traffic.content[way].get(kind, 0) for r in rounds) for kind in KINDS} for way in WAYS
         },
         "seconds": round(sum(r.seconds["total"] for r in rounds), 3),
-        **_simulated(rounds),
+        **({"simulated_hours": timed[-1]["end_s"] / 3600} if timed else {}),
+        **({"server_hours": sum(s["server_s"] for s in timed) / 3600} if timed else {}),
         "failures": dict(sorted(failures.items())),
         "environment": {
             "python": platform.python_version(),
@@ -292,5 +271,5 @@ def summarise(home: RunDirectory, method: Method, state: Any, fed: Federation, c
         },
         "engine": type(fed.engine).__name__.lower(),
         "workers": getattr(fed.engine, "count", getattr(fed.engine, "workers", 1)),
-        "out": str(home.path),
+        "out": str(home),
     }

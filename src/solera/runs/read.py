@@ -211,7 +211,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Row(NamedTuple):
-    """One number of one round of one run. The kinds are those of `record.Score`, "traffic", "seconds", "simulated"."""
+    """One number of one round of one run. The kinds are those of `record.Score`, "traffic", "seconds", "simulated" and
+    "callback"."""
 
     run: str  # its directory
     case: str  # of a sweep; otherwise the method
@@ -245,6 +246,9 @@ def _rows(run: Run) -> Iterator[Row]:
                 yield Row(*first, "traffic", way, f"{kind} bytes", count)
         for what, value in r.simulated.items():
             yield Row(*first, "simulated", what, "seconds" if what.endswith("_s") else "clients", value)
+        for name, numbers in r.callbacks.items():
+            for metric, value in numbers.items():
+                yield Row(*first, "callback", name, metric, value)
         for phase, seconds in r.seconds.items():
             yield Row(*first, "seconds", phase, "seconds", seconds)
 

@@ -92,6 +92,7 @@ class RoundRecord:
     privacy: dict[str, Any] = dataclasses.field(default_factory=dict)  # the privacy budget spent, if there is one
     simulated: dict[str, float] = dataclasses.field(default_factory=dict)  # by the simulated clock, if any
     cpu_s: float | None = None  # processor seconds of the server's process
+    callbacks: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # numbers by callback and name
     kinds: dict[str, str] = dataclasses.field(default_factory=dict)  # models that are not one for all: part, server
 
     def of(self, kind: str) -> dict[str, dict[str, float]]:
@@ -134,6 +135,7 @@ class RoundRecord:
         line |= {"simulated": self.simulated} if self.simulated else {}
         line |= {} if self.cpu_s is None else {"cpu_s": self.cpu_s}
         line |= {"privacy": self.privacy} if self.privacy else {}
+        line |= {"callbacks": self.callbacks} if self.callbacks else {}
         return json.dumps(line | {"failures": self.failures, "events": self.events})
 
     @classmethod
@@ -166,6 +168,10 @@ class RoundRecord:
             privacy=dict(line.get("privacy") or {}),
             simulated={str(k): duration(s) for k, s in (line.get("simulated") or {}).items()},
             cpu_s=None if cpu is None else duration(cpu),
+            callbacks={
+                str(name): {str(key): finite(value) for key, value in numbers.items()}
+                for name, numbers in (line.get("callbacks") or {}).items()
+            },
             kinds={str(name): kind for name, kind in (line.get("kinds") or {}).items() if kind in ("part", "server")},
         )
 

@@ -1,28 +1,26 @@
 """A dry run: every exchange of a run and its bytes, without training or writing anything.
 
-The method runs its own code for all rounds, on the real data, models and public samples. `engines.dry` makes the
-clients' replies, and training on the server takes no steps (`numerics(dry=True)`).
+It is the loop of a run with the engine `dry`, which makes the clients' replies, and with trainings on the server that
+take no steps (`numerics(dry=True)`). The data, the models and the public samples are those of the run.
 """
 
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from ..core.accounting import LATE, LOST
 from ..core.errors import RunError
-from ..core.federation import Federation, FederationConfig, QuorumNotMet
+from ..core.federation import FederationConfig, QuorumNotMet
 from ..core.randomness import seed_from, seeded
 from ..engines.dry import Dry
 from ..method import Method, name_of
 from ..place.placement import numerics
 from ..scenario.scenario import Scenario
+from .callbacks import Callback, Callbacks
 from .config import Config, RunConfig, to_toml
 from .facts import facts_of, stand_ins_of
-from .loop import check_fit, check_quorum, federation_of, scenario_of, sole_run
-from .measure import measure_own, traffic
-from .record import WAYS, Traffic
+from .loop import Loop, check_fit, check_quorum, check_stop_rule, federation_of, scenario_of, sole_run
+from .record import WAYS, RoundRecord, Traffic
 from .stand_ins import verdict
 
 log = logging.getLogger("solera")
@@ -60,6 +58,26 @@ class Rehearsal:
         }
 
 
+class _Sent(Callback):
+    """Keeps the traffic of each round. No client can fail in a dry run, except in simulated time: a refused reply means
+    that zeros are invalid in it."""
+
+    def __init__(self) -> None:
+        self.rounds: list[Traffic] = []
+
+    def round(self, record: RoundRecord) -> None:
+        for f in record.failures:
+            if f["reason"] != LOST and not f["reason"].startswith(LATE):
+                raise RunError(
+                    f"round {record.round}: a reply of zeros to {f['task']} is refused: {f['reason']}; give the "
+                    "reply's type an example of a valid reply (`fill`, see solera.core.wire.sized)"
+                )
+        void = [e["reason"] for e in record.events if e["kind"] in ("round_empty", "finish_empty")]
+        if void and not record.failures:
+            raise QuorumNotMet(void[0])
+        self.rounds.append(record.traffic)
+
+
 def rehearse_config(config: Config) -> Rehearsal:
     """Rehearse the run of a configuration."""
     scenario = scenario_of(config)
@@ -73,24 +91,15 @@ def rehearse(
     scenario: Scenario, method: Method, config: RunConfig, federation: FederationConfig, engine: Dry | None = None
 ) -> Rehearsal:
     """Go through all rounds of a run. It refuses what the run would refuse, and writes nothing."""
+    server, engine, sent = scenario.server, engine or Dry(scenario.roster), _Sent()
     check_fit(method, scenario)
+    check_stop_rule(config, server)
     check_quorum(federation, len(scenario.roster))
     method = method.for_dry_run()
-    engine, server, sent = engine or Dry(scenario.roster), scenario.server, []
-    fed = federation_of(engine, server, method, federation)
-    with sole_run(), numerics(dry=True), seeded(seed_from(scenario.seed, "run")):
-        state = method.init(fed, server)
-        for t in range(config.rounds):
-            fed.begin(t)
-            server.begin()
-            last = t == config.rounds - 1
-            with _every_reply_counts(fed):
-                state = method.round(state, fed, server)
-                if last:
-                    state = method.finish(state, fed, server)
-                sent.append(traffic(fed))  # before own models are scored, like in a run
-                if last or (t + 1) % config.eval_every == 0:
-                    measure_own(method, state, fed, server, config.eval_clients)
+    patient = dataclasses.replace(federation, max_empty_rounds=config.rounds + 1)  # void rounds are judged by _Sent
+    fed = federation_of(engine, server, method, patient)
+    with sole_run(), numerics(dry=True) as held, seeded(seed_from(scenario.seed, "run")):
+        state = Loop(method, fed, server, config, Callbacks([sent]), held)(0, None)
         models = {
             name: {"architecture": m.architecture, "bytes": sum(w.nbytes for w in m.weights.values())}
             for name, m in method.models(state).items()
@@ -98,21 +107,4 @@ def rehearse(
     cohort = federation.cohort(len(fed.clients))
     early = "run.stop may end the run before its last round" if config.stop.active else ""
     varies = "; ".join(filter(None, (method.traits().bytes_vary, early)))
-    return Rehearsal(name_of(method), len(fed.clients), cohort, sent, models, sorted(engine.bounded), varies)
-
-
-@contextlib.contextmanager
-def _every_reply_counts(fed: Federation) -> Iterator[None]:
-    """No client can fail in a dry run, except in simulated time: a refused reply means that zeros are invalid in it."""
-    try:
-        yield
-    except QuorumNotMet:
-        if not fed.failures:
-            raise
-    for f in fed.failures:
-        if f["reason"] == LOST or f["reason"].startswith(LATE):
-            continue
-        raise RunError(
-            f"round {fed.round}: a reply of zeros to {f['task']} is refused: {f['reason']}; give the reply's type an "
-            "example of a valid reply (`fill`, see solera.core.wire.sized)"
-        )
+    return Rehearsal(name_of(method), len(fed.clients), cohort, sent.rounds, models, sorted(engine.bounded), varies)

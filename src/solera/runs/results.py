@@ -15,23 +15,41 @@ A comparison has a main result only if all of its cases have it.
 """
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .dotted import show
-from .groups import Group
+from .groups import Group, cautions
 from .read import Run
-from .record import OWN
-from .series import Point, spent
-from .words import human_bytes
+from .record import OWN, RoundRecord
+from .words import human_bytes, some
 
 WEIGHTED = "own models, weighted by samples"
 MAIN = ("server", "own", "mean", "model", "ensemble")  # the first of these that a case has is its main result
 EVERYBODY = ("model", "mean", "server", "part", "ensemble")  # evaluated on the whole test set
 NEAR = 0.01  # smaller differences in training samples are due to rounding
 FAR = 2.0  # a larger ratio of traffic gives a warning
-LISTED = 3  # cases that are named; further ones are only counted
+
+
+class Point(NamedTuple):
+    """One measurement of one series, and all that was sent in both directions up to the end of its round."""
+
+    round: int  # counted from 0, as in metrics.jsonl
+    bytes_so_far: int
+    accuracy: float = math.nan
+    floats_so_far: int = 0  # parameters, predictions
+    hours: float | None = None  # by the simulated clock, if the run has one
+
+
+def spent(run: Run) -> Iterator[tuple[RoundRecord, Point]]:
+    """Every round of a run, and its point without an accuracy."""
+    sent = floats = 0
+    for r in run.rounds:
+        sent, floats = sent + r.traffic.sent(), floats + sum(r.traffic.floats.values())
+        hours = r.simulated["end_s"] / 3600 if "end_s" in r.simulated else None
+        yield r, Point(r.round, sent, floats_so_far=floats, hours=hours)
 
 
 class Result(NamedTuple):
@@ -80,7 +98,7 @@ def lines_of(run: Run) -> Lines:
             if metric in own:
                 scores[result] = own[metric]
         for result, accuracy in scores.items():
-            found.setdefault(result, []).append(so_far.point(r.round, accuracy))
+            found.setdefault(result, []).append(so_far._replace(accuracy=accuracy))
     return found
 
 
@@ -122,75 +140,97 @@ def _mean(lines: Sequence[Sequence[Point]]) -> list[Point]:
     ]
 
 
-# ---- warnings ---------------------------------------------------------------------------------------
+def warnings_of(runs: Sequence[Run], results: Comparison) -> list[str]:
+    """What is missing in the runs, and why they may not be comparable."""
+    missing = [f"{run.path}: {what}" for run in runs for what in run.missing if not what.startswith("not finished")]
+    return missing + unlike(results) + cautions(results.groups)
+
+
+def main_result(results: Comparison) -> str | None:
+    """The label of the result by which all cases can be compared; None if there is no such result."""
+    there = [r for r in results.main if r is not None]
+    if results.shared is None or not there:
+        return None
+    return "the server's own model" if results.shared.kind == "server" else there[0].label
 
 
 def unlike(found: Comparison) -> list[str]:
     """Where the cases differ in what was measured or in their data, each in one line."""
-    if len(found.groups) < 2:
-        return []
-    told = [_no_shared(found), _left_out(found), _two_tests(found), *_training_data(found.groups)]
-    return [text for text in [*told, *_measuring(found), _seeds(found.groups), _traffic(found.groups)] if text]
+    return list(_differences(found)) if len(found.groups) > 1 else []
 
 
-def _no_shared(found: Comparison) -> str | None:
-    main = [(g, r) for g, r in zip(found.groups, found.main, strict=True) if r is not None]
-    if found.shared is not None or len(main) < 2:
-        return None
-    told = _listed([g for g, _ in main], [r.label for _, r in main])
-    return f"no main result that all cases have: {told}; these accuracies are not comparable"
+def _differences(found: Comparison) -> Iterator[str]:
+    groups, shared = found.groups, found.shared
+    first = [g.runs[0].settings for g in groups]
+    main = [(g, r.label) for g, r in zip(groups, found.main, strict=True) if r is not None]
+    if shared is None and len(main) > 1:
+        yield f"no main result that all cases have: {_listed(main)}; these accuracies are not comparable"
+    if shared is not None and shared.kind in ("mean", "model"):  # it leaves out models that other cases do not have
+        rest = [(g, [r.name for r in found.of(i) if r.kind == "model"]) for i, g in enumerate(groups)]
+        few = [(g, ", ".join(n for n in own if n not in found.common)) for g, own in rest]
+        if few := [(g, names) for g, names in few if names]:
+            yield f"the main result is {shared.label}, which all cases have; it leaves out {_listed(few)}"
+    kinds = {r.kind for i in range(len(groups)) for r in found.of(i)}
+    common = all(s.get("data.client_test") == "common" for s in first)
+    if not common and "own" in kinds and kinds & set(EVERYBODY):
+        yield (
+            "clients' own models are evaluated on their clients' test splits, which hold few classes; everything else "
+            "on the whole test set: do not compare these accuracies with each other"
+        )
+    yield from _training_data(groups)
+    keys = [("run.eval_every", "the best round is chosen among different rounds")]
+    if shared is None or shared.kind == "own":
+        keys.append(("run.eval_clients", "the own models of different clients are scored"))
+    if shared is not None and shared.kind == "server":
+        keys.append(("models.server", "a larger model may be better just because of its size"))
+    for key, why in keys:
+        values = [show(s[key]) for s in first if key in s]
+        if len(values) == len(groups) and len(set(values)) > 1:
+            yield f"different {key}: {_listed(zip(groups, values, strict=True))}; {why}"
+    if not any("run.seed" in g.settings or any(r.seed is None for r in g.runs) for g in groups):
+        of = [", ".join(show(s) for s in sorted({r.seed for r in g.runs if r.seed is not None})) for g in groups]
+        if len(set(of)) > 1:
+            told = _listed((g, f"seed{'s' if ',' in s else ''} {s}") for g, s in zip(groups, of, strict=True))
+            yield (
+                f"different seeds: {told}; a seed determines the partition and the initial weights, so use the "
+                "same seeds"
+            )
+    sent = [statistics.fmean(r.bytes("down") + r.bytes("up") for r in g.runs) for g in groups]
+    there = sorted((n, name) for n, name in zip(sent, _names(groups), strict=True) if n)
+    if len(there) > 1 and there[-1][0] > FAR * there[0][0]:
+        (least, cheap), (most, dear) = there[0], there[-1]
+        yield (
+            f"different traffic: from {human_bytes(least)} ({cheap}) to {human_bytes(most)} ({dear}); equal rounds are "
+            "not equal budgets: also compare the bytes to a target"
+        )
 
 
-def _left_out(found: Comparison) -> str | None:
-    """Models for all clients that do not count in the main result, because other cases do not have them."""
-    if found.shared is None or found.shared.kind not in ("mean", "model"):
-        return None
-    few = []
-    for i, g in enumerate(found.groups):
-        if rest := [r.name for r in found.of(i) if r.kind == "model" and r.name not in found.common]:
-            few.append((g, ", ".join(rest)))
-    if not few:
-        return None
-    told = _listed([g for g, _ in few], [names for _, names in few])
-    return f"the main result is {found.shared.label}, which all cases have; it leaves out {told}"
-
-
-def _two_tests(found: Comparison) -> str | None:
-    if all(g.runs[0].settings.get("data.client_test") == "common" for g in found.groups):
-        return None  # clients' own models are judged on the whole test set, too
-    kinds = {r.kind for i in range(len(found.groups)) for r in found.of(i)}
-    if "own" not in kinds or not kinds & set(EVERYBODY):
-        return None
-    return (
-        "clients' own models are evaluated on their clients' test splits, which hold few classes; everything else on "
-        "the whole test set: do not compare these accuracies with each other"
-    )
-
-
-def _training_data(groups: Sequence[Group]) -> list[str]:
+def _training_data(groups: Sequence[Group]) -> Iterator[str]:
     """Which cases had more training data."""
-    samples = [statistics.fmean(known) if (known := [r.samples for r in g.runs if r.samples]) else None for g in groups]
-    counts = [n for n in samples if n is not None]
+    first = [g.runs[0].settings for g in groups]
+    counts = [statistics.fmean(known) for g in groups if (known := [r.samples for r in g.runs if r.samples])]
     differ = len(counts) == len(groups) and max(counts) > (1 + NEAR) * min(counts)
     number = f" ({max(counts):.0f} samples against {min(counts):.0f})" if differ else ""
-    found = []
+    explained = False
     for key, kept in (
         ("data.client_test", "a client's test split"),
         ("data.validation", "the server's validation set"),
     ):
-        values = [g.runs[0].settings.get(key) or 0 for g in groups]
-        if len(set(map(show, values))) > 1:
+        values = [show(s.get(key) or 0) for s in first]
+        if len(set(values)) > 1:
+            explained = True
             less = f"{kept} is not trained on, so the cases with less of it had more training data{number}"
-            found.append(f"different {key}: {_listed(groups, map(show, values))}; {less}: use the same in all cases")
-    held = [_held_out(g.runs[0].settings) for g in groups]
+            told = _listed(zip(groups, values, strict=True))
+            yield f"different {key}: {told}; {less}: use the same in all cases"
+    held = [_held_out(s) for s in first]
     if len(set(held)) > 1:
+        explained = True
         less = f"held-out samples are not in the clients' training data{number}, and more of them distil better"
-        found.append(f"different public data: {_listed(groups, held)}; {less}")
-    same = all(len({show(g.runs[0].settings.get(k)) for g in groups}) == 1 for k in ("data.name", "data.train_size"))
-    if differ and not found and same:
-        told = _listed(groups, [f"{n:.0f}" for n in counts])
-        found.append(f"different numbers of clients' training samples: {told}")
-    return found
+        yield f"different public data: {_listed(zip(groups, held, strict=True))}; {less}"
+    same = all(len({show(s.get(key)) for s in first}) == 1 for key in ("data.name", "data.train_size"))
+    if differ and not explained and same:
+        told = _listed((g, f"{n:.0f}") for g, n in zip(groups, counts, strict=True))
+        yield f"different numbers of clients' training samples: {told}"
 
 
 def _held_out(settings: dict[str, Any]) -> str:
@@ -199,50 +239,12 @@ def _held_out(settings: dict[str, Any]) -> str:
     return f"{show(size)} held out" if (size := settings.get("public.size")) is not None else "held out"
 
 
-def _measuring(found: Comparison) -> list[str]:
-    """Settings that change what the numbers mean."""
-    keys = [("run.eval_every", "the best round is chosen among different rounds")]
-    if found.shared is None or found.shared.kind == "own":
-        keys.append(("run.eval_clients", "the own models of different clients are scored"))
-    if found.shared is not None and found.shared.kind == "server":
-        keys.append(("models.server", "a larger model may be better just because of its size"))
-    told = []
-    for key, why in keys:
-        values = [show(g.runs[0].settings[key]) if key in g.runs[0].settings else None for g in found.groups]
-        if None not in values and len(set(values)) > 1:
-            told.append(f"different {key}: {_listed(found.groups, values)}; {why}")
-    return told
-
-
-def _seeds(groups: Sequence[Group]) -> str | None:
-    if any("run.seed" in g.settings or any(r.seed is None for r in g.runs) for g in groups):
-        return None  # a comparison of seeds, or unknown seeds
-    seeds = [", ".join(show(s) for s in sorted({r.seed for r in g.runs if r.seed is not None})) for g in groups]
-    if len(set(seeds)) < 2:
-        return None
-    told = _listed(groups, [f"seed{'s' if ',' in s else ''} {s}" for s in seeds])
-    return f"different seeds: {told}; a seed determines the partition and the initial weights, so use the same seeds"
-
-
-def _traffic(groups: Sequence[Group]) -> str | None:
-    sent = [statistics.fmean(r.bytes("down") + r.bytes("up") for r in g.runs) for g in groups]
-    there = sorted((n, name) for n, name in zip(sent, _names(groups), strict=True) if n)
-    if len(there) < 2 or there[-1][0] <= FAR * there[0][0]:
-        return None
-    (least, cheap), (most, dear) = there[0], there[-1]
-    return (
-        f"different traffic: from {human_bytes(least)} ({cheap}) to {human_bytes(most)} ({dear}); equal rounds are not "
-        "equal budgets: also compare the bytes to a target"
-    )
-
-
-def _listed(groups: Sequence[Group], values: Iterable[Any]) -> str:
+def _listed(told: Iterable[tuple[Group, Any]]) -> str:
     """Each value with the cases that have it: 0 (fedavg), 0.2 (mnfl and 4 more)."""
-    cases: dict[Any, list[str]] = {}
-    for name, value in zip(_names(groups), values, strict=True):
+    given, cases = list(told), dict[Any, list[str]]()
+    for name, (_, value) in zip(_names([g for g, _ in given]), given, strict=True):
         cases.setdefault(value, []).append(name)
-    more = lambda of: f" and {len(of) - LISTED} more" if len(of) > LISTED else ""  # noqa: E731
-    return "; ".join(f"{value} ({', '.join(of[:LISTED])}{more(of)})" for value, of in cases.items())
+    return "; ".join(f"{value} ({some(of)})" for value, of in cases.items())
 
 
 def _names(groups: Sequence[Group]) -> list[str]:

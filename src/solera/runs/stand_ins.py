@@ -18,7 +18,7 @@ def listed(found: StandIns) -> str:
 
 
 def verdict(found: StandIns) -> str:
-    """What to say of a run with stand-ins, in one line."""
+    """The line about a run with stand-ins."""
     return f"the paper's row is {NOT_RUN}, for there are stand-ins: {listed(found)}"
 
 

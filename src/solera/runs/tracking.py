@@ -1,8 +1,5 @@
-"""A run's measurements for TensorBoard and MLflow: during the run, or afterwards.
-
-Both are optional extras. During a run an error in one of them is a warning and never ends the run. A resumed run does
-not write anything twice.
-"""
+"""A run's measurements for TensorBoard and MLflow, which are optional extras: during the run, or afterwards. A resumed
+run does not write anything twice."""
 
 import dataclasses
 import importlib.util
@@ -12,16 +9,16 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..core.errors import ConfigError
 from ..core.files import read_file
 from ..core.settings import Problem, settings
 from ..core.version import __version__
-from .display import Watcher
+from .callbacks import Callback
 from .dotted import flat, show
 from .read import Run, read_run
 from .record import OWN, WAYS, RoundRecord
@@ -55,12 +52,17 @@ class TrackConfig:
             _need("mlflow", "mlflow", f"track.mlflow = {self.mlflow!r}")
 
     def outside(self) -> str:
-        """What is written or sent outside the run directory, as text; empty: nothing."""
+        """The data that leaves the run directory, as text; empty: none."""
         if self.mlflow is None:
             return ""
         kind, _, file = self.mlflow.partition(":///")
         where = f"the file {file}" if kind == "sqlite" else self.mlflow
         return f"all settings, results and the path of the run directory go to {where} (track.mlflow)"
+
+    def callbacks(self) -> "list[Callback]":
+        """The trackers that are switched on."""
+        mlflow = [] if self.mlflow is None else [Mlflow(self.mlflow, self.mlflow_experiment)]
+        return [*([TensorBoard()] if self.tensorboard else []), *mlflow]
 
     def absolute(self) -> "TrackConfig":
         """With the absolute path of a database file, so that the run can be resumed from any folder."""
@@ -71,10 +73,8 @@ class TrackConfig:
 
 
 def _uri_problems(uri: str) -> Iterator[Problem]:
-    parts, usual = (
-        urlsplit(uri),
-        "a database, such as 'sqlite:///mlflow.db', or a server, such as 'http://localhost:5000'",
-    )
+    parts = urlsplit(uri)
+    usual = "a database, such as 'sqlite:///mlflow.db', or a server, such as 'http://localhost:5000'"
     if uri != "databricks" and (not re.match(r"[a-z][a-z0-9+.-]*://", uri) or parts.scheme == "file"):
         yield f"mlflow = {uri!r}: MLflow no longer writes into plain folders; give {usual}"
     elif uri != "databricks" and parts.scheme.partition("+")[0] not in SCHEMES:
@@ -91,62 +91,79 @@ def _need(package: str, extra: str, what: str) -> None:
         raise ConfigError(f"{what} needs the package {package}: pip install 'solera[{extra}]'")
 
 
-# ---- what is written --------------------------------------------------------------------------------
-
-
 def scalars(record: RoundRecord) -> dict[str, float]:
     """The numbers of a round, with their names in TensorBoard and MLflow."""
     words = {"model": "", "ensemble": "ensemble ", "average": "average "}
     found = {f"{s.metric}/{words[s.kind]}{s.name}": s.value for s in record.scores if s.kind in words}
     found |= {f"{OWN}/{metric}": value for metric, value in record.own.items() if metric != "clients"}
     found |= {f"bytes/{way}": record.traffic.sent(way) for way in WAYS}
+    found |= {f"{name}/{key}": value for name, numbers in record.callbacks.items() for key, value in numbers.items()}
     found |= {f"seconds/{phase}": s for phase, s in record.seconds.items()}
     found["clients/answered"] = record.cohort
     found["clients/lost replies"] = len(record.failures)
     return {re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII): float(value) for name, value in found.items()}
 
 
-class Tracker(Protocol):
-    """A program that stores a run's measurements."""
+class Tracker(Callback):
+    """Stores the rounds of a run in another program. `ended`: when the last recorded round ended; default: now."""
 
-    title: str
+    optional = True
 
-    def begin(self, run: Run) -> None:
-        """The run starts or is resumed; `run` is the content of its directory so far."""
+    def __init__(self, ended: float | None = None):
+        self.clock = ended
 
-    def round(self, record: RoundRecord, when: float) -> None:
-        """A round ended at the time `when`."""
+    def begin(self, facts: Mapping[str, Any], before: Iterable[RoundRecord]) -> None:
+        before = list(before)
+        self.open(Path(facts["out"]))
+        self.clock = (self.clock or time.time()) - sum(_seconds(record) for record in before)
+        for record in before:
+            self.saved(record)
 
-    def end(self, finished: bool) -> None:
-        """The run has finished, or was stopped."""
+    def saved(self, record: RoundRecord) -> None:
+        assert self.clock is not None
+        self.clock += _seconds(record)
+        self.store(record, self.clock)
+
+    def open(self, home: Path) -> None:
+        """Begin, or continue, what is stored of the run in this directory."""
+        raise NotImplementedError
+
+    def store(self, record: RoundRecord, when: float) -> None:
+        """Store a round that ended at the time `when`."""
+        raise NotImplementedError
 
 
-class TensorBoard:
-    """Event files. A resumed run writes a new file and removes the old one, so that no step occurs twice."""
+def _seconds(record: RoundRecord) -> float:
+    return record.seconds.get("total", 0.0)
 
-    title = "TensorBoard"
 
-    def __init__(self, folder: Path):
+class TensorBoard(Tracker):
+    """Event files in `folder` (default: tensorboard/ of the run directory). A resumed run writes a new file and removes
+    the old one, so that no step occurs twice."""
+
+    def __init__(self, folder: Path | None = None, ended: float | None = None):
+        super().__init__(ended)
         self.folder = folder
         self._file: Any = None
 
-    def begin(self, run: Run) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for old in self.folder.glob(f"*tfevents*{OURS}"):
+    def open(self, home: Path) -> None:
+        folder = self.folder or home / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(f"*tfevents*{OURS}"):
             old.unlink()
         # Written here, because TensorBoard's own writer starts a thread, and a run that forks must not have one.
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}{OURS}"
-        self._file = open(self.folder / name, "wb")  # noqa: SIM115 (closed by end)
+        self._file = open(folder / name, "wb")  # noqa: SIM115 (closed by end)
         self._write(time.time(), file_version="brain.Event:2")
 
-    def round(self, record: RoundRecord, when: float) -> None:
+    def store(self, record: RoundRecord, when: float) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=tag, simple_value=v) for tag, v in scalars(record).items()]
         self._write(when, step=record.round, summary=Summary(value=values))
         self._file.flush()
 
-    def end(self, finished: bool) -> None:
+    def end(self, summary: Mapping[str, Any] | None) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -157,24 +174,25 @@ class TensorBoard:
         RecordWriter(self._file).write(Event(wall_time=when, **content).SerializeToString())
 
 
-class Mlflow:
+class Mlflow(Tracker):
     """A run in an MLflow experiment. `mlflow.json` in the run directory has its id, so that it can be continued."""
 
-    title = "MLflow"
+    name = "MLflow"
 
-    def __init__(self, uri: str, experiment: str):
+    def __init__(self, uri: str, experiment: str, ended: float | None = None):
+        super().__init__(ended)
         self.uri, self.experiment = uri, experiment
         self._client: Any = None
         self._id = ""
         self._known: set[int] = set()  # rounds that are already stored
 
-    def begin(self, run: Run) -> None:
+    def open(self, home: Path) -> None:
         self._client = _mlflow_client(self.uri)
-        self._id = self._continued(run.path) or self._new(run)
+        self._id = self._continued(home) or self._new(read_run(home))
         self._client.update_run(self._id, status="RUNNING")
         self._known = {m.step for m in self._client.get_metric_history(self._id, "seconds/total")}
 
-    def round(self, record: RoundRecord, when: float) -> None:
+    def store(self, record: RoundRecord, when: float) -> None:
         if record.round in self._known:
             return
         from mlflow.entities import Metric
@@ -185,9 +203,9 @@ class Mlflow:
             self._client.log_batch(self._id, metrics=values[i : i + BATCH])
         self._known.add(record.round)
 
-    def end(self, finished: bool) -> None:
+    def end(self, summary: Mapping[str, Any] | None) -> None:
         if self._id:
-            self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
+            self._client.set_terminated(self._id, "KILLED" if summary is None else "FINISHED")
 
     def _continued(self, home: Path) -> str | None:
         from mlflow.exceptions import MlflowException
@@ -230,89 +248,3 @@ def _mlflow_client(uri: str) -> Any:
     for noisy in ("mlflow", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri)
-
-
-# ---- during a run -----------------------------------------------------------------------------------
-
-
-class Tracking(Watcher):
-    """Passes all events on to another watcher and to the trackers. `close` closes only the trackers."""
-
-    def __init__(self, config: TrackConfig, watcher: Watcher):
-        self.config, self.watcher = config, watcher
-        self._trackers: list[Tracker] = []
-        self._clock = 0.0
-
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        self.watcher.begin(facts)
-        home = Path(facts["out"])
-        if self.config.tensorboard:
-            self._trackers.append(TensorBoard(home / "tensorboard"))
-        if self.config.mlflow is not None:
-            self._trackers.append(Mlflow(self.config.mlflow, self.config.mlflow_experiment))
-        if not self._trackers:
-            return
-        if told := self.config.outside():
-            self.warn(told)
-        run = read_run(home)
-        self._clock = time.time() - run.seconds
-        self._each("begin", run)
-        for record in run.rounds:
-            self._round(record)
-
-    def phase(self, round: int, name: str) -> None:
-        self.watcher.phase(round, name)
-
-    def progress(self, what: str, done: int, of: int) -> None:
-        self.watcher.progress(what, done, of)
-
-    def warn(self, text: str) -> None:
-        self.watcher.warn(text)
-
-    def round_done(self, record: RoundRecord) -> None:
-        self.watcher.round_done(record)
-        self._round(record)
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        self._close(finished=True)
-        self.watcher.end(summary)
-
-    def close(self) -> None:
-        self._close(finished=False)
-
-    def _close(self, finished: bool) -> None:
-        self._each("end", finished)
-        self._trackers.clear()
-
-    def _round(self, record: RoundRecord) -> None:
-        self._clock += record.seconds.get("total", 0.0)
-        self._each("round", record, self._clock)
-
-    def _each(self, what: str, *args: Any) -> None:
-        for tracker in list(self._trackers):
-            try:
-                getattr(tracker, what)(*args)
-            except Exception as e:  # any error of a tracker: the run must continue
-                self._trackers.remove(tracker)
-                text = " ".join(str(e).split())[:200]
-                self.watcher.warn(f"{tracker.title} is off for the rest of this run: {type(e).__name__}: {text}")
-
-
-# ---- after a run ------------------------------------------------------------------------------------
-
-
-def export_to(tracker: Tracker, run: Run) -> None:
-    """Send all rounds of a run to a tracker. Here a tracker's error is raised."""
-    clock = _ended(run) - run.seconds
-    tracker.begin(run)
-    for record in run.rounds:
-        clock += record.seconds.get("total", 0.0)
-        tracker.round(record, clock)
-    tracker.end(run.finished)
-
-
-def _ended(run: Run) -> float:
-    try:
-        return (run.path / "metrics.jsonl").stat().st_mtime
-    except OSError:
-        return time.time()

@@ -1,4 +1,4 @@
-"""Whether the code that a run directory names may be imported.
+"""Trust in the code that a run directory names: whether it may be imported.
 
 A run directory may come from another person, and a path in its config.toml is code. So a run that names code records in
 run.json the paths, the sha256 of their files, and a proof over both: an HMAC with a key that only this user can read
@@ -18,6 +18,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import RunError
 from ..core.files import MOST_TOML, open_file, read_file
@@ -64,14 +65,8 @@ def code_of_run(home: Path, trust_code: bool = False) -> Iterator[None]:
 
 def refuse_sending(home: Path, uri: str | None, trusted: bool = False) -> None:
     """Refuse to continue a run whose results go elsewhere, unless this user began it so or trusts it."""
-    if uri is None or trusted:
-        return
     facts = read_json(home / "run.json", []) or {}
-    try:
-        proven = hmac.compare_digest(str(facts.get("sends")).encode(), _hmac(_read_key(), {uri: SENDS}).encode())
-    except OSError:
-        proven = False
-    if not proven:
+    if uri is not None and not trusted and _doubt(facts.get("sends"), {uri: SENDS}):
         raise RunError(
             f"{home} sends its settings and results to {uri} ({SENDS}), and it may not be a run of yours: run.json has "
             "no proof of it made with your key. If you want that, add --trust-code (in Python, trust_code=True)"
@@ -105,7 +100,7 @@ def _changed(home: Path, now: Mapping[str, str]) -> list[str]:
 
     The folder of a file does not count: on another machine the code may be in another place.
     """
-    then = {(label(path), sha256) for path, sha256 in _recorded(home)[0].items()}
+    then = {(label(path), sha256) for path, sha256 in _recorded(read_json(home / "run.json", [])).items()}
     return [path for path, sha256 in now.items() if (label(path), sha256) not in then]
 
 
@@ -117,27 +112,30 @@ def _named(home: Path) -> dict[str, str]:
         return {}
 
 
-def _recorded(home: Path) -> tuple[dict[str, str], str]:
-    """What run.json says about code: path -> sha256, and the proof."""
-    facts = read_json(home / "run.json", []) or {}
-    code, proof = facts.get("code"), facts.get("proof")
-    if not isinstance(code, dict) or not all(isinstance(v, str) for v in code.values()):
-        code = {}
-    return code, proof if isinstance(proof, str) and proof.isascii() else ""
+def _recorded(facts: dict[str, Any] | None) -> dict[str, str]:
+    """The code in run.json: path -> sha256."""
+    code = (facts or {}).get("code")
+    return code if isinstance(code, dict) and all(isinstance(v, str) for v in code.values()) else {}
 
 
 def _not_ours(home: Path, named: set[str]) -> str:
-    """Why a run is not known to be this user's own; "" if it is."""
-    code, proof = _recorded(home)
-    if not proof:
+    """The reason to doubt that a run is this user's own; "" if it is."""
+    facts = read_json(home / "run.json", []) or {}
+    code = _recorded(facts)
+    if doubt := _doubt(facts.get("proof"), code):
+        return doubt
+    return f"it was started without {min(named - set(code))!r}" if named - set(code) else ""
+
+
+def _doubt(proof: Any, code: Mapping[str, str]) -> str:
+    """The reason why a proof over `code` does not hold; "" if it does."""
+    if not isinstance(proof, str) or not proof or not proof.isascii():
         return "its run.json has no proof"
     try:
-        right = hmac.compare_digest(proof, _hmac(_read_key(), code))
+        right = hmac.compare_digest(proof.encode(), _hmac(_read_key(), code).encode())
     except OSError as e:
         return f"the key {key_file()} cannot be used ({e.strerror})"
-    if not right:
-        return "the proof in its run.json was not made with your key"
-    return f"it was started without {min(named - set(code))!r}" if named - set(code) else ""
+    return "" if right else "the proof in its run.json was not made with your key"
 
 
 def _hmac(key: bytes, code: Mapping[str, str]) -> str:

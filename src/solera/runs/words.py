@@ -1,4 +1,6 @@
-"""Numbers as people read them."""
+"""Numbers and lists as people read them."""
+
+from collections.abc import Sequence
 
 
 def percent(share: float) -> str:
@@ -34,3 +36,8 @@ def human_time(seconds: float) -> str:
     if total < 3600:
         return f"{total // 60} min {total % 60} s"
     return f"{total // 3600} h {total % 3600 // 60} min"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first names; further ones are only counted."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

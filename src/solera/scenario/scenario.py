@@ -189,6 +189,11 @@ class Scenario:
 
     # -- the Host of an engine --
 
+    def __repr__(self) -> str:
+        public = "no public samples" if self.public is None else f"{len(self.public)} public samples"
+        models = ", ".join(self.roster.architectures)
+        return f"Scenario({self.dataset.name}: {len(self.roster)} clients with {models}; {public}, seed {self.seed})"
+
     def client(self, k: str, seed: int, state: dict[str, Weights], place: Placement | None = None) -> Client:
         """Client `k` for one call, with its data ready for a model; in `place`, or where the server is."""
         return self.hosts[k].client(k, seed, state, place or self.place)

@@ -182,10 +182,10 @@ def test_a_run_directory_is_not_overwritten(finished):
 
 
 def _raising(error: BaseException) -> Any:
-    def execute(*args: Any, **options: Any) -> Any:
+    def run(*args: Any, **options: Any) -> Any:
         raise error
 
-    return execute
+    return run
 
 
 @pytest.mark.parametrize(
@@ -204,13 +204,13 @@ def _raising(error: BaseException) -> Any:
     ],
 )
 def test_whatever_happens_in_a_run(here, monkeypatch, error, code, text):
-    monkeypatch.setattr("solera.runs.loop.execute", _raising(error))
+    monkeypatch.setattr("solera.runs.loop.run", _raising(error))
     result = solera("run", "tiny.toml")
     assert (result.exit_code, result.stderr) == (code, text)
 
 
 def test_debug_shows_where_it_comes_from(here, monkeypatch):
-    monkeypatch.setattr("solera.runs.loop.execute", _raising(DataError("no such data")))
+    monkeypatch.setattr("solera.runs.loop.run", _raising(DataError("no such data")))
     with pytest.raises(DataError):
         solera("run", "tiny.toml", "--debug")
 
@@ -392,7 +392,7 @@ def test_the_doctor_names_devices_and_what_auto_takes():
 
 
 def test_the_doctor_says_what_is_wrong(monkeypatch):
-    monkeypatch.setattr("solera.runs.loop.execute", _raising(RuntimeError("broken")))
+    monkeypatch.setattr("solera.runs.loop.run", _raising(RuntimeError("broken")))
     monkeypatch.setattr(info_commands, "EXTRAS", {"no_such_module": ("nothing", "none")})
     result = solera("doctor")
     assert result.exit_code == 1

@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from solera.runs import display
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.display import LiveWatcher, PlainWatcher, QuietWatcher, Watcher, choose_watcher
-from solera.runs.loop import execute
+from solera.runs.display import (
+    IN_THE_CLEAR,
+    WARNINGS_A_ROUND,
+    Display,
+    LiveDisplay,
+    PlainDisplay,
+    QuietDisplay,
+    choose_display,
+)
 from solera.runs.record import RoundRecord
+from solera.runs.words import human_bytes, human_time
 
 FACTS = {
     "name": "toy", "method": "feddf", "rounds": 3, "start_round": 0, "clients": 8, "cohort": 4,
@@ -40,15 +48,14 @@ SUMMARY = {
 }  # fmt: skip
 
 
-def drive(watcher: Watcher, rounds: int = 3, **more: Any) -> None:
-    with watcher:
-        watcher.begin(FACTS)
-        for t in range(rounds):
-            for name in ("clients", "server", "evaluate", "commit"):
-                watcher.phase(t, name)
-                watcher.progress("local_update", 2, 4)
-            watcher.round_done(record(t, **more))
-        watcher.end(SUMMARY)
+def drive(display: Display, rounds: int = 3, **more: Any) -> None:
+    display.begin(FACTS, [])
+    for t in range(rounds):
+        for name in ("clients", "server", "evaluate", "commit"):
+            display.phase(t, name)
+            display.progress("local_update", 2, 4)
+        display.saved(record(t, **more))
+    display.end(SUMMARY)
 
 
 def test_sums_in_the_clear_are_told_once_at_the_start():
@@ -56,7 +63,7 @@ def test_sums_in_the_clear_are_told_once_at_the_start():
     told = "  replies are summed in the clear: the server decodes each one before it adds it up"
     for replies, lines in (("means", [told]), ("individual", [])):
         file = io.StringIO()
-        PlainWatcher(file=file).begin(FACTS | {"replies": replies})
+        PlainDisplay(file=file).begin(FACTS | {"replies": replies}, [])
         assert file.getvalue().splitlines()[1:] == lines
 
 
@@ -68,13 +75,13 @@ def test_a_run_says_it_once(method, times, tmp_path):
         [f"method.name={method}", "run.rounds=2", "data.train_size=200", "data.test_size=50", "engine.name=inprocess",
          "method.local.epochs=0", "data.client_test=0.2", "public.size=20"],
     )  # fmt: skip
-    execute(config, tmp_path / "run", watcher=PlainWatcher(file=file))
-    assert file.getvalue().count(display.IN_THE_CLEAR) == times
+    loop.run(config, tmp_path / "run", callbacks=[PlainDisplay(file=file)])
+    assert file.getvalue().count(IN_THE_CLEAR) == times
 
 
 def test_plain_lines():
     file = io.StringIO()
-    drive(PlainWatcher(file=file))
+    drive(PlainDisplay(file=file))
     lines = file.getvalue().splitlines()
     assert lines[0] == "toy: feddf, 3 rounds, 4 of 8 clients a round, engine processes x 2"
     assert lines[1] == (
@@ -87,20 +94,20 @@ def test_plain_lines():
 
 def test_a_round_that_was_not_evaluated_still_has_its_line():
     file = io.StringIO()
-    drive(PlainWatcher(file=file), models={}, ensembles={}, personal={})
+    drive(PlainDisplay(file=file), models={}, ensembles={}, personal={})
     assert "[2/3]  2.0 kB down, 1.0 MB up  2.0 s" in file.getvalue()
 
 
 def test_quiet_lines_have_only_the_outcome():
     file = io.StringIO()
-    drive(PlainWatcher(every_round=False, file=file))
+    drive(PlainDisplay(every_round=False, file=file))
     assert file.getvalue().startswith("3 rounds in")
 
 
 def test_json_leaves_stdout_alone(capsys):
-    watcher = QuietWatcher()
-    watcher.warn("c01 dropped")
-    drive(watcher)
+    display = QuietDisplay()
+    display.warn("c01 dropped")
+    drive(display)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "warning: c01 dropped\n"
@@ -108,15 +115,15 @@ def test_json_leaves_stdout_alone(capsys):
 
 def test_warnings_are_said_once_and_not_endlessly():
     file = io.StringIO()
-    watcher = QuietWatcher(file)
+    display = QuietDisplay(file)
     for i in range(20):
-        watcher.warn(f"c{i:02d} dropped")
-        watcher.warn(f"c{i:02d} dropped")
-    watcher.round_done(record(0))
+        display.warn(f"c{i:02d} dropped")
+        display.warn(f"c{i:02d} dropped")
+    display.saved(record(0))
     lines = file.getvalue().splitlines()
-    assert len(lines) == display.WARNINGS_A_ROUND + 1
-    assert lines[-1] == f"warning: and {20 - display.WARNINGS_A_ROUND} more"
-    watcher.warn("c00 dropped")  # another round: news again
+    assert len(lines) == WARNINGS_A_ROUND + 1
+    assert lines[-1] == f"warning: and {20 - WARNINGS_A_ROUND} more"
+    display.warn("c00 dropped")  # another round: news again
     assert file.getvalue().endswith("warning: c00 dropped\n")
 
 
@@ -124,26 +131,27 @@ def test_warnings_are_said_once_and_not_endlessly():
 def test_the_live_display_fits_every_terminal(width):
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, height=10, legacy_windows=False)
-    watcher = LiveWatcher(console)
-    drive(watcher)
+    display = LiveDisplay(console)
+    drive(display)
     plain = Console(file=io.StringIO(), width=width, color_system=None)
-    plain.print(watcher.render())
+    plain.print(display.render())
     assert isinstance(plain.file, io.StringIO)
     assert all(len(line) <= width for line in plain.file.getvalue().splitlines())
 
 
 def test_the_live_display_shows_what_is_going_on():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with LiveWatcher(console) as watcher:
-        watcher.begin(FACTS)
-        watcher.phase(0, "clients")
-        watcher.round_done(record(0, failures=[{"client": "c01", "task": "t", "reason": "died"}]))
-        watcher.phase(1, "clients")
-        watcher.progress("local_update", 2, 4)
-        plain = Console(file=io.StringIO(), width=100, color_system=None)
-        plain.print(watcher.render())
-        assert isinstance(plain.file, io.StringIO)
-        seen = plain.file.getvalue()
+    display = LiveDisplay(console)
+    display.begin(FACTS, [])
+    display.phase(0, "clients")
+    display.saved(record(0, failures=[{"client": "c01", "task": "t", "reason": "died"}]))
+    display.phase(1, "clients")
+    display.progress("local_update", 2, 4)
+    plain = Console(file=io.StringIO(), width=100, color_system=None)
+    plain.print(display.render())
+    display.end(None)
+    assert isinstance(plain.file, io.StringIO)
+    seen = plain.file.getvalue()
     for piece in (
         "round 2/3",
         "left",
@@ -160,31 +168,27 @@ def test_the_live_display_shows_what_is_going_on():
 
 def test_many_models_do_not_fill_the_screen():
     many = {f"m{i}": {"accuracy": 0.5, "loss": 1.0} for i in range(100)}
-    watcher = LiveWatcher(Console(file=io.StringIO(), force_terminal=True, width=100))
-    drive(watcher, models=many)
+    display = LiveDisplay(Console(file=io.StringIO(), force_terminal=True, width=100))
+    drive(display, models=many)
     plain = Console(file=io.StringIO(), width=100, color_system=None)
-    plain.print(watcher.render())
+    plain.print(display.render())
     assert isinstance(plain.file, io.StringIO)
     assert len(plain.file.getvalue().splitlines()) < 25
 
 
 def test_the_live_display_ends_when_the_run_fails():
-    watcher = LiveWatcher(Console(file=io.StringIO(), force_terminal=True))
+    display = LiveDisplay(Console(file=io.StringIO(), force_terminal=True))
 
-    def fail() -> None:
-        with watcher:
-            watcher.begin(FACTS)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert watcher.live is None
+    display.begin(FACTS, [])
+    assert display.live is not None
+    display.end(None)
+    assert display.live is None
 
 
 def test_which_display():
-    assert type(choose_watcher(json=True)) is QuietWatcher
-    assert type(choose_watcher(quiet=True)) is PlainWatcher
-    assert type(choose_watcher()) is PlainWatcher  # pytest's stdout is no terminal
+    assert type(choose_display(json=True)) is QuietDisplay
+    assert type(choose_display(quiet=True)) is PlainDisplay
+    assert type(choose_display()) is PlainDisplay  # pytest's stdout is no terminal
 
 
 @pytest.mark.parametrize(
@@ -193,11 +197,11 @@ def test_which_display():
      (5e9, "5.0 GB"), (7e15, "7000.0 TB")],
 )  # fmt: skip
 def test_bytes_in_words(n, text):
-    assert display.human_bytes(n) == text
+    assert human_bytes(n) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0.0 s"), (9.96, "10 s"), (59.6, "1 min 0 s"), (75, "1 min 15 s"), (3725, "1 h 2 min")]
 )
 def test_time_in_words(seconds, text):
-    assert display.human_time(seconds) == text
+    assert human_time(seconds) == text

@@ -19,8 +19,8 @@ from made_runs import make_run
 from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.models import build
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import execute
 from solera.use.predict import predict
 from solera.use.trained import open_run
 
@@ -35,7 +35,7 @@ def solera(*args: Any) -> Result:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("run") / "r"
-    execute(load_config(TINY, ['models.clients=["mlp", "tiny-cnn"]', "models.head=shared", "models.norm=group"]), home)
+    loop.run(load_config(TINY, ['models.clients=["mlp", "tiny-cnn"]', "models.head=shared", "models.norm=group"]), home)
     return home
 
 
@@ -155,7 +155,7 @@ def test_one_model_and_the_default_folder(run):
 
 
 def test_the_members_of_an_ensemble(tmp_path):
-    execute(load_config(TINY, ["method.name=fedensemble", "method.K=2"]), tmp_path / "r")
+    loop.run(load_config(TINY, ["method.name=fedensemble", "method.K=2"]), tmp_path / "r")
     manifest = exported(tmp_path / "r", "safetensors", tmp_path / "x", "--ensemble")
     assert [m["name"] for m in manifest["models"]] == ["ensemble-0", "ensemble-1"]
     assert all(m["share"] > 0 for m in manifest["models"])
@@ -166,7 +166,7 @@ def test_the_example_of_the_help(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = re.sub(r"\s+", " ", solera("export", "--help").stdout)
     example = shlex.split(re.search(r"Example: (solera export .*? exported)", text)[1])
-    execute(load_config(TINY), tmp_path / example[2])
+    loop.run(load_config(TINY), tmp_path / example[2])
     assert solera(*example[1:]).exit_code == 0
     assert (tmp_path / "exported/mlp.pt2").is_file()
 

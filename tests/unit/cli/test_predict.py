@@ -24,8 +24,9 @@ from solera.data import load, tokenize
 from solera.data.spec import Spec
 from solera.data.unlabelled import read_samples
 from solera.models import build
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import execute, scenario_of, simulate
+from solera.runs.loop import scenario_of, simulate
 from solera.use.predict import _own_test_set, predict, prepared
 from solera.use.trained import open_run
 
@@ -44,7 +45,7 @@ def rows(text: str) -> list[dict[str, str]]:
 def run(tmp_path_factory) -> Path:
     """A run with two models."""
     home = tmp_path_factory.mktemp("run") / "r"
-    execute(load_config(TINY, ['models.clients=["mlp", "tiny-cnn"]']), home)
+    loop.run(load_config(TINY, ['models.clients=["mlp", "tiny-cnn"]']), home)
     return home
 
 
@@ -52,7 +53,7 @@ def run(tmp_path_factory) -> Path:
 def joint(tmp_path_factory) -> Path:
     """A run whose result is an ensemble."""
     home = tmp_path_factory.mktemp("joint") / "r"
-    execute(load_config(TINY, ["method.name=fedensemble", "method.K=2"]), home)
+    loop.run(load_config(TINY, ["method.name=fedensemble", "method.K=2"]), home)
     return home
 
 
@@ -185,7 +186,7 @@ def test_the_own_test_set_is_what_the_run_was_judged_on(tmp_path, monkeypatch, c
     tables |= {"run": {"rounds": 1, "seed": 3}, "engine": {"name": "inprocess"}}
     tables["method"] = {"name": "fedavg", "local": {"epochs": 1, "lr": 0.1}}
     config = load_config(tables)
-    summary = execute(config, tmp_path / "r")
+    summary = loop.run(config, tmp_path / "r").summary
     found = predict(open_run(tmp_path / "r"), None)
     assert found.accuracy == pytest.approx(summary["models"][model]["accuracy"])
     assert len(found.names) == total
@@ -237,7 +238,7 @@ def test_the_example_of_the_help(run, tmp_path, monkeypatch):
     text = re.sub(r"\s+", " ", solera("predict", "--help").stdout)
     example = shlex.split(re.search(r"Example: (solera predict .*?\.csv)", text)[1])
     (tmp_path / "runs").mkdir()
-    execute(load_config(TINY, ['models.clients=["lenet5"]']), tmp_path / example[2])
+    loop.run(load_config(TINY, ['models.clients=["lenet5"]']), tmp_path / example[2])
     assert solera(*example[1:]).exit_code == 0
     assert (tmp_path / "predictions.csv").read_text().startswith("input,class,probability,label\n0,")
 
@@ -350,7 +351,7 @@ def test_a_run_that_is_not_finished(tmp_path):
 
 
 def test_a_method_of_personal_models(tmp_path):
-    execute(load_config(TINY, ["method.name=local", "data.client_test=0.2"]), tmp_path / "r")
+    loop.run(load_config(TINY, ["method.name=local", "data.client_test=0.2"]), tmp_path / "r")
     with pytest.raises(RunError, match="with 'local' every client has its own"):
         open_run(tmp_path / "r")
 
@@ -397,7 +398,7 @@ def test_classes_that_have_names_are_called_by_them(tmp_path, images):
         for i, image in enumerate(images[:10]):
             Image.fromarray(image[0]).save(tmp_path / "photos" / name / f"{i}.png")
     settings = ["data.name=folder", f"data.path={tmp_path / 'photos'}", "data.test_size=4", "public.size=4"]
-    execute(load_config(TINY, [*settings, 'data.train_size="none"']), tmp_path / "run")
+    loop.run(load_config(TINY, [*settings, 'data.train_size="none"']), tmp_path / "run")
     found = solera("predict", tmp_path / "run")
     assert {row["name"] for row in rows(found.stdout)} <= {"'=dog", "cat"}
     assert "of 4 correct" in found.stderr

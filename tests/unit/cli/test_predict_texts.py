@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from encoders import write_encoder
 from solera.cli.main import app
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import execute
 from solera.runs.read import read_run
 
 NAMES = ("bad", "good")
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
         "models": {"clients": ["text-bag"]},
         "method": {"name": "fedavg", "local": {"epochs": 5, "lr": 1.0, "batch": 8}},
     }
-    execute(load_config(tables), home / "run")
+    loop.run(load_config(tables), home / "run")
     return home / "run"
 
 
@@ -83,7 +83,7 @@ def test_an_encoder_without_a_pooler_predicts_as_in_its_run(run, tmp_path):
     save_file({k: v for k, v in load_file(file).items() if not k.startswith("pooler")}, file, {"format": "pt"})
     tables = read_run(run).config | {"models": {"clients": [f"hf:{tmp_path}/encoder"]}}
     tables["method"] = {"name": "fedavg", "local": {"epochs": 1, "lr": 0.1, "batch": 8}}
-    summary = execute(load_config(tables), tmp_path / "run")
+    summary = loop.run(load_config(tables), tmp_path / "run").summary
     file.unlink()  # only the run's own weights count from now on
     found = json.loads(solera("predict", tmp_path / "run", "--json").stdout)
     assert found["accuracy"] == pytest.approx(summary["models"]["encoder"]["accuracy"])

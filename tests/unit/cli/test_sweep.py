@@ -25,8 +25,9 @@ from solera.core.errors import ConfigError
 from solera.lab.sweep import Progress, load_sweep, plan, run_all
 from solera.methods import FedAvg
 from solera.methods.steps.training import local_update
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import check_start, execute
+from solera.runs.loop import check_start
 from solera.scenario.scenario import Scenario
 
 TINY = SELF_TEST | {
@@ -178,7 +179,7 @@ def test_a_sweep_runs_everything_and_ends_in_the_table(swept):
 def test_a_run_of_a_sweep_has_the_bits_of_a_run_alone(swept, tmp_path):
     folder, _ = swept
     config = load_config({**TINY, "engine": {"name": "auto", "workers": 2}}, ["run.seed=1"])
-    alone = execute(config, tmp_path / "alone")
+    alone = loop.run(config, tmp_path / "alone").summary
     assert json.loads((folder / "out/feddf/s1/summary.json").read_text())["digest"] == alone["digest"]
 
 
@@ -246,14 +247,14 @@ def test_one_failing_run_does_not_stop_the_rest(tmp_path):
 
 
 def test_a_run_that_dies_is_told_and_the_rest_goes_on(tmp_path, monkeypatch):
-    parent = os.getpid()
+    parent, begin = os.getpid(), loop.run
 
-    def dies(config: Any, out: Any, *args: Any) -> Any:
+    def dies(config: Any, *args: Any, **options: Any) -> Any:
         if os.getpid() != parent and config.run.seed == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return execute(config, out, *args)
+        return begin(config, *args, **options)
 
-    monkeypatch.setattr("solera.lab.sweep.execute", dies)
+    monkeypatch.setattr("solera.runs.loop.run", dies)
     base = load_config(TINY)
     runs = {str(s): dataclasses.replace(base, run=dataclasses.replace(base.run, seed=s)) for s in (0, 1)}
     seen: list[str] = []
@@ -269,7 +270,7 @@ LONGER = {"run": {"rounds": 20}}
 
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory) -> str:
-    return execute(load_config({**TINY, **LONGER}), tmp_path_factory.mktemp("alone") / "run")["digest"]
+    return loop.run(load_config({**TINY, **LONGER}), tmp_path_factory.mktemp("alone") / "run").digest
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -7,6 +7,7 @@ import tomllib
 import pytest
 
 from solera.core.errors import ConfigError
+from solera.data import PartitionConfig
 from solera.method import METHODS, name_of
 from solera.runs.config import Config, load_config, recipe_names, recipe_text, to_toml
 from solera.runs.dotted import flat, show
@@ -231,3 +232,11 @@ def test_a_table_that_may_be_absent_is_switched_off_by_false():
         config = load_config(tables, [f"models.lora={off}"])
         assert config.models.lora is None
         assert load_config(tomllib.loads(to_toml(config))) == config
+
+
+def test_a_table_is_built_and_checked_once(monkeypatch):
+    checks, problems = [], PartitionConfig.problems
+    monkeypatch.setattr(PartitionConfig, "problems", lambda self: [checks.append(self), *problems(self)][1:])
+    found = load_config({"method": {"name": "fedet"}, "partition": {"clients": 3}}, ["partition.alpha=0.5"])
+    assert found.models.server, "it was supplied: this builds no table but its own again"
+    assert checks == [found.partition]

@@ -11,8 +11,9 @@ from solera.core.federation import FederationConfig
 from solera.lab.sweep import notes, plan
 from solera.method import METHODS, name_of
 from solera.methods.feddf import FedDF
+from solera.runs import loop
 from solera.runs.config import Config, load_config, merged, to_toml
-from solera.runs.loop import check_start, execute
+from solera.runs.loop import check_start
 from solera.scenario.scenario import Scenario
 from solera.train.distill import Distill
 from solera.train.fitting import Local
@@ -45,7 +46,7 @@ def test_every_method_that_can_run_on_the_quickstart_does_so_by_its_name_alone(n
 @pytest.mark.parametrize("name", ["fedet", "mnfl", "fedgems"])
 def test_it_really_runs(name, tmp_path, caplog):
     config = load_config(RECIPE, [f"method.name={name}", *SMALL, "method.local.epochs=1", "federation.fraction=0.2"])
-    summary = execute(config, tmp_path / "run")
+    summary = loop.run(config, tmp_path / "run").summary
     assert summary["method"] == name
     written = tomllib.loads((tmp_path / "run/config.toml").read_text("utf-8"))
     if name != "fedet":

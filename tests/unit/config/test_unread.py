@@ -13,10 +13,11 @@ from solera.core.settings import SettingsError
 from solera.data import load
 from solera.engines.engine_settings import FlowerConfig
 from solera.method import find_method
+from solera.runs import loop
+from solera.runs.callbacks import Callback
 from solera.runs.config import load_config, recipe_names, to_toml
-from solera.runs.display import Watcher
 from solera.runs.dotted import flat
-from solera.runs.loop import execute, scenario_of, simulate
+from solera.runs.loop import scenario_of, simulate
 from solera.testing import small, toy_for
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}
@@ -130,7 +131,7 @@ def test_more_byzantine_clients_than_a_round_has_are_refused():
 
 def test_a_fraction_that_leaves_no_public_sample_is_refused_before_the_run_has_a_directory(tmp_path):
     with pytest.raises(ConfigError, match=r"public.fraction = 1e-06: of the public samples not one is left"):
-        execute(load_config(TINY, ["public.fraction=1e-6"]), tmp_path / "r")
+        loop.run(load_config(TINY, ["public.fraction=1e-6"]), tmp_path / "r")
     assert not (tmp_path / "r").exists()
     assert len(scenario_of(load_config(TINY, ["public.fraction=0.025"])).public) == 1
 
@@ -145,7 +146,7 @@ def test_constants_for_other_channels_are_a_mistake_of_the_configuration():
 def test_an_engine_that_cannot_run_here_leaves_no_directory(tmp_path):
     config = load_config(TINY, ["engine.name=flower"])
     with pytest.raises(ConfigError, match="solera deploy init"):
-        execute(config, tmp_path / "r")
+        loop.run(config, tmp_path / "r")
     method = small(find_method("fedavg")())
     with pytest.raises(ConfigError, match="solera deploy init"):
         simulate(toy_for(method), method, tmp_path / "r", engine=FlowerConfig())
@@ -234,7 +235,7 @@ def test_no_recipe_has_a_setting_that_is_not_read(recipe: str):
 # ---- what changes what a method is ------------------------------------------------------------------
 
 
-class Said(Watcher):
+class Said(Callback):
     """Notes warnings, and when the first round begins."""
 
     def __init__(self) -> None:
@@ -243,7 +244,7 @@ class Said(Watcher):
     def warn(self, text: str) -> None:
         self.said.append(text)
 
-    def begin(self, facts: Any) -> None:
+    def begin(self, facts: Any, before: Any) -> None:
         self.said.append("begin")
 
 
@@ -262,7 +263,7 @@ def test_a_run_says_at_its_start_what_its_method_leaves_out_or_shows(name: str, 
     if name == "fedmd":
         assert scenario.server.public is not None
         scenario.server.public.labels = None
-    simulate(scenario, method, tmp_path, watcher=heard)
+    simulate(scenario, method, tmp_path, callbacks=[heard])
     before = heard.said[: heard.said.index("begin")]
     assert [text for text in before if says and says in text] == before
     assert len(before) == bool(says)

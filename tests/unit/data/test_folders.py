@@ -7,7 +7,7 @@ import torch
 import solera
 from solera.core.errors import ConfigError, DataError
 from solera.data import PublicConfig, from_folder, load, make_public
-from solera.runs.loop import execute
+from solera.runs import loop
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -124,7 +124,7 @@ def test_a_configuration_reads_a_folder(photos, tmp_path):
             "engine": {"name": "inprocess"},
         }
     )
-    assert "mlp" in execute(config, tmp_path / "run")["models"]
+    assert "mlp" in loop.run(config, tmp_path / "run").summary["models"]
 
 
 def test_public_images_need_no_classes_and_no_common_size(photos, tmp_path):

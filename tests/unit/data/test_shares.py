@@ -8,8 +8,9 @@ import torch
 from solera.core.errors import ConfigError
 from solera.data import PartitionConfig, from_tensors, from_texts, partition
 from solera.data.partition import class_counts
+from solera.runs import loop
 from solera.runs.config import load_config, recipe_text, to_toml
-from solera.runs.loop import execute, scenario_of
+from solera.runs.loop import scenario_of
 from solera.scenario.scenario import dealt
 
 SPLIT = "data.split=[0.7, 0.1, 0.2]"
@@ -118,8 +119,8 @@ def test_own_models_can_be_scored_on_the_common_test_set(tmp_path):
     k = next(iter(common.roster))
     assert torch.equal(common.client(k, 0, {}).test.labels, common.test.labels)
     assert torch.equal(common.client(k, 0, {}).test.inputs, common.test.inputs)
-    summary = execute(
+    summary = loop.run(
         load_config("toy", ["method.name=local", "data.client_test=common", "run.rounds=1", "data.train_size=500"]),
         tmp_path / "run",
-    )
+    ).summary
     assert summary["personal"]["clients"] == 4  # those of the cohort have a model

@@ -118,6 +118,32 @@ def test_a_row_has_one_label(tmp_path, labels):
         load("texts", numbered(tmp_path, "jsonl", labels), test_size=1)
 
 
+def test_texts_stay_as_they_are_written(tmp_path):
+    """A reader that guesses types makes a date, a number or nothing of these."""
+    texts = ["2020-01-01", "007", "NA", "null", "1e5"]
+    rows = [{"text": text, "label": i % 2} for i, text in enumerate(texts * 2)]
+    for form in ("csv", "jsonl"):
+        data = load("texts", write(tmp_path / form, form, rows), test_size=2)
+        assert set(data.texts.train) | set(data.texts.test) <= set(texts)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_several_files_are_one_split(tmp_path, form):
+    folder = write(tmp_path / "mine", form, ROWS[:25], "train-0")
+    write(folder, form, ROWS[25:], "train-1")
+    data = load("texts", folder, test_size=10, length=4, **NAMED)
+    assert sorted([*data.texts.train, *data.texts.test]) == sorted(row["body"] for row in ROWS)
+    write(folder, form, [{"body": "x", "mood": "bad", "more": "y"}], "train-1")
+    with pytest.raises(DataError, match=rf"train-1.{form}: has no column 'who'"):
+        load("texts", folder, **NAMED)
+
+
+def test_a_row_that_is_too_long_is_refused_and_not_cut(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\na,0\nb, c,1\n")
+    with pytest.raises(DataError, match=r"train.csv: line 3 has 3 columns, expected 2; is a quote missing\?"):
+        load("texts", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [

@@ -24,9 +24,9 @@ OWN_METHOD = (
 from dataclasses import dataclass
 from typing import ClassVar
 
-from solera import About, Client, Method, Model, Traits
-from solera.core.task import task
+from solera.core.task import Client, task
 from solera.core.wire import sized
+from solera.method import About, Method, Model, Traits
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from solera.deploy.init import init
 from solera.deploy.site import OwnSite, answer, keep_site, site_of
 from solera.models import hf
 from solera.place.fingerprint import fingerprint
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import execute, scenario_of
+from solera.runs.loop import scenario_of
 from solera.runs.read import read_run
 from solera.runs.rehearsal import rehearse_config
 from text_sites import OWN, sentences, text_sites
@@ -75,7 +76,7 @@ class Parties:
     def simulated(self):
         with code_allowed(self.home):
             config = load_config(self.home / "federation.toml", overrides=["engine.name='inprocess'"])
-            return execute(config, self.home / "simulated")["digest"]
+            return loop.run(config, self.home / "simulated").digest
 
     def asked(self, k):
         return [json.loads(line) for line in (self.site(k) / "log" / "asked.jsonl").read_text().splitlines()]

@@ -11,8 +11,9 @@ from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.steps.low_bit import LowBitUpload, coarse_names, quantise_activations
 from solera.models.factory import ModelsConfig
+from solera.runs import loop
 from solera.runs.config import load_config, to_toml
-from solera.runs.loop import check_start, execute
+from solera.runs.loop import check_start
 from solera.scenario.scenario import Scenario
 from solera.train.distill import Distill
 from solera.train.fitting import Local, logits_of
@@ -126,7 +127,7 @@ def test_one_network_in_two_precisions_from_toml(tmp_path):
     config = load_config(tomllib.loads(TOML))
     assert load_config(tomllib.loads(to_toml(config))) == config
     assert config.models.built == ["mlp", "mlp"]
-    execute(config, tmp_path / "run")
+    loop.run(config, tmp_path / "run")
     trained = open_run(tmp_path / "run")
     assert sorted(trained.names) == ["mlp", "mlp-1bit"]
     assert type(trained.model("mlp-1bit")) is type(trained.model("mlp"))

@@ -14,7 +14,7 @@ from hubs import files_of, loopback_hub
 from solera.core.errors import ConfigError, RunError
 from solera.models import build, encoding_of
 from solera.models.hf import encoding, origins_of
-from solera.runs.loop import resume_run
+from solera.runs import loop
 
 pytest.importorskip("transformers", reason="needs the extra text")
 
@@ -218,7 +218,7 @@ def test_a_run_records_the_commit_and_its_workers_fetch_nothing(hub, encoder, tm
     another = hub.put("me/tiny", {**encoder, "README.md": b"new words"})
     result(fresh.run("-c", FILES, "me/tiny", "weights", env=hub.env(tmp_path)))
     with pytest.raises(RunError, match=f"was started with weights.tiny.commit = {commit}, not {another}"):
-        resume_run(tmp_path / "run")
+        loop.resume(tmp_path / "run")
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------

@@ -113,8 +113,9 @@ def test_the_main_result_is_the_servers_own_model_if_all_cases_have_one(tmp_path
     write_run(tmp_path / "one", personal=False)
     (group,) = data_of(tmp_path)["groups"]
     assert group["main"] == ["mean", "mean of lenet5, mlp"]
-    config = tmp_path / "one" / "config.toml"
-    config.write_text(config.read_text().replace('clients = [\n    "lenet5",', 'server = "lenet5"\nclients = [\n'))
+    lines = tmp_path / "one" / "metrics.jsonl"
+    rows = [json.loads(line) | {"kinds": {"lenet5": "server"}} for line in lines.read_text().splitlines()]
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (group,) = data_of(tmp_path)["groups"]
     assert group["main"] == ["server", "lenet5"]
     write_run(tmp_path / "two", method="fedavg", personal=False)

@@ -7,10 +7,9 @@ import pytest
 from run_directories import lines_of
 from solera.core.errors import ConfigError
 from solera.methods import FedAvg, FedEED, LocalOnly
-from solera.runs.config import EngineConfig, RunConfig
+from solera.runs.config import EngineConfig, RunConfig, StopConfig
 from solera.runs.loop import simulate
 from solera.runs.read import read_run
-from solera.runs.stop import StopConfig
 from solera.testing import run_toy, small, toy, wide
 from solera.train.distill import Distill
 from solera.train.fitting import Local

@@ -11,8 +11,8 @@ from solera.data.partition import Partition
 from solera.report.figures import report_data
 from solera.report.loading import read_all
 from solera.runs import facts as detail
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import execute
 from solera.scenario.scenario import Scenario
 
 SMALL = ["run.rounds=1", "engine.name=inprocess", "data.train_size=400", "data.test_size=60", "public.size=60"]
@@ -22,14 +22,14 @@ SMALL += ["method.local.epochs=1", "method.fusion.steps=4"]
 @pytest.fixture(scope="module")
 def feddf(tmp_path_factory):
     out = tmp_path_factory.mktemp("feddf") / "run"
-    execute(load_config("toy", SMALL), out, command="solera run toy --out 'x y'")
+    loop.run(load_config("toy", SMALL), out, command="solera run toy --out 'x y'")
     return out
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory):
     out = tmp_path_factory.mktemp("plane") / "run"
-    execute(load_config("toy2d", ["engine.name=inprocess"]), out)
+    loop.run(load_config("toy2d", ["engine.name=inprocess"]), out)
     return out
 
 
@@ -69,7 +69,7 @@ def test_the_average_before_distillation_is_measured(feddf, tmp_path):
     (metrics,) = lines_of(feddf)
     assert metrics["averages"].keys() == {"mlp", "lenet5"}
     settings = [*SMALL[:-1], "method.name=fedavg"]
-    execute(load_config("toy", settings), tmp_path / "run")
+    loop.run(load_config("toy", settings), tmp_path / "run")
     (averaged,) = lines_of(tmp_path / "run")
     assert metrics["averages"] == averaged["models"]  # the first round of FedAvg is exactly that
     assert "averages" not in averaged
@@ -92,7 +92,7 @@ def test_personal_accuracies_give_the_mean(tmp_path):
         "method.local.epochs=1",
         "federation.fraction=1.0",
     ]
-    execute(load_config("toy", settings), tmp_path / "run")
+    loop.run(load_config("toy", settings), tmp_path / "run")
     (metrics,) = lines_of(tmp_path / "run")
     each = metrics["personal_accuracies"]
     assert len(each) == metrics["personal"]["clients"] == 8
@@ -155,7 +155,7 @@ def test_a_million_clients_leave_a_small_file():
 
 def test_many_classes_are_not_a_matrix(monkeypatch, tmp_path):
     monkeypatch.setattr(detail, "CLASSES", 5)
-    execute(load_config("toy", SMALL), tmp_path / "run")
+    loop.run(load_config("toy", SMALL), tmp_path / "run")
     facts = read(tmp_path / "run" / "confusion.json")
     assert all("matrix" not in item and len(item["right"]) == 10 for item in facts["models"].values())
     (item, *_) = report_data(read_all([tmp_path / "run"]))["groups"][0]["confusion"]["items"]
@@ -164,9 +164,9 @@ def test_many_classes_are_not_a_matrix(monkeypatch, tmp_path):
 
 def test_recording_changes_no_result(tmp_path, monkeypatch):
     config = load_config("toy", SMALL)
-    recorded = execute(config, tmp_path / "a")
+    recorded = loop.run(config, tmp_path / "a").summary
     for name in ("partition_facts", "confusion_facts"):
         monkeypatch.setattr(detail, name, lambda *args: {})
     monkeypatch.setattr("solera.methods.steps.reporting.note_teachers", lambda *args: None)
     monkeypatch.setattr("solera.scenario.server.Server.report_average", lambda *args: None)
-    assert execute(config, tmp_path / "b")["digest"] == recorded["digest"]
+    assert loop.run(config, tmp_path / "b").digest == recorded["digest"]

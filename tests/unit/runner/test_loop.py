@@ -11,9 +11,9 @@ from solera.core.federation import FederationConfig, QuorumNotMet
 from solera.methods import FedAvg
 from solera.place.fingerprint import fingerprint
 from solera.runs import loop
+from solera.runs.callbacks import Callback
 from solera.runs.config import RunConfig
-from solera.runs.display import Watcher
-from solera.runs.loop import resume_run, simulate
+from solera.runs.loop import simulate
 from solera.runs.record import RoundRecord
 from solera.testing import toy, wide
 from solera.train.fitting import Local
@@ -21,7 +21,7 @@ from solera.train.fitting import Local
 METHOD = FedAvg(Local(epochs=1, batch=8))
 
 
-class Listening(Watcher):
+class Listening(Callback):
     """Notes what it is told, in order."""
 
     def __init__(self):
@@ -30,13 +30,13 @@ class Listening(Watcher):
         self.records: list[RoundRecord] = []
         self.facts, self.summary = {}, {}
 
-    def begin(self, facts):
+    def begin(self, facts, before):
         self.facts = facts
 
     def phase(self, round, name):
         self.phases.append((round, name))
 
-    def round_done(self, record):
+    def saved(self, record):
         self.records.append(record)
 
     def end(self, summary):
@@ -46,13 +46,15 @@ class Listening(Watcher):
         self.warnings.append(text)
 
 
-def run(out, method=METHOD, watcher=None, federation=None, resume=False, **config):
-    return simulate(toy({"net": wide}), method, out, RunConfig(**config), federation, resume=resume, watcher=watcher)
+def run(out, method=METHOD, callbacks=(), federation=None, resume=False, **config):
+    return simulate(
+        toy({"net": wide}), method, out, RunConfig(**config), federation, resume=resume, callbacks=callbacks
+    )
 
 
 def test_a_round_goes_from_the_clients_to_the_commit(tmp_path):
     told = Listening()
-    result = run(tmp_path, watcher=told, rounds=2)
+    result = run(tmp_path, callbacks=[told], rounds=2)
     order = list(dict.fromkeys(name for _, name in told.phases))
     assert order == ["clients", "server", "evaluate", "commit"]
     assert (told.facts["rounds"], told.facts["start_round"], told.facts["out"]) == (2, 0, str(tmp_path))
@@ -60,15 +62,15 @@ def test_a_round_goes_from_the_clients_to_the_commit(tmp_path):
     assert result.out == tmp_path
 
 
-def test_what_the_watcher_is_told_of_a_round_is_what_is_written(tmp_path):
+def test_what_a_callback_is_told_of_a_round_is_what_is_written(tmp_path):
     told = Listening()
-    run(tmp_path, watcher=told, rounds=2)
+    run(tmp_path, callbacks=[told], rounds=2)
     assert [json.loads(r.to_line()) for r in told.records] == lines_of(tmp_path)
 
 
 def test_the_seconds_of_a_round_are_those_of_its_phases(tmp_path):
     told = Listening()
-    run(tmp_path, watcher=told, rounds=2)
+    run(tmp_path, callbacks=[told], rounds=2)
     for record in told.records:
         phases = [record.seconds[p] for p in ("clients", "server", "evaluate", "commit")]
         assert min(phases) >= 0
@@ -80,7 +82,7 @@ def test_the_seconds_of_a_round_are_those_of_its_phases(tmp_path):
 @pytest.mark.parametrize(("every", "rounds", "evaluated"), [(1, 3, [0, 1, 2]), (2, 5, [1, 3, 4]), (9, 3, [2])])
 def test_rounds_are_evaluated_every_so_often_and_the_last_one_always(every, rounds, evaluated, tmp_path):
     told = Listening()
-    run(tmp_path, watcher=told, rounds=rounds, eval_every=every)
+    run(tmp_path, callbacks=[told], rounds=rounds, eval_every=every)
     assert [r.round for r in told.records if r.scores] == evaluated
     assert [m["round"] for m in lines_of(tmp_path) if "models" in m] == evaluated
 
@@ -89,7 +91,7 @@ def test_a_run_that_goes_on_begins_where_it_was(tmp_path):
     run(tmp_path / "whole", rounds=3)
     run(tmp_path / "parts", rounds=1)
     told = Listening()
-    again = run(tmp_path / "parts", watcher=told, rounds=3, resume=True)
+    again = run(tmp_path / "parts", callbacks=[told], rounds=3, resume=True)
     assert told.facts["start_round"] == 1
     assert [r.round for r in told.records] == [1, 2]
     assert again.digest == json.loads((tmp_path / "whole" / "summary.json").read_text())["digest"]
@@ -102,15 +104,15 @@ def fingerprints_of(home):
 
 def test_a_run_records_its_machine_and_says_that_it_goes_on_on_another_one(tmp_path, monkeypatch):
     told = Listening()
-    result = run(tmp_path, rounds=1, watcher=told)
+    result = run(tmp_path, rounds=1, callbacks=[told])
     here = fingerprint()
     assert fingerprints_of(tmp_path) == [here] == [result.summary["environment"]["fingerprint"]]
-    run(tmp_path, rounds=2, watcher=told, resume=True)
+    run(tmp_path, rounds=2, callbacks=[told], resume=True)
     assert (told.warnings, fingerprints_of(tmp_path)) == ([], [here])
     monkeypatch.setattr(loop, "fingerprint", lambda portable: "feedfacefeedface")
-    finished = run(tmp_path, rounds=2, watcher=told, resume=True)
+    finished = run(tmp_path, rounds=2, callbacks=[told], resume=True)
     assert (told.warnings, fingerprints_of(tmp_path)) == ([], [here])  # nothing was left to do
-    moved = run(tmp_path, rounds=3, watcher=told, resume=True)
+    moved = run(tmp_path, rounds=3, callbacks=[told], resume=True)
     (warning,) = told.warnings
     assert f"other bits (fingerprint feedfacefeedface) than the one that the run was on before ({here})" in warning
     assert fingerprints_of(tmp_path) == [here, "feedfacefeedface"]
@@ -138,7 +140,7 @@ def test_void_rounds_are_told_and_too_many_of_them_end_the_run(tmp_path):
     void = dataclasses.dataclass(frozen=True)(Void)(METHOD.local)
     told = Listening()
     with pytest.raises(QuorumNotMet, match="2 rounds in a row were void; last: nobody answers"):
-        run(tmp_path, method=void, watcher=told, federation=FederationConfig(max_empty_rounds=2), rounds=5)
+        run(tmp_path, method=void, callbacks=[told], federation=FederationConfig(max_empty_rounds=2), rounds=5)
     (record,) = told.records  # the one before the last straw
     assert record.events == [{"kind": "round_empty", "reason": "nobody answers"}]
 
@@ -151,7 +153,7 @@ def test_another_seed_than_the_scenarios_is_refused(tmp_path):
 
 def test_what_cannot_be_resumed_says_why(tmp_path):
     with pytest.raises(RunError, match=r"neither run\.json nor config\.toml"):
-        resume_run(tmp_path)
+        loop.resume(tmp_path)
     run(tmp_path / "own", rounds=1)
     with pytest.raises(RunError, match=r"call solera\.simulate\(\.\.\., resume=True\)"):
-        resume_run(tmp_path / "own")
+        loop.resume(tmp_path / "own")

@@ -12,8 +12,9 @@ from encoders import write_encoder
 from solera.core.errors import ConfigError, RunError
 from solera.core.task import TASKS
 from solera.models.lora import base_digest
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import check_start, execute, resume_run, scenario_of
+from solera.runs.loop import check_start, scenario_of
 from solera.train.fitting import logits_of
 from solera.use.export import export
 from solera.use.predict import predict
@@ -65,7 +66,7 @@ def small(name):
 def test_methods_send_and_keep_small_matrices_only(tmp_path, method, server, settings):
     more = {"mnfl": ["data.client_test=0.2"], "fedeed": []}  # which needs two rounds for its R
     asked = config(method, more.get(method, ["run.rounds=1"]), server, **settings)
-    summary = execute(asked, tmp_path / "run")
+    summary = loop.run(asked, tmp_path / "run").summary
     told = summary["lora"]
     assert set(told) == {"transformer", "wide"} | ({"large"} if server else set())
     for of in told.values():
@@ -87,19 +88,19 @@ PRODUCT, FROZEN_A = "models.lora={rank = 2, average = 'product'}", "models.lora=
 
 def test_engines_and_a_stop_change_no_bit(tmp_path):
     """With averages of the product, which are made in one place, and with those of each matrix."""
-    settings, plain = {"fusion": FUSION}, execute(config("feddf", fusion=FUSION), tmp_path / "plain")["digest"]
+    settings, plain = {"fusion": FUSION}, loop.run(config("feddf", fusion=FUSION), tmp_path / "plain").digest
     for engine in ("threads", "processes"):
         other = config("feddf", [f"engine.name={engine}", "engine.workers=2"], **settings)
-        assert execute(other, tmp_path / engine)["digest"] == plain
-    serial = execute(config("feddf", [PRODUCT], **settings), tmp_path / "product" / "serial")["digest"]
+        assert loop.run(other, tmp_path / engine).digest == plain
+    serial = loop.run(config("feddf", [PRODUCT], **settings), tmp_path / "product" / "serial").digest
     assert serial != plain
     for engine in ("threads", "processes"):
         other = config("feddf", [f"engine.name={engine}", "engine.workers=2", PRODUCT], **settings)
-        assert execute(other, tmp_path / "product" / engine)["digest"] == serial
-    execute(config("feddf", ["run.rounds=1", PRODUCT], **settings), tmp_path / "cut")
+        assert loop.run(other, tmp_path / "product" / engine).digest == serial
+    loop.run(config("feddf", ["run.rounds=1", PRODUCT], **settings), tmp_path / "cut")
     text = (tmp_path / "cut" / "config.toml").read_text()
     (tmp_path / "cut" / "config.toml").write_text(text.replace("rounds = 1", "rounds = 2"))
-    assert resume_run(tmp_path / "cut")["digest"] == serial
+    assert loop.resume(tmp_path / "cut").digest == serial
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_averages_of_one_architecture_are_of_the_product(tmp_path, monkeypatch, 
         return update
 
     monkeypatch.setitem(TASKS, "local_update", dataclasses.replace(train, fn=noted))
-    execute(config(method, ["run.rounds=1", "engine.name=inprocess", PRODUCT], **settings), tmp_path / "run")
+    loop.run(config(method, ["run.rounds=1", "engine.name=inprocess", PRODUCT], **settings), tmp_path / "run")
     assert {A: len(own) for A, own in uploads.items()} == {"transformer": 2, "wide": 2}
     for A, own in uploads.items():
         found = safetensors.torch.load_file(tmp_path / "run" / "models" / f"{A}.safetensors")
@@ -161,7 +162,7 @@ def test_methods_that_do_not_average_models_refuse_the_product(method, settings)
 @pytest.mark.parametrize("lora", ["models.lora={rank = 2}", PRODUCT, FROZEN_A])
 def test_trained_models_are_ordinary_ones(tmp_path, lora):
     asked = config("fedavg", ["run.rounds=1", lora])
-    execute(asked, tmp_path / "run")
+    loop.run(asked, tmp_path / "run")
     trained = open_run(tmp_path / "run")
     model = trained.model("wide")
     assert not [n for n in model.state_dict() if "lora" in n]
@@ -181,7 +182,7 @@ def encoder_run(tmp_path):
     folder = write_encoder(tmp_path / "encoder")
     models = {"clients": [f"hf:{folder}"], "lora": {"rank": 2}}
     tables = BASE | {"models": models, "method": {"name": "fedavg", "local": LOCAL}}
-    execute(load_config(tables, ["run.rounds=1"]), tmp_path / "run")
+    loop.run(load_config(tables, ["run.rounds=1"]), tmp_path / "run")
     return folder, tmp_path / "run"
 
 
@@ -201,7 +202,7 @@ def test_another_base_is_refused_before_any_work(encoder_run):
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace("rounds = 1", "rounds = 2"))
     with pytest.raises((ConfigError, RunError), match=r"lora|weights"):
-        resume_run(run)
+        loop.resume(run)
 
 
 def test_a_model_that_cannot_have_it_is_named_with_the_way_out():

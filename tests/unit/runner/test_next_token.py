@@ -8,8 +8,9 @@ import torch
 
 from solera.core.errors import ConfigError
 from solera.models import build, size_of
+from solera.runs import loop
 from solera.runs.config import load_config
-from solera.runs.loop import check_start, execute, resume_run, scenario_of
+from solera.runs.loop import check_start, scenario_of
 
 BASE = {
     "run": {"rounds": 2},
@@ -26,26 +27,26 @@ def config(method, overrides=(), **settings):
 
 
 def test_without_distillation_feddf_is_fedavg_to_the_bit(tmp_path):
-    averaged = execute(config("fedavg"), tmp_path / "a")
-    fused = execute(config("feddf", fusion={"steps": 0}), tmp_path / "b")
+    averaged = loop.run(config("fedavg"), tmp_path / "a").summary
+    fused = loop.run(config("feddf", fusion={"steps": 0}), tmp_path / "b").summary
     assert fused["digest"] == averaged["digest"]
     assert averaged["models"] == fused["models"]
 
 
 def test_every_engine_gives_the_same_bits_and_a_run_can_be_continued(tmp_path):
     asked = config("feddf", fusion={"steps": 3, "batch": 4})
-    serial = execute(asked, tmp_path / "serial")
+    serial = loop.run(asked, tmp_path / "serial").summary
     forked = config("feddf", ["engine.name=processes", "engine.workers=2"], fusion={"steps": 3, "batch": 4})
-    assert execute(forked, tmp_path / "forked")["digest"] == serial["digest"]
+    assert loop.run(forked, tmp_path / "forked").digest == serial["digest"]
     short = config("feddf", ["run.rounds=1"], fusion={"steps": 3, "batch": 4})
-    execute(short, tmp_path / "cut")
+    loop.run(short, tmp_path / "cut")
     text = (tmp_path / "cut" / "config.toml").read_text()
     (tmp_path / "cut" / "config.toml").write_text(text.replace("rounds = 1", "rounds = 2"))
-    assert resume_run(tmp_path / "cut")["digest"] == serial["digest"]
+    assert loop.resume(tmp_path / "cut").digest == serial["digest"]
 
 
 def test_perplexity_is_in_the_metrics_and_the_summary(tmp_path):
-    summary = execute(config("feddf", fusion={"steps": 2, "batch": 4}), tmp_path / "run")
+    summary = loop.run(config("feddf", fusion={"steps": 2, "batch": 4}), tmp_path / "run").summary
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for kind in ("models", "ensembles"):
         for name, score in summary[kind].items():
@@ -62,7 +63,7 @@ def test_perplexity_is_in_the_metrics_and_the_summary(tmp_path):
 def test_other_methods_that_learn_language_models(tmp_path, method):
     settings = {"fusion": {"steps": 2, "batch": 4}} if method == "fusionlarge" else {}
     settings |= {"local": LOCAL | {"optimizer": "sgd"}} if method == "scaffold" else {}
-    summary = execute(config(method, ["run.rounds=1"], **settings), tmp_path / "run")
+    summary = loop.run(config(method, ["run.rounds=1"], **settings), tmp_path / "run").summary
     if method == "local":
         assert 0 <= summary["personal"]["mean"] <= 1
     else:

@@ -14,8 +14,8 @@ from solera.methods.fedavg import FedAvg
 from solera.methods.scaffold import Scaffold
 from solera.report.figures import report_data
 from solera.report.loading import read_all
-from solera.runs.display import PlainWatcher
-from solera.runs.notice import Notices
+from solera.runs.callbacks import Notices
+from solera.runs.display import PlainDisplay
 from solera.runs.record import RoundRecord
 from solera.testing import toy, wide
 from solera.train.fitting import Local
@@ -35,15 +35,22 @@ def a_round(accuracy=None, loss=1.0, norm=None, **more):
     return RoundRecord.from_line(json.dumps({"round": 0, **models, "events": events, **more}))
 
 
+def events(notices, record):
+    notices.round(record)
+    return notices.noted
+
+
 def kinds(rounds, labels=BALANCED):
     notices = Notices(labels)
-    return [[e["kind"] for e in notices.look(m)] for m in rounds]
+    return [[e["kind"] for e in events(notices, m)] for m in rounds]
 
 
 def test_a_fall_to_guessing_is_said_once_when_it_happens():
     accuracies = [0.1, 0.45, 0.3, 0.11, 0.1, 0.5, 0.1]
     assert kinds(map(a_round, accuracies)) == [[], [], [], ["collapsed"], [], [], ["collapsed"]]
-    (event,) = Notices(BALANCED, [a_round(0.45)]).look(a_round(0.1))
+    notices = Notices(BALANCED)
+    notices.begin({}, [a_round(0.45)])
+    (event,) = events(notices, a_round(0.1))
     assert event["name"] == "net"
     assert "net fell from 45.0% to 10.0%" in event["reason"]
 
@@ -86,7 +93,7 @@ def test_a_loss_that_grows_tenfold_beyond_guessing_is_said(losses, expected):
 
 def test_what_is_said_can_be_written_down():
     for loss in (math.nan, math.inf):
-        (event,) = Notices(BALANCED).look(a_round(0.5, loss))
+        (event,) = events(Notices(BALANCED), a_round(0.5, loss))
         json.dumps(event, allow_nan=False)
 
 
@@ -106,7 +113,7 @@ def test_a_run_says_it_in_its_line_in_its_metrics_and_in_the_report_and_a_resume
     for name, stops in (("whole", (6,)), ("resumed", (2, 4, 6))):
         text = io.StringIO()
         for rounds in stops:
-            how = {"resume": True, "watcher": PlainWatcher(file=text)}
+            how = {"resume": True, "callbacks": [PlainDisplay(file=text)]}
             simulate(toy({"net": wide}, partition=split), method, tmp_path / name, RunConfig(rounds=rounds), **how)
         lines[name] = text.getvalue()
         rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
@@ -131,11 +138,11 @@ def test_a_run_says_it_in_its_line_in_its_metrics_and_in_the_report_and_a_resume
 def test_when_half_of_a_cohort_diverges_at_its_first_step(at_once, later, cohort, said):
     reasons = [AT_ONCE] * at_once + ["Diverged: a loss of 2000 at step 7; lower lr (0.1) or set clip"] * later
     failures = [{"client": f"c{i}", "task": "local_update", "reason": reason} for i, reason in enumerate(reasons)]
-    events = Notices(BALANCED).look(a_round(cohort=cohort, failures=failures))
-    assert [e["kind"] for e in events] == (["diverged_at_once"] if said else [])
+    found = events(Notices(BALANCED), a_round(cohort=cohort, failures=failures))
+    assert [e["kind"] for e in found] == (["diverged_at_once"] if said else [])
     if said:
         words = f"{at_once} clients diverged at step 1 and {cohort} did not: was the model that was sent poisoned?"
-        assert words in events[0]["reason"]
+        assert words in found[0]["reason"]
 
 
 def biased(model):
@@ -159,7 +166,7 @@ def test_a_poisoned_average_is_named_in_a_run_and_not_the_learning_rate(tmp_path
     scenario.client = client
     text = io.StringIO()
     method = FedAvg(Local(epochs=1, batch=16))
-    simulate(scenario, method, tmp_path, RunConfig(rounds=2), engine="inprocess", watcher=PlainWatcher(file=text))
+    simulate(scenario, method, tmp_path, RunConfig(rounds=2), engine="inprocess", callbacks=[PlainDisplay(file=text)])
     rounds = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     found = [[e["reason"] for e in r["events"] if e["kind"] == "diverged_at_once"] for r in rounds]
     others = len(scenario.roster) - 1

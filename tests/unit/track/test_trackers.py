@@ -13,13 +13,13 @@ from made_runs import line, make_run
 from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.errors import ConfigError
+from solera.runs import loop
 from solera.runs import tracking as export
+from solera.runs.callbacks import Callback
 from solera.runs.config import load_config, to_toml
-from solera.runs.display import Watcher
-from solera.runs.loop import execute, resume_run
 from solera.runs.read import read_run
 from solera.runs.record import RoundRecord
-from solera.runs.tracking import TrackConfig, Tracking, scalars
+from solera.runs.tracking import TrackConfig, Tracker, scalars
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}, "run": {"rounds": 3, "name": "tiny"}}
 
@@ -28,7 +28,7 @@ def solera(*args: Any) -> Result:
     return CliRunner().invoke(app, [str(a) for a in args], catch_exceptions=False, prog_name="solera")
 
 
-class Listening(Watcher):
+class Listening(Callback):
     """Remembers warnings, and stops a run after some rounds if asked to."""
 
     def __init__(self, stop_after: int | None = None):
@@ -38,7 +38,7 @@ class Listening(Watcher):
     def warn(self, text: str) -> None:
         self.warnings.append(text)
 
-    def round_done(self, record: Any) -> None:
+    def saved(self, record: Any) -> None:
         self.seen += 1
         if self.seen == self.stop_after:
             raise KeyboardInterrupt
@@ -102,16 +102,16 @@ def test_tensorboard_gets_every_round_once_also_after_a_stop(tmp_path):
     pytest.importorskip("tensorboard")
     config, home = load_config(TINY, ["track.tensorboard=true"]), tmp_path / "r"
     with pytest.raises(KeyboardInterrupt):
-        execute(config, home, watcher=Listening(stop_after=2))
+        loop.run(config, home, callbacks=[Listening(stop_after=2)])
     (home / "tensorboard/events.out.tfevents.1.theirs").write_bytes(b"")  # somebody else's is left alone
     listening = Listening()
-    resume_run(home, listening)
+    loop.resume(home, callbacks=[listening])
     found = in_tensorboard(home / "tensorboard")
     assert found["accuracy/mlp"] == pytest.approx(accuracies(home), abs=1e-6)
     assert set(found["bytes/up"]) == {0, 1, 2}
     assert listening.warnings == []
     assert (home / "tensorboard/events.out.tfevents.1.theirs").exists()
-    resume_run(home)  # a finished run: nothing changes
+    loop.resume(home)  # a finished run: nothing changes
     assert in_tensorboard(home / "tensorboard") == found
 
 
@@ -120,11 +120,11 @@ def test_mlflow_gets_every_round_once_also_after_a_stop(tmp_path):
     uri = f"sqlite:///{tmp_path}/m.db"
     config, home = load_config(TINY, [f"track.mlflow={uri}", "track.mlflow_experiment=mine"]), tmp_path / "r"
     with pytest.raises(KeyboardInterrupt):
-        execute(config, home, watcher=Listening(stop_after=2))
+        loop.run(config, home, callbacks=[Listening(stop_after=2)])
     (run,) = in_mlflow(uri, "mine")
     assert run["status"] == "KILLED"
     listening = Listening()
-    resume_run(home, listening)
+    loop.resume(home, callbacks=[listening])
     (told,) = listening.warnings
     assert told.endswith(f"go to the file {tmp_path}/m.db (track.mlflow)")
     (run,) = in_mlflow(uri, "mine")
@@ -140,23 +140,22 @@ def test_mlflow_gets_every_round_once_also_after_a_stop(tmp_path):
 
 def test_tracking_changes_no_result(tmp_path):
     pytest.importorskip("tensorboard")
-    plain = execute(load_config(TINY), tmp_path / "a")
-    assert execute(load_config(TINY, ["track.tensorboard=true"]), tmp_path / "b")["digest"] == plain["digest"]
+    plain = loop.run(load_config(TINY), tmp_path / "a").summary
+    assert loop.run(load_config(TINY, ["track.tensorboard=true"]), tmp_path / "b").digest == plain["digest"]
 
 
-class Broken:
-    title = "Broken"
+class Broken(Tracker):
+    def __init__(self, fails_in: str) -> None:
+        super().__init__()
+        self.fails_in = fails_in
 
-    def __init__(self, *args: Any, fails_in: str = "begin"):
-        self.fails_in, self.ended = fails_in, False
+    def open(self, home: Path) -> None:
+        self._perhaps("open")
 
-    def begin(self, run: Any) -> None:
-        self._perhaps("begin")
+    def store(self, record: Any, when: float) -> None:
+        self._perhaps("store")
 
-    def round(self, record: Any, when: float) -> None:
-        self._perhaps("round")
-
-    def end(self, finished: bool) -> None:
+    def end(self, summary: Any) -> None:
         self._perhaps("end")
 
     def _perhaps(self, what: str) -> None:
@@ -164,12 +163,12 @@ class Broken:
             raise OSError("no space\nleft")
 
 
-@pytest.mark.parametrize("what", ["begin", "round", "end"])
+@pytest.mark.parametrize("what", ["open", "store", "end"])
 def test_a_failing_tracker_is_a_warning_and_no_more(tmp_path, monkeypatch, what):
-    monkeypatch.setattr(export, "TensorBoard", lambda folder: Broken(fails_in=what))
+    monkeypatch.setattr(export, "TensorBoard", lambda: Broken(what))
     monkeypatch.setattr(TrackConfig, "require", lambda self: None)
     listening = Listening()
-    summary = execute(load_config(TINY, ["track.tensorboard=true"]), tmp_path / "r", watcher=listening)
+    summary = loop.run(load_config(TINY, ["track.tensorboard=true"]), tmp_path / "r", callbacks=[listening]).summary
     assert summary["finished"]
     assert listening.warnings == ["Broken is off for the rest of this run: OSError: no space left"]
 
@@ -179,28 +178,10 @@ def test_a_server_that_is_not_there_does_not_stop_a_run(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     listening = Listening()
     config = load_config(TINY, ["track.mlflow=http://127.0.0.1:9", "run.rounds=1"])
-    assert execute(config, tmp_path / "r", watcher=listening)["finished"]
+    assert loop.run(config, tmp_path / "r", callbacks=[listening]).summary["finished"]
     told, warning = listening.warnings
     assert told.startswith("all settings, results and the path of the run directory go to http://127.0.0.1:9")
     assert warning.startswith("MLflow is off for the rest of this run")
-
-
-def test_the_watcher_is_told_everything_and_not_closed():
-    told: list[str] = []
-
-    class Telling(Watcher):
-        def __getattribute__(self, name: str) -> Any:
-            told.append(name)
-            return super().__getattribute__(name)
-
-    with Tracking(TrackConfig(), Telling()) as tracking:
-        tracking.begin({"out": "x"})
-        tracking.phase(0, "clients")
-        tracking.progress("x", 1, 2)
-        tracking.round_done(RoundRecord.from_line(json.dumps(line(0, {}))))
-        tracking.warn("x")
-        tracking.end({})
-    assert told == ["begin", "phase", "progress", "round_done", "warn", "end"]
 
 
 # ---- after the fact ---------------------------------------------------------------------------------
@@ -275,5 +256,5 @@ def test_the_table_in_the_documentation_is_one():
 def test_a_missing_extra_is_told_before_any_work(tmp_path, monkeypatch, setting, extra):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None)
     with pytest.raises(ConfigError, match=rf"pip install 'solera\[{extra}\]'"):
-        execute(load_config(TINY, [f"track.{setting}"]), tmp_path / "r")
+        loop.run(load_config(TINY, [f"track.{setting}"]), tmp_path / "r")
     assert not (tmp_path / "r").exists()
