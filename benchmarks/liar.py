@@ -97,10 +97,10 @@ ROWS: dict[str, tuple[str, Tables]] = {
     ),
     "fedeed": ("FedEED", fedeed()),
     "fedeed-medians": (
-        'FedEED, `rule = "median_probs"`, `local_trainer.average = "median"`',
-        fedeed(rule="median_probs", local_trainer={"average": "median"}),
+        'FedEED, `rule = "median_probs"`, `screen.average = "median"`',
+        fedeed(rule="median_probs", screen={"kind": "robust", "average": "median"}),
     ),
-    "fedeed-clip": ("FedEED, `local_trainer.update_clip = 2`", fedeed(local_trainer={"update_clip": 2.0})),
+    "fedeed-clip": ("FedEED, `screen.update_clip = 2`", fedeed(screen={"kind": "robust", "update_clip": 2.0})),
     "fedet": ("Fed-ET", fedet()),
     "fedet-median": ('Fed-ET, `average = "median"`', fedet(screen={"kind": "robust", "average": "median"})),
     "dsfl-era": ("DS-FL", dsfl("era")),

@@ -240,7 +240,7 @@ def lines(cls: type, where: str) -> dict[str, str]:
     for f in (f for f in dataclasses.fields(cls) if f.init):
         value = default_of(f)
         if isinstance(value, Slot):
-            kinds_of = ", ".join(f"`{kind}`" for kind in slot_kinds(type(value)))
+            kinds_of = ", ".join(f"`{kind}`" for kind in slot_kinds(first_kind(value)))
             found[f.name] = f"`{f.name}`{other_defaults(value)}: {meaning_of(cls, where, f.name)}: {kinds_of}"
         elif is_table(value):
             found[f.name] = f"`{f.name}`{other_defaults(value)}: {link(type(value))}"
@@ -291,10 +291,15 @@ def slot_kinds(slot: type[Slot]) -> dict[str, type]:
     return {kind: cls for kind, cls in slot.kinds().items() if cls.__module__.startswith(OF_US)}
 
 
+def first_kind(value: Slot) -> type[Slot]:
+    """The class of a slot's first kind, from which its other kinds are derived."""
+    return [cls for cls in type(value).__mro__ if issubclass(cls, Slot)][-2]  # the last one is Slot itself
+
+
 def slots() -> dict[str, type[Slot]]:
-    """The slots of methods, by the names of their default classes."""
+    """The slots of methods, by the names of their first classes."""
     every = (default_of(f) for cls in our_methods().values() for f in dataclasses.fields(cls))
-    return {type(value).__name__: type(value) for value in every if isinstance(value, Slot)}
+    return {cls.__name__: cls for cls in (first_kind(value) for value in every if isinstance(value, Slot))}
 
 
 def shared_tables() -> dict[str, type]:

@@ -54,18 +54,13 @@ TARGETS = (
     "data/{partition,dirichlet}.py",
 )
 FRAMEWORK = ("methods/test_framework.py",)
-ALGORITHM_1 = (
-    "cohort",
-    "grouping",
-    "algorithm",
-    "overlapping",
-    "setting",
-    "slots",
-)  # of the framework, beside its trainers
+ALGORITHM_1 = ("cohort", "grouping", "algorithm", "slots")  # of the framework, beside its trainers
 ABSENT = ("methods/test_some_absent.py",)  # clients, groups and architectures that are
 EVERYWHERE = ("test_defaults.py",)
 OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*.py are found
-    "train/data_free.py": ("train/test_generators.py", "methods/test_fedftg.py", "methods/test_fedgen.py"),
+    "train/generators.py": ("methods/test_fedftg.py", "methods/test_fedgen.py"),
+    "methods/fedftg.py": ("train/test_generators.py",),
+    "methods/fedgen.py": ("train/test_generators.py",),
     "train/diversity.py": ("train/test_diversity.py",),
     "train/robust.py": ("train/test_filtered_mean.py",),
     "train/consensus.py": ("train/test_agreement.py",),

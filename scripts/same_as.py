@@ -72,7 +72,8 @@ def respelled(settings: Settings, rules: Iterable[dict[str, Any]]) -> Settings:
             old, star, _ = rule["old"].partition("*")
             fits = key.startswith(old) if star else key == old
             if fits and settings.get("method.name") in rule.get("of", [settings.get("method.name")]):
-                found[rule["new"].replace("*", key.removeprefix(old))] = value
+                new = rule.get("values", {}).get(str(value).lower(), value)
+                found[rule["new"].replace("*", key.removeprefix(old))] = new
                 found |= flat(rule.get("with", {}))
                 break
         else:

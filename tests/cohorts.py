@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from public_toys import Exchange, Known
 from solera.core.task import Data
 from solera.method import Method, find_method
-from solera.methods.framework.ensemble_trainers import EnsembleTrainer
-from solera.methods.framework.global_trainers import GlobalTrainer
-from solera.methods.framework.local_trainers import LocalTrainer
+from solera.methods.framework.ensemble_trainers import Clients
+from solera.methods.framework.global_trainers import Basic
+from solera.methods.framework.local_trainers import ScaffoldTrainer
+from solera.methods.steps.screen import Screen
 from solera.testing import toys
 from toys import kept_by
 
@@ -70,14 +71,12 @@ def settings(name: str, **changed: Any) -> Method:
     return dataclasses.replace(whole(find_method(name)()), **changed)
 
 
-BASIC = {"K": 1, "global_trainer": GlobalTrainer("basic")}
-WEIGHTED = BASIC | {
-    "ensemble_trainer": EnsembleTrainer("clients", weighted=True)
-}  # FedDF, but for its teachers' weights
-SCAFFOLD = BASIC | {"local_trainer": LocalTrainer("scaffold")}
+BASIC = {"K": 1, "global_trainer": Basic()}
+WEIGHTED = BASIC | {"ensemble_trainer": Clients(weighted=True)}  # FedDF, but for its teachers' weights
+SCAFFOLD = BASIC | {"local_trainer": ScaffoldTrainer()}
 UNIFORM = BASIC | {
-    "ensemble_trainer": EnsembleTrainer("clients"),
-    "local_trainer": LocalTrainer("fedavg", average="uniform"),
+    "ensemble_trainer": Clients(),
+    "screen": Screen("uniform"),
 }
 
 

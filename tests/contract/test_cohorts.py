@@ -14,9 +14,9 @@ import solera.methods  # noqa: F401  (registers them)
 from cohorts import HELD_OUT, PARTIES, SCAFFOLD, UNIFORM, WEIGHTED, Federated, apart, settings
 from solera.core.wire import digest
 from solera.method import METHODS
+from solera.methods.fedftg import FineTune
 from solera.methods.steps.screen import Robust, Screen
 from solera.methods.steps.teaching import ByAccuracy, Swag
-from solera.train.data_free import FineTune
 from solera.train.similarity import Coefficients
 
 ROUNDING = 3e-5

@@ -101,18 +101,21 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def marks_of(method: str) -> set[str]:
-    """The marks in a method's file, less those inside the classes of other methods in the same file."""
+    """The marks in a method's file, less those inside the classes of other methods there. Of a method that is derived
+    from another one of its file: those inside its class."""
     cls = METHODS[method]
     file = pathlib.Path(inspect.getsourcefile(cls) or "")
     source = file.read_text("utf-8")
     others = {c.__name__ for c in METHODS.values() if c.__module__ == cls.__module__} - {cls.__name__}
-    foreign = {
-        line
+    within = {
+        line: node.name
         for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name in others
+        if isinstance(node, ast.ClassDef)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    return set().union(*(marks_in(text) for line, text in comments(source) if line not in foreign))
+    inner = cls.__base__.__name__ in others
+    own = {line for line, _ in comments(source) if within.get(line) not in others and (line in within or not inner)}
+    return set().union(*(marks_in(text) for line, text in comments(source) if line in own))
 
 
 def test_marks_are_understood():

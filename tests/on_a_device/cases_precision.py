@@ -25,11 +25,11 @@ from solera.core.tensors import weights_of
 from solera.data.transforms import drawn_anew
 from solera.engines import EngineConfig
 from solera.method import METHODS, find_method
+from solera.methods.perfedavg import after_a_step, endless
 from solera.place.placement import HALF, Placement
 from solera.runs.config import RunConfig
 from solera.runs.loop import simulate
 from solera.testing import small, toy_for, wide
-from solera.train.bilevel import after_a_step, endless
 from solera.train.distill import Distill
 from solera.train.fitting import Local, evaluate, fit, gradient_of, logits_of
 from solera.train.teachers import Ensemble

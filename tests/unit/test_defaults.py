@@ -13,6 +13,8 @@ from solera.methods.decentralised import Decentralised
 from solera.methods.feddf import FedDF
 from solera.methods.fedeed import FedEED
 from solera.methods.fedet import FedET
+from solera.methods.fedftg import FineTune
+from solera.methods.fedgen import LatentGenerator
 from solera.methods.fedma import BBP
 from solera.methods.framework.algorithm import Framework
 from solera.methods.fusionlarge import FusionLarge
@@ -21,13 +23,12 @@ from solera.methods.mnfl import MNFL
 from solera.methods.mnflparam import MNFLParameters
 from solera.methods.pfeddf import FedDFPrevious, PFedDF
 from solera.methods.pfedhn import Hypernet
+from solera.methods.pfedme import Envelope
 from solera.methods.steps.low_bit import LowBit, LowBitUpload
 from solera.methods.steps.screen import Robust
 from solera.methods.steps.teaching import ByAccuracy, LowEntropy, Memory, Several, Swag
 from solera.models.factory import ModelsConfig
 from solera.scenario.task_data import DataConfig
-from solera.train.bilevel import Envelope
-from solera.train.data_free import FineTune, LatentGenerator
 from solera.train.distill import Distill
 from solera.train.fitting import Local
 
@@ -64,12 +65,26 @@ FEDEED_SERVER = {
     "clip": None,
     "patience": None,
 }
-TRAINER = {"kind": "fedavg", "average": "default", "mu": 0.001, "momentum": 0.3, "shared_c": False, "kinds": None}
 C = {"lr": 0.01, "auto_lr": False, "steps": 1, "lam": 1.0, "rho": 0.7, "constraint": "simplex"}
 SLOTS = {  # the kinds that do nothing
     "upload": {"kind": "whole"},
     "screen": {"kind": "all", "average": "weighted", "buffers": "mean"},
     "teaching": {"kind": "clients"},
+}
+FRAMEWORK = {
+    "local_trainer": {"kind": "fedavg"},
+    "ensemble_trainer": {"kind": "aggregated", "sharpen": None, "tune": LOCAL | {"epochs": 0, "lr": 0.01}},
+    "global_trainer": {"kind": "designated", "early_stop": True, "label_weight": 0.0},
+    "screen": SLOTS["screen"],
+    "K": 2,
+    "R": 1,
+    "rule": "avg_logits",
+    "group_sizes": None,
+    "schedule": "random",
+    "pipeline": False,
+    "no_single_groups": False,
+    "save_ensemble": False,
+    "report_ensemble": True,
 }
 FEDDF = {
     "local": LOCAL,
@@ -177,15 +192,9 @@ DEFAULTS = [
         {
             "local": LOCAL,
             "fusion": FEDEED_SERVER,
+            **FRAMEWORK,
             "K": 4,
-            "R": 1,
-            "local_trainer": TRAINER,
-            "rule": "avg_logits",
-            "group_sizes": None,
-            "schedule": "random",
-            "pipeline": False,
-            "no_single_groups": False,
-            "report_ensemble": True,
+            "global_trainer": FRAMEWORK["global_trainer"] | {"early_stop": False},
         },
     ),
     (
@@ -193,36 +202,7 @@ DEFAULTS = [
         {
             "local": LOCAL,
             "fusion": FEDDF_SERVER,
-            "local_trainer": TRAINER,
-            "ensemble_trainer": {
-                "kind": "aggregated",
-                "R": 1,
-                "weighted": False,
-                "rule": "avg_logits",
-                "posterior": "gaussian",
-                "samples": 10,  # FedBE's
-                "alpha": 1.0,
-                "scale": 0.5,
-                "update_normalised": False,
-                "include_clients": True,
-                "include_average": True,
-                "sharpen": None,
-                "tune": LOCAL | {"epochs": 0, "lr": 0.01},
-            },
-            "global_trainer": {
-                "kind": "designated",
-                "warmup": 20,
-                "exclude_self": False,
-                "early_stop": True,
-                "label_weight": 0.0,
-            },
-            "K": 2,
-            "group_sizes": None,
-            "schedule": "random",
-            "pipeline": False,
-            "no_single_groups": False,
-            "save_ensemble": False,
-            "report_ensemble": True,
+            **FRAMEWORK,
         },
     ),
     (
@@ -235,8 +215,6 @@ DEFAULTS = [
             "public_size": None,
             "rule": "learned",
             "c_loss": "kl",
-            "c_pred": "reuse",
-            "order": "paper",
             "grow_epochs": False,
             "student_norm": "train",
         },

@@ -14,7 +14,7 @@ import solera
 import solera.methods
 from solera.core.errors import ConfigError
 from solera.method import METHODS, About, Method, Model, Traits, described, register
-from solera.methods import MNFL, FedAvg, FedDF, FedET, Framework, FusionLarge, LocalOnly, Scaffold
+from solera.methods import MNFL, FedAvg, FedDF, FedET, Framework, FusionLarge, LocalOnly, Scaffold, ScaffoldUp
 from solera.runs.loop import check_fit, check_server
 from solera.testing import run_toy, small, toy, toy_for, wide
 from solera.train.teachers import Ensemble
@@ -49,7 +49,7 @@ def test_traits_follow_the_settings():
     assert FedDF().traits().public == "server"
     assert FedDF(fusion=dataclasses.replace(FedDF().fusion, steps=0)).traits().public == "none"
     assert Scaffold().traits().replies == "means"
-    assert Scaffold(derive_dc=True).traits().replies == "individual"
+    assert ScaffoldUp().traits().replies == "individual"
     assert FusionLarge(head="shared").traits().split == "shared head"
     assert (Framework(K=2).traits().groups, Framework(K=2, group_sizes=(1, 2)).traits().groups) == ("K", "")
 

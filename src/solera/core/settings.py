@@ -326,9 +326,10 @@ def place_of(cls: type, key: str) -> str:
     """The place of a key that `cls` does not have: a slot, or another kind of this one; "" if there is none."""
     if key in (renamed := getattr(cls, "RENAMED", {})):
         return f"this setting is now called {renamed[key]!r}"
-    for slot in filter(None, map(slot_of, hints(cls).values())):
-        if key in slot.BESIDE:
-            return f"this setting is now {slot.BESIDE[key]}"
+    own = () if issubclass(cls, Slot) else (cls,)
+    for owner in (*own, *filter(None, map(slot_of, hints(cls).values()))):
+        if key in (beside := getattr(owner, "BESIDE", {})):
+            return f"this setting is now {beside[key]}"
     if issubclass(cls, Slot):
         first = [c for c in cls.__mro__ if issubclass(c, Slot)][-2]  # the last one is Slot itself
         if kinds := [kind for kind, other in first.kinds().items() if key in hints(other)]:

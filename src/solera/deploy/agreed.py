@@ -1,4 +1,4 @@
-"""What a server may ask of a site: which tasks, and with which arguments beside tensors.
+"""The agreement on what a server may ask of a site: which tasks, and with which arguments beside tensors.
 
 `solera deploy init` goes through the run without training (`asked_by`) and writes what it asks into each site's file. A
 site refuses everything else, so a server that lies gets from it what the agreed run gets.
@@ -102,7 +102,7 @@ def check_asked(
 
 
 def _within(bound: Any, value: Scalar) -> bool:
-    """Whether a text or a truth value is one of those in `bound`, or a number between the smallest and the largest."""
+    """True if a text or truth value is one of those in `bound`, or a number between the smallest and the largest."""
     known = bound if isinstance(bound, list) else [bound]
     if isinstance(value, bool | str):
         return any(type(k) is type(value) and k == value for k in known)
@@ -133,7 +133,7 @@ class Noting(Dry):
         return super()._answer(call)
 
     def bounds(self, sizes_vary: bool) -> dict[str, Any]:
-        """What each argument may be: what it was."""
+        """The values that each argument may have: those that it had."""
         return {
             path: _bound(path, [v for _, v in values], sizes_vary) if path in self.not_own else OWN
             for path, values in sorted(self.found.items())

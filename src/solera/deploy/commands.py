@@ -1,4 +1,4 @@
-"""What `solera deploy server|client|submit|status` do: Flower's programs, with safe settings."""
+"""The commands `solera deploy server|client|submit|status`: Flower's programs, with safe settings."""
 
 import base64
 import concurrent.futures
@@ -234,7 +234,7 @@ class _Connection:
         self.seen, self.said = node.printed_from, -SAY_AGAIN_S
 
     def look(self) -> None:
-        """What is new."""
+        """Read what is new."""
         text = self.node.printed(self.seen)
         text = text[: text.rfind("\n") + 1]
         self.seen += len(text.encode())
@@ -323,7 +323,7 @@ def wait_for(
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """What the server knows now: nodes, runs as Flower sees them, and how far each run directory is."""
+    """The state of the server: nodes, runs as Flower sees them, and the rounds in each run directory."""
     folder = folder.absolute()
     given = settings_of(folder, "server")
     runs, nodes = flower_inside.runs_and_nodes(environment(folder))

@@ -149,7 +149,7 @@ def _known_by_key(folder: Path, config: Config) -> dict[str, str]:
 
 
 def _hello(k: str, facts: Mapping[str, Any]) -> Hello:
-    """What a site said. Its name is what its key says."""
+    """The hello that a site said, under the name that belongs to its key."""
     told: dict[str, Any] = {f.name: facts.get(f.name) for f in dataclasses.fields(Hello)}
     for name, kind in get_type_hints(Hello).items():
         if type(told[name]) is not kind or len(str(told[name])) > 200:

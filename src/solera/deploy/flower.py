@@ -54,7 +54,7 @@ def one_array(blob: bytes) -> ArrayRecord:
 
 
 def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
-    """What `pack` has made, from a sender that is not trusted: WireError unless it has this form and size."""
+    """Facts and bytes of a record, from a sender that is not trusted: WireError unless it is as `pack` makes one."""
     try:
         if set(record) - {FACTS, BODY}:
             raise WireError(f"records {sorted(map(str, record))[:4]}, expected {FACTS} and {BODY}")
@@ -81,7 +81,7 @@ def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
 
 
 class Nodes:
-    """Which node is which site. `site_of` knows a site by its public key; None if no site has that key."""
+    """The nodes of the sites. `site_of` knows a site by its public key; None if no site has that key."""
 
     def __init__(self, grid: Any, site_of: Callable[[bytes], str | None]):
         self.grid, self.site_of = grid, site_of
@@ -231,7 +231,7 @@ class Flower:
         return given_up
 
     def _absence(self, task: _Task, connected: bool, now: float) -> str | None:
-        """Why a task is given up whose site cannot be asked now; None: it waits."""
+        """The reason to give up a task whose site cannot be asked now; None: it waits."""
         what = "is busy with a call that ran out of time" if connected else "is not connected"
         if self.config.absent == "skip" and task.call is not None:
             return f"{what}; skipped, as engine.absent says"
@@ -271,7 +271,7 @@ class Flower:
         return {"what": "call", **call.facts(), "public": self.public, "hello": self.hellos.get(call.client)}
 
     def _look(self, task: _Task, message: Any) -> tuple[dict[str, Any], bytes] | str | None:
-        """What a reply says; None if the task is to be sent again."""
+        """The content of a reply, or why it is refused; None if the task is to be sent again."""
         if message.has_error():
             return self._failure(task, int(message.error.code), str(message.error.reason))
         try:

@@ -1,4 +1,4 @@
-"""What Solera knows of flwr beyond its public interface: modules, commands, printed texts, codes, its database.
+"""Everything of flwr beyond its public interface that is used: modules, commands, printed texts, codes, its database.
 
 A version of flwr may change any of it without notice, so all of it is here, and two versions are supported: the current
 one and the one before. `tests/unit/deploy/test_flower_inside.py` compares this file with the flwr that is installed.
@@ -163,7 +163,7 @@ def run_status(env: Mapping[str, str], run_id: int) -> str:
 
 
 def runs_and_nodes(env: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """What the SuperLink knows of runs and nodes; no list of nodes if it cannot be reached."""
+    """The runs and nodes that the SuperLink knows; None in place of nodes if it cannot be reached."""
     nodes = flwr(env, "supernode", "list", CONNECTION)[0]
     runs = flwr(env, "list", CONNECTION)[0]
     return runs.get("runs", []), nodes.get("nodes", []) if nodes.get("success") else None

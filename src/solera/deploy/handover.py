@@ -1,5 +1,5 @@
-"""What Flower starts for each message at a site, in the place of its `flwr-clientapp`: it hands its arguments to the
-process that has loaded everything (`standby.py`), and ends when that is done.
+"""The program that Flower starts for each message at a site, in the place of its `flwr-clientapp`: it hands its
+arguments to the process that has loaded everything (`standby.py`), and ends when that is done.
 
 This file is copied into the site's state folder as a program. It imports nothing that takes time.
 """

@@ -12,7 +12,9 @@ import tomli_w
 
 from ..core.errors import ConfigError
 from ..core.plugins import code_allowed, is_path
+from ..core.settings import hints
 from ..core.wire import safe_name
+from ..engines.engine_settings import FlowerConfig
 from ..models.hf import PREFIX as ENCODER
 from ..models.hub import SMALL
 from ..runs.config import load_config
@@ -23,9 +25,6 @@ from .programs import split
 
 LOCAL = ("localhost", "127.0.0.1")  # the server's own programs reach it there
 SERVER_TABLES = ("run", "data", "public", "models", "federation", "method", "track")
-ENGINE_KEYS = (
-    "workers", "threads", "absent", "wait_s", "grace_s", "device", "precision", "deterministic", "resident", "portable",
-)  # fmt: skip
 SITE_TABLES = ("data", "public", "models", "method")
 
 
@@ -131,7 +130,8 @@ def _server(
     make_secret(folder / "secret")
     shutil.copy(target / "ca" / "ca.crt", folder / "ca.crt")
     kept = {k: tables[k] for k in SERVER_TABLES if k in tables}
-    kept["engine"] = {**_engine(tables), "name": "flower", "address": address}
+    given = {k: v for k, v in tables.get("engine", {}).items() if k in hints(FlowerConfig)}
+    kept["engine"] = {**given, "name": "flower", "address": address}
     kept["sites"] = {
         name: {**{k: v for k, v in site.items() if k == "model"}, "key": f"keys/{name}.pub"}
         for name, site in sites.items()
@@ -139,10 +139,6 @@ def _server(
     (folder / "server.toml").write_text(templates.SERVER_TOML + tomli_w.dumps(_located(kept)))
     (folder / "deploy.toml").write_text(templates.DEPLOY_SERVER.format(address=address))
     _copy_code(kept, config.parent, folder)
-
-
-def _engine(tables: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in tables.get("engine", {}).items() if k in ENGINE_KEYS}
 
 
 def _site(config: Path, target: Path, tables: Mapping[str, Any], name: str, site: dict[str, Any], server: str) -> None:
@@ -207,14 +203,12 @@ def _copy_encoder(name: str, beside: Path, folder: Path) -> None:
 
 
 def _units(target: Path, sites: list[str]) -> None:
-    solera, user = Path(sys.executable).parent / "solera", getpass.getuser()
-    places = [("server", target / "server", "the server")]
-    places += [("client", target / "sites" / n, f"the site {n}") for n in sites]
-    for command, folder, what in places:
-        kept = {"what": what, "user": user, "solera": solera, "command": command, "folder": folder.absolute()}
-        (folder / f"solera-{'server' if command == 'server' else 'site'}.service").write_text(
-            templates.UNIT.format(**kept)
-        )
+    about = {"user": getpass.getuser(), "solera": Path(sys.executable).parent / "solera"}
+    places = [("server", "server", target / "server", "the server")]
+    places += [("site", "client", target / "sites" / n, f"the site {n}") for n in sites]
+    for role, command, folder, what in places:
+        text = templates.UNIT.format(what=what, command=command, folder=folder.absolute(), **about)
+        (folder / f"solera-{role}.service").write_text(text)
 
 
 def _compose(target: Path, sites: list[str], port: int) -> None:

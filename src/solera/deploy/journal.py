@@ -1,5 +1,6 @@
 """Logs of a deployment: one JSON object a line with a UTC timestamp, in files that other programs can read."""
 
+import contextlib
 import datetime
 import json
 import logging
@@ -54,15 +55,13 @@ def keep_journal(file: Path, **facts: Any) -> None:
 
 
 def read_lines(file: Path, last: int) -> list[dict[str, Any]]:
-    """The last lines of a journal; what is no JSON (a torn line) is left out."""
-    try:
-        return _parsed(file.read_text("utf-8", "replace").splitlines()[-last:])
-    except FileNotFoundError:
-        return []
+    """The last lines of a journal."""
+    return lines_from(file, 0)[0][-last:]
 
 
 def lines_from(file: Path, place: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a journal from a place in the file on, and the place behind them."""
+    """The whole lines of a journal from a place in the file on, and the place behind them. Text that is no JSON (a
+    torn line) is left out."""
     try:
         with file.open("rb") as f:
             f.seek(place)
@@ -70,16 +69,8 @@ def lines_from(file: Path, place: int) -> tuple[list[dict[str, Any]], int]:
     except FileNotFoundError:
         return [], place
     new = new[: new.rfind(b"\n") + 1]
-    return _parsed(new.decode("utf-8", "replace").splitlines()), place + len(new)
-
-
-def _parsed(lines: list[str]) -> list[dict[str, Any]]:
     found = []
-    for line in lines:
-        try:
-            one = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(one, dict):
-            found.append(one)
-    return found
+    for line in new.decode("utf-8", "replace").splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [line for line in found if isinstance(line, dict)], place + len(new)

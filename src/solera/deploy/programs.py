@@ -31,7 +31,7 @@ QUICKLY_S = 60.0  # a program that ran longer than this did not fail at once
 
 
 def environment(folder: Path, standby: bool = False) -> dict[str, str]:
-    """What Flower's programs see: no telemetry, nothing installed at run time, state in `folder`, and the gate.
+    """The environment of Flower's programs: no telemetry, no installation, state in `folder`, and the gate.
 
     `standby`: the programs of a site are handed over to a process that has loaded everything.
     """
@@ -57,7 +57,7 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """What a program prints before it ends, and what that means. Flower's programs all end with code 1."""
+    """A text that a program prints before it ends, and what it means. Flower's programs all end with code 1."""
 
     prints: str
     means: str
@@ -102,7 +102,7 @@ class Program:
             os.killpg(self.process.pid, number)
 
     def printed(self, since: int | None = None) -> str:
-        """What it has printed since it was started, or from that place in its log on."""
+        """The text that it has printed since it was started, or from that place in its log on."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(self.printed_from if since is None else since)
             return file.read(MOST_PRINTED).decode(errors="replace")
@@ -113,7 +113,7 @@ class Program:
         return " | ".join(self.printed().split("\n")[-1 - lines :]).strip(" |")
 
     def reason(self) -> Reason | None:
-        """Why it has ended, as far as that is known."""
+        """The reason why it has ended, as far as that is known."""
         text = self.printed()
         return next((r for r in self.reasons if r.prints in text), None)
 
@@ -209,7 +209,7 @@ def free_port() -> int:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """True if only this machine reaches the address."""
     host = split(address)[0]
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -34,7 +34,7 @@ GREETING, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 class EngineSettings(Protocol):
-    """What a run asks of the settings of an engine."""
+    """The settings of an engine, as far as a run asks for them."""
 
     @property
     def workers(self) -> int:
@@ -53,7 +53,7 @@ class EngineSettings(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class EngineInfo:
-    """What `solera ls engines` prints."""
+    """A row of `solera ls engines`."""
 
     name: str
     title: str
@@ -78,7 +78,7 @@ INFO = {
 
 @settings
 class EngineConfig:
-    """Where the clients run, on one machine.
+    """Clients on this machine.
 
     `name`, `workers`, `per_device` and `resident` never change the bits of a result; others may.
     """
@@ -94,7 +94,7 @@ class EngineConfig:
     portable: bool = False  # the same bits on any x86 CPU with AVX2, at a price
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with the name, and between the settings."""
+        """Mistakes in the name, and between the settings."""
         if self.name not in (AUTO, *OPENED):
             near = difflib.get_close_matches(self.name, OPENED, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else "an engine of your own has settings of its own"
@@ -158,7 +158,7 @@ class RayConfig:
     portable: bool = False  # the same bits on any x86 CPU with AVX2, at a price
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with the address or the device."""
+        """Mistakes in the address or the device."""
         if self.address.startswith("ray://"):
             yield (
                 f"address = {show(self.address)}: start the run on a machine of the cluster, with its "
@@ -283,7 +283,7 @@ def require(engine: EngineSettings) -> None:
 
 
 def engine_info(name: str) -> EngineInfo:
-    """What `solera ls engines` prints of an engine: of one that was added, the first line of its docstring."""
+    """The row of an engine in `solera ls engines`: of one that was added, the first line of its docstring."""
     if name in INFO:
         return INFO[name]
     said = (ENGINES.find(name).__doc__ or "").strip()

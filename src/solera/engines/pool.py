@@ -53,7 +53,7 @@ def patiently(start: Callable[[], T], refused: type[Exception]) -> T:
 
 
 class Window:
-    """How far calls of one exchange may run ahead of the first that has not been answered.
+    """A limit to how far calls of one exchange may run ahead of the first that has not been answered.
 
     Replies are summed in the order of the clients, so those that come before their turn wait in memory. This bounds how
     many: behind one slow client the workers rest, instead of filling the memory with the models of all others.
@@ -66,7 +66,7 @@ class Window:
         self._early: set[int] = set()
 
     def may_begin(self, position: int) -> bool:
-        """Whether the call at this position may begin now."""
+        """True if the call at this position may begin now."""
         return position < self._first + self.SIZE
 
     def answered(self, position: int) -> None:
@@ -128,7 +128,7 @@ class Pool(ABC):
 
     @abstractmethod
     def take(self, seat: Any) -> Reply | None:
-        """What a worker has said; None for what is no reply. If it ends with that, `seat.gone` is set."""
+        """The reply of a worker, or None if it said something else. Sets `seat.gone` if the worker ends with that."""
 
     @abstractmethod
     def kill(self, seat: Any) -> None:

@@ -191,7 +191,7 @@ class _ForkServer:
         )
 
     def _works(self) -> bool:
-        """Whether it can do what tasks do: one that was forked while another thread held a lock waits for ever."""
+        """True if it can do what tasks do: one that was forked while another thread held a lock would wait for good."""
         self.control.settimeout(QUIET_S)
         try:
             return _exactly(self.control, 1) == b"!"

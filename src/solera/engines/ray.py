@@ -101,7 +101,7 @@ def connect(address: str, cpus: int) -> Callable[[], None]:
 
 
 def room(need: dict[str, float], workers: int) -> int:
-    """How many workers with these resources the cluster has room for, `workers` if that is enough; else refused."""
+    """The number of workers with these resources, `workers` or as many as fit; refused if the cluster is too small."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = sum(min(int(machine.get(r, 0) / n + 1e-6) for r, n in need.items()) for machine in machines)
     if most < max(workers, 1):
@@ -114,7 +114,7 @@ def room(need: dict[str, float], workers: int) -> int:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same everywhere: other versions may compute other bits. "+cpu" says how a torch was built."""
+    """Versions that must be the same everywhere, for equal bits. The "+cpu" of a torch only says how it was built."""
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__.partition("+")[0],
@@ -135,7 +135,7 @@ def environment(compute: Compute) -> dict[str, str]:
 
 
 def luggage(host: Host, compute: Compute, threads: int) -> tuple[Any, ...]:
-    """What a worker is made of: versions, code, and the address of the data in Ray's store."""
+    """The arguments of a worker: versions, code, and the address of the data in Ray's store."""
     tasks = [t for t in TASKS.values() if t.fn.__module__ == "__main__"]  # no other process can import them
     modules = sorted({t.fn.__module__ for t in TASKS.values()} - {"__main__"})
     register_serializer(Tensor, serializer=to_bytes, deserializer=from_bytes)
@@ -158,7 +158,7 @@ class Worker:
         self.told = self._begin(wanted, modules, files, box)
 
     def about(self) -> Any:
-        """What this worker is, or a text that says why it cannot be one."""
+        """Facts about this worker, or a text that says why it cannot be one."""
         return self.told
 
     def _begin(self, wanted: dict[str, str], modules: list[str], files: dict[str, bytes], box: list[Any]) -> Any:

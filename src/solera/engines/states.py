@@ -137,7 +137,7 @@ class Carried(ClientStates):
         self.given, self.left = content, b""
 
     def content(self, client: str, version: Version) -> bytes:
-        """What came with the call; the server has compared it with its hash."""
+        """The bytes that came with the call; the server has compared them with their hash."""
         if self.given is None:
             raise StateError(f"the state of {client} did not come with the call")
         return self.given

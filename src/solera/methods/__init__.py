@@ -1,90 +1,50 @@
 """Methods: one paper, one file. Importing this package registers them."""
 
-from .centralised import Centralised
-from .codistillation import Codistillation
-from .cronus import Cronus
-from .decentralised import Decentralised
-from .ditto import Ditto
-from .dsfl import DSFL
-from .fd import FD
-from .fedamp import FedAMP
-from .fedavg import FedAvg, FedAvgM, FedProx
-from .fedavgft import FedAvgFT
-from .fedbe import FedBE, FedDistill
-from .feddf import FedDF
-from .fedeed import FedEED
-from .fedensemble import FedEnsemble
-from .fedet import FedET
-from .fedfomo import FedFomo
-from .fedftg import FedFTG
-from .fedgems import FedGEMS
-from .fedgen import FedGen
-from .fedgkt import FedGKT
-from .fedma import FedMA
-from .fedmd import FedMD
-from .framework.algorithm import Framework
-from .framework.ensemble_trainers import EnsembleTrainer
-from .framework.global_trainers import GlobalTrainer
-from .framework.local_trainers import LocalTrainer
-from .fusionlarge import FusionLarge
-from .heterofl import HeteroFL
-from .hierarchical import Hierarchical
-from .ifca import IFCA
-from .local import LocalOnly
-from .mnfl import MNFL
-from .mnflparam import MNFLParameters
-from .moon import MOON
-from .perfedavg import PerFedAvg
-from .pfeddf import FedDFPrevious, PFedDF
-from .pfedhn import PFedHN
-from .pfedme import PFedMe
-from .scaffold import Scaffold
-from .simpfl import SimPFL, TopKPFL
-
-__all__ = [
-    "DSFL",
-    "FD",
-    "IFCA",
-    "MNFL",
-    "MOON",
-    "Centralised",
-    "Codistillation",
-    "Cronus",
-    "Decentralised",
-    "Ditto",
-    "EnsembleTrainer",
-    "FedAMP",
-    "FedAvg",
-    "FedAvgFT",
-    "FedAvgM",
-    "FedBE",
-    "FedDF",
-    "FedDFPrevious",
-    "FedDistill",
-    "FedEED",
-    "FedET",
-    "FedEnsemble",
-    "FedFTG",
-    "FedFomo",
-    "FedGEMS",
-    "FedGKT",
-    "FedGen",
-    "FedMA",
-    "FedMD",
-    "FedProx",
-    "Framework",
-    "FusionLarge",
-    "GlobalTrainer",
-    "HeteroFL",
-    "Hierarchical",
-    "LocalOnly",
-    "LocalTrainer",
-    "MNFLParameters",
-    "PFedDF",
-    "PFedHN",
-    "PFedMe",
-    "PerFedAvg",
-    "Scaffold",
-    "SimPFL",
-    "TopKPFL",
-]
+from .centralised import Centralised as Centralised
+from .cronus import Cronus as Cronus
+from .decentralised import Decentralised as Decentralised
+from .ditto import Ditto as Ditto
+from .dsfl import DSFL as DSFL
+from .fd import FD as FD
+from .fedamp import FedAMP as FedAMP
+from .fedavg import FedAvg as FedAvg
+from .fedavg import FedAvgM as FedAvgM
+from .fedavg import FedProx as FedProx
+from .fedavgft import FedAvgFT as FedAvgFT
+from .fedbe import FedBE as FedBE
+from .fedbe import FedDistill as FedDistill
+from .feddf import FedDF as FedDF
+from .fedeed import Codistillation as Codistillation
+from .fedeed import FedEED as FedEED
+from .fedeed import FedEnsemble as FedEnsemble
+from .fedet import FedET as FedET
+from .fedfomo import FedFomo as FedFomo
+from .fedftg import FedFTG as FedFTG
+from .fedgems import FedGEMS as FedGEMS
+from .fedgen import FedGen as FedGen
+from .fedgkt import FedGKT as FedGKT
+from .fedma import FedMA as FedMA
+from .fedmd import FedMD as FedMD
+from .framework.algorithm import Framework as Framework
+from .framework.ensemble_trainers import EnsembleTrainer as EnsembleTrainer
+from .framework.global_trainers import GlobalTrainer as GlobalTrainer
+from .framework.local_trainers import LocalTrainer as LocalTrainer
+from .fusionlarge import FusionLarge as FusionLarge
+from .heterofl import HeteroFL as HeteroFL
+from .hierarchical import Hierarchical as Hierarchical
+from .ifca import IFCA as IFCA
+from .local import LocalOnly as LocalOnly
+from .mnfl import MNFL as MNFL
+from .mnfl import MNFLCode as MNFLCode
+from .mnfl import MNFLTwice as MNFLTwice
+from .mnflparam import MNFLParameters as MNFLParameters
+from .moon import MOON as MOON
+from .perfedavg import PerFedAvg as PerFedAvg
+from .pfeddf import FedDFPrevious as FedDFPrevious
+from .pfeddf import PFedDF as PFedDF
+from .pfedhn import PFedHN as PFedHN
+from .pfedme import PFedMe as PFedMe
+from .scaffold import Scaffold as Scaffold
+from .scaffold import ScaffoldUp as ScaffoldUp
+from .simpfl import SimPFL as SimPFL
+from .simpfl import TopKPFL as TopKPFL

@@ -23,12 +23,12 @@ from ..core.settings import Positive
 from ..core.task import Client, PublicRows, task
 from ..core.tensors import draw, weights_of
 from ..core.wire import sized
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
 from ..train.teachers import soft_targets
 from .steps.fusion import logits_problems
-from .steps.personal import score_own
+from .steps.personal import OnClients
 from .steps.predictions import Done, OnPublic, StudentNorm, answered, check_public, scores_of, towards_targets
 
 
@@ -71,7 +71,7 @@ def made_from(seed: int, size: int, public: Any) -> Tensor:
 
 @register("decentralised")
 @dataclass(frozen=True)
-class Decentralised(Method):
+class Decentralised(OnClients):
     """Peers without a server model that synchronise the logits of samples they make from the same seed."""
 
     local: Local = field(default_factory=Local)  # on private samples
@@ -88,17 +88,10 @@ class Decentralised(Method):
         state="its model",
     )
 
-    @dataclass(frozen=True)
-    class State:
-        rounds: int  # all other state is with the peers
-
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="everywhere", replies="means", personal=True)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State(0)
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: OnClients.State, fed: Federation, server: Server) -> OnClients.State:
         S, seed = fed.sample(), fed.seed("public")
         size = len(server.public) if server.per_round is None else server.per_round
         same: dict[str, Any] = {"seed": seed, "size": size, "digest": server.public.digest}
@@ -113,9 +106,3 @@ class Decentralised(Method):
             yield "decentralised: peers make the public samples themselves: leave out public.where = 'server'"
         yield from logits_problems("decentralised", server)
         _ = server.public.digest  # computed and cached before workers are forked, not in each worker
-
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
-
-    def models(self, state: State) -> dict[str, Model]:
-        return {}

@@ -5,7 +5,7 @@ w it received. Only w travels. Different architectures are separate federations 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -14,10 +14,10 @@ from ..core.federation import Federation
 from ..core.settings import NonNegative, Problem
 from ..core.task import Client, task
 from ..core.tensors import Weights, beside, weights_of
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Exchange, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
-from .steps.averaging import Average, mean_of, models_of
+from .steps.averaging import Averaging
 from .steps.personal import common_model, score_own_or_received
 from .steps.training import Update, local_update
 
@@ -40,45 +40,27 @@ def update_both(client: Client, weights: Weights, local: Local, lam: float) -> U
 
 @register("ditto")
 @dataclass(frozen=True)
-class Ditto(Method):
+class Ditto(Averaging):
     """Averaging for a common model, which pulls on the clients' own ones."""
 
-    local: Local = field(default_factory=Local)  # of both models
-    average: Average = "weighted"
     lam: NonNegative = 0.1  # lambda, pull of the global model; 0: every client for itself
 
-    about: ClassVar[About] = About(
-        title="Ditto",
-        paper="Li, Hu, Beirami, Smith, ICML 2021",
-        wire="model down, model up",
-        state="its model",
-    )
-
-    @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # w: architecture -> weights
+    about: ClassVar[About] = About("Ditto", "Li, Hu, Beirami, Smith, ICML 2021", "model down, model up", "its model")
 
     def traits(self) -> Traits:
         return Traits(replies="means", personal=True, products=True)
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
         pull, most = self.lam * self.local.lr, 2 * (1 + self.local.momentum)
         if self.local.optimizer == "sgd" and pull >= most:
             yield (
                 f"lam = {self.lam}: lam * local.lr = {pull:g} overshoots; lower one of them until it is below {most:g}"
             )
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State({A: server.init(A) for A in server.architectures})
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: Averaging.State, fed: Federation, server: Server) -> Averaging.State:
         w = state.weights
-        mean = mean_of(update_both, w, fed, self.average, local=self.local, lam=self.lam)
+        mean = self.mean(update_both, w, fed.sample(), fed, lam=self.lam)
         return self.State(w | {A: mean[A].weights for A in mean})
 
-    def personal(self, state: State, fed: Federation) -> Exchange:
+    def personal(self, state: Averaging.State, fed: Federation) -> Exchange:
         return Exchange(score_own_or_received, common_model(state.weights, fed))
-
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)

@@ -16,13 +16,13 @@ from torch import Tensor
 from ..core.federation import Federation
 from ..core.settings import Hint
 from ..core.tensors import Weights, weights_of
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Exchange, Model, Traits, register
+from ..place.placement import finest
 from ..scenario.server import Server
 from ..train.fitting import Diverged, Fitted, Local, fit
-from ..train.labels import reduce_entropy
 from .steps.averaging import Own, models_of
 from .steps.fusion import logits_problems, outcome_of, side_by_side
-from .steps.personal import score_own
+from .steps.personal import OnClients
 from .steps.predictions import (
     StudentNorm,
     answered,
@@ -40,7 +40,7 @@ Sharpening = Annotated[float, Gt(0), Lt(1), Hint("or set aggregation = 'sa'")]
 
 @register("dsfl")
 @dataclass(frozen=True)
-class DSFL(Method):
+class DSFL(OnClients):
     """Semi-supervised collaboration: clients and a server model learn from sharpened mean predictions."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=100, lr=0.1))  # on private samples
@@ -52,10 +52,7 @@ class DSFL(Method):
     judge_clients: bool = True  # score the clients' own models too, which needs data.client_test
 
     about: ClassVar[About] = About(
-        title="DS-FL",
-        paper="Itahara et al., IEEE TMC 2021",
-        wire="indices down, predictions up, targets down",
-        state="its model",
+        "DS-FL", "Itahara et al., IEEE TMC 2021", "indices down, predictions up, targets down", "its model"
     )
 
     @dataclass(frozen=True)
@@ -114,7 +111,16 @@ class DSFL(Method):
         yield from logits_problems("dsfl", server)
 
     def personal(self, state: State, fed: Federation) -> Exchange | None:
-        return Exchange(score_own) if self.judge_clients else None
+        return super().personal(state, fed) if self.judge_clients else None
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of({state.server.architecture: state.server.weights})
+
+
+def reduce_entropy(mean: Tensor, temperature: float) -> Tensor:
+    """softmax(mean / T) of every row: DS-FL's entropy reduction aggregation, of a mean of the clients' predictions.
+
+    The most likely class stays the same. For probabilities and T = 0.1, a flat mean gets sharper, and a certain one
+    gets slightly softer: its ratio becomes e^(1/T) : 1.
+    """
+    return (finest(mean) / temperature).softmax(-1).to(mean.dtype)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.federation import Federation, per_client
@@ -16,11 +17,11 @@ from ..core.settings import NonNegative
 from ..core.task import Client, task
 from ..core.tensors import weights_of
 from ..core.wire import sized
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Traits, register
+from ..place.placement import finest, finest_type
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
-from ..train.labels import LabelSums, label_loss, others
-from .steps.personal import score_own
+from .steps.personal import OnClients
 from .steps.predictions import SUMS_TO_ONE, Done, answered, scores_of
 
 
@@ -68,7 +69,7 @@ def take_others(client: Client, total: Tensor, copies: int) -> Done:
 
 @register("fd")
 @dataclass(frozen=True)
-class FD(Method):
+class FD(OnClients):
     """Models that regularise each other by their mean output for each label."""
 
     local: Local = field(default_factory=lambda: Local(steps=250, batch=64))
@@ -76,10 +77,7 @@ class FD(Method):
     final_pass: bool = False  # average the outputs of the trained model, not the outputs during training
 
     about: ClassVar[About] = About(
-        title="FD",
-        paper="Jeong et al., 2018",
-        wire="a table of classes x classes up, another down",
-        state="its model, and the others' table",
+        "FD", "Jeong et al., 2018", "a table of classes x classes up, another down", "its model, and the others' table"
     )
 
     @dataclass(frozen=True)
@@ -103,8 +101,45 @@ class FD(Method):
         fed.mean(take_others, S, uniform=True, total=total, copies=per_client(copies.__getitem__))
         return self.State(others(total, torch.zeros_like(total)))
 
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
 
-    def models(self, state: State) -> dict[str, Model]:
-        return {}
+class LabelSums:
+    """Sums of class probabilities by the label of the sample, in float64 and in the order they are added."""
+
+    def __init__(self, classes: int):
+        self.sums = torch.zeros(classes, classes, dtype=torch.float64)
+        self.counts = torch.zeros(classes, dtype=torch.float64)
+
+    def add(self, probs: Tensor, labels: Tensor) -> None:
+        """Add the rows of `probs`, each with its label."""
+        fine = finest_type(probs.device)
+        self.sums = self.sums.to(probs.device, fine)  # stays where the first predictions were
+        self.counts = self.counts.to(probs.device, fine)
+        self.sums.index_add_(0, labels, probs.to(fine))
+        self.counts.index_add_(0, labels, probs.new_ones(len(labels), dtype=fine))
+
+    def means(self) -> Tensor:
+        """The table: the mean for each label, zeros for labels without samples."""
+        return (self.sums / self.counts.clamp_min(1)[:, None]).float()
+
+
+def others(total: Tensor, own: Tensor) -> Tensor:
+    """The mean table of all clients but one, from the sum of all tables and that client's own table.
+
+    The number of other clients with a label is not needed: each of their rows sums to 1, so dividing the difference by
+    its sum gives the mean. If no other client holds the label, only rounding errors remain, and the row is 0.
+    """
+    left = (finest(total) - finest(own)).clamp_min(0)
+    holders = left.sum(-1, keepdim=True)
+    return torch.where(holders > 0.5, left / holders, 0.0).float()
+
+
+def label_loss(logits: Tensor, labels: Tensor, table: Tensor, gamma: float) -> Tensor:
+    """phi(F, y) + gamma phi(F, table_y), mean over the batch: phi is cross-entropy and F the softmax of the logits.
+
+    A row of zeros adds nothing: a label that no other client holds is learned from the samples alone.
+    """
+    own = F.cross_entropy(logits, labels)
+    if gamma == 0:
+        return own
+    taught = table[labels].to(logits.dtype)
+    return own - gamma * (taught * logits.log_softmax(-1)).sum(-1).mean()

@@ -51,7 +51,6 @@ class FedAMP(Method):
         return Traits(personal=True)
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         step = self.local.lr * self.lam / self.alpha
         if self.local.optimizer == "sgd" and step >= 2:
             yield f"lam = {self.lam}: overshoots; lower it until local.lr * lam / alpha is below 2, not {step:.3g}"
@@ -121,7 +120,7 @@ class FedAMP(Method):
         return {}
 
 
-# ---- Attention between clients' models: the weight of each model in a client's mixture (FedAM --------
+# ---- attention between clients' models ---------------------------------------------------------------
 
 # A matrix xi has a row for each receiver i and a column for each giver j; every row sums to 1. All computations are
 # float64 and start from the inner products of the models (`similarity.gram_matrix`).

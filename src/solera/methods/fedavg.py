@@ -2,12 +2,9 @@
 
 FedAvg: McMahan et al., AISTATS 2017, Algorithm 1. FedProx: Li et al., MLSys 2020, Algorithm 2. FedAvgM: Hsu et al.,
 2019, as FedDF states it in its appendix C.2.
-
-Each architecture is averaged over its own clients; with one architecture this is the usual average. BatchNorm
-statistics are averaged with the same weights as parameters.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -15,81 +12,50 @@ import torch
 from ..core.federation import Federation, per_client
 from ..core.settings import BelowOne, NonNegative, Share
 from ..core.tensors import Weights
-from ..method import About, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.aggregate import momentum_step
 from ..train.fitting import Local
 from ..train.norms import parameter_names
-from .steps.averaging import Average, average_round, models_of
-
-
-def about(title: str, paper: str) -> About:
-    """What the three methods have in common: wire and state."""
-    return About(
-        title=title,
-        paper=paper,
-        wire="model down, model up",
-        state="nothing",
-    )
+from .steps.averaging import Averaging
+from .steps.training import local_update
 
 
 @register("fedavg")
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(Averaging):
     """Federated averaging."""
 
-    local: Local = field(default_factory=Local)
-    average: Average = "weighted"  # by number of examples, or equal weights
-
-    about: ClassVar[About] = about("FedAvg", "McMahan et al., AISTATS 2017")
-
-    @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # architecture -> weights
+    about: ClassVar[About] = About("FedAvg", "McMahan et al., AISTATS 2017", "model down, model up", "nothing")
 
     def traits(self) -> Traits:
         return Traits(replies="means", next_token=True, products=True)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State({A: server.init(A) for A in server.architectures})
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: Averaging.State, fed: Federation, server: Server) -> Averaging.State:
         x = state.weights
         S = fed.sample()  # S_t <- random set of m clients
-        mean = average_round(x, S, fed, self.average, self.local)  # w_{t+1} <- sum_k n_k/n w^k_{t+1}
+        mean = self.mean(local_update, x, S, fed, mu=0.0)  # w_{t+1} <- sum_k n_k/n w^k_{t+1}
         return self.State(x | {A: mean[A].weights for A in mean})
-
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
 
 
 @register("fedprox")
 @dataclass(frozen=True)
-class FedProx(Method):
+class FedProx(Averaging):
     """FedAvg with a proximal term in the clients' objective. Clients may train for fewer epochs than asked."""
 
-    local: Local = field(default_factory=Local)
-    average: Average = "weighted"
     mu: NonNegative = 0.01  # mu/2 ||w - w_t||^2
     straggler_fraction: Share = 0.0  # of the cohort; stragglers train one epoch or more, but not all epochs
 
-    about: ClassVar[About] = about("FedProx", "Li et al., MLSys 2020")
-
-    @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]
+    about: ClassVar[About] = replace(FedAvg.about, title="FedProx", paper="Li et al., MLSys 2020")
 
     def traits(self) -> Traits:
         return Traits(replies="means", next_token=True, products=True)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State({A: server.init(A) for A in server.architectures})
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: Averaging.State, fed: Federation, server: Server) -> Averaging.State:
         x = state.weights
         S = fed.sample()
         work = self.work(S, fed)
-        mean = average_round(x, S, fed, self.average, per_client(work.__getitem__), self.mu)
+        mean = self.mean(local_update, x, S, fed, local=per_client(work.__getitem__), mu=self.mu)
         return self.State(x | {A: mean[A].weights for A in mean})
 
     def work(self, S: list[str], fed: Federation) -> dict[str, Local]:
@@ -105,24 +71,18 @@ class FedProx(Method):
 
         return {k: part() if k in slow else self.local for k in S}
 
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
-
 
 @register("fedavgm")
 @dataclass(frozen=True)
-class FedAvgM(Method):
+class FedAvgM(Averaging):
     """FedAvg with momentum on the server."""
 
-    local: Local = field(default_factory=Local)
-    average: Average = "weighted"
     momentum: BelowOne = 0.3  # beta
 
-    about: ClassVar[About] = about("FedAvgM", "Hsu et al., 2019")
+    about: ClassVar[About] = replace(FedAvg.about, title="FedAvgM", paper="Hsu et al., 2019")
 
     @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]
+    class State(Averaging.State):
         velocity: dict[str, Weights]  # v, for parameters only
 
     def traits(self) -> Traits:
@@ -135,10 +95,7 @@ class FedAvgM(Method):
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, v = dict(state.weights), dict(state.velocity)
-        mean = average_round(x, fed.sample(), fed, self.average, self.local)
+        mean = self.mean(local_update, x, fed.sample(), fed, mu=0.0)
         for A in mean:
             x[A], v[A] = momentum_step(x[A], mean[A].weights, v[A], self.momentum)  # v <- beta v + dx; x <- x - v
         return self.State(x, v)
-
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)

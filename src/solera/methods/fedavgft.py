@@ -4,27 +4,23 @@ Two of the paper's variants are supported as well: training the head alone ("fre
 from the common model. Fine-tuning does not change the common model.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ..core.federation import Federation
-from ..core.settings import NonNegative, NonNegativeInt
-from ..core.tensors import Weights
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..core.settings import NonNegative
+from ..method import About, Traits, register
 from ..scenario.server import Server
-from ..train.fitting import Local
-from .steps.averaging import Average, average_round, models_of
-from .steps.personal import Tuning, fine_tune, score_tuned, tuning_payload
+from .steps.averaging import Averaging
+from .steps.personal import FineTuned, Tuning
+from .steps.training import local_update
 
 
 @register("fedavgft")
 @dataclass(frozen=True)
-class FedAvgFT(Method):
+class FedAvgFT(FineTuned, Averaging):
     """Averaging with personal fine-tuning at the end."""
 
-    local: Local = field(default_factory=Local)
-    average: Average = "weighted"
-    tune_epochs: NonNegativeInt = 5  # epochs of fine-tuning, otherwise as local training; 0: keep the common model
     freeze_base: bool = False  # fine-tune the head alone
     kd: NonNegative = 0.0  # in fine-tuning, weight of KL(common model || own) between predictions
 
@@ -37,32 +33,17 @@ class FedAvgFT(Method):
     )
 
     @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # architecture -> weights
-        tuned: bool  # whether the clients hold fine-tuned copies of these
+    class State(Averaging.State):
+        tuned: bool = False  # whether the clients hold fine-tuned copies of these
 
     def traits(self) -> Traits:
         return Traits(split="split" if self.freeze_base else "none", replies="means", personal=True, products=True)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State({A: server.init(A) for A in server.architectures}, False)
-
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x = state.weights
-        mean = average_round(x, fed.sample(), fed, self.average, self.local)
-        return self.State(x | {A: mean[A].weights for A in mean}, False)
+        mean = self.mean(local_update, x, fed.sample(), fed, mu=0.0)
+        return self.State(x | {A: mean[A].weights for A in mean})
 
-    def finish(self, state: State, fed: Federation, server: Server) -> State:
-        """Send every client the model of its architecture, also clients outside the last cohort."""
-        fed.map(fine_tune, list(fed.clients), **self.sent(state, fed))
-        return self.State(state.weights, True)
-
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_tuned, {**self.sent(state, fed), "tuned": state.tuned})
-
-    def sent(self, state: State, fed: Federation) -> dict[str, Any]:
-        local = replace(self.local, epochs=self.tune_epochs, steps=None)
-        return tuning_payload(state.weights, Tuning(local, self.freeze_base, self.kd), fed)
-
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
+    @property
+    def tuning(self) -> Tuning:
+        return replace(super().tuning, freeze_base=self.freeze_base, kd=self.kd)

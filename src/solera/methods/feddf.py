@@ -1,8 +1,7 @@
 """FedDF (Lin, Kong, Stich, Jaggi, NeurIPS 2020), Algorithm 3: clients of any architecture, fused by distillation.
 
-Every architecture is averaged over its clients and distilled, on unlabelled public samples, from the mean logits of all
-clients. Teachers never update their BatchNorm statistics. These are averaged like parameters (line 11), and the student
-updates its own on public samples, unless fusion.student_norm = "frozen". Options are slots, off by default."""
+Every architecture is averaged over its clients and distilled, on public samples, from the mean logits of all clients.
+BatchNorm statistics are averaged like parameters, and the student updates its own. Options are slots."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -16,11 +15,11 @@ from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import Ensemble, Frozen, Rule, Teacher
 from .steps.averaging import models_of
-from .steps.fusion import copies_of, finite_models, fuse, public_indices
+from .steps.fusion import copies_of, fuse, public_indices
 from .steps.reporting import report_averages, report_fusion
 from .steps.screen import Screen
 from .steps.teaching import Lesson, Teaching, current, teaching_problems
-from .steps.training import Upload
+from .steps.training import Upload, by_architecture
 
 
 @register("feddf")
@@ -54,13 +53,12 @@ class FedDF(Method):
         return self.State({A: server.init(A) for A in server.architectures})  # line 2
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
-        M, S = current(state.weights), fed.sample()  # line 6
-        x = self.upload.ask(lambda k: M[fed.architecture(k)], S, self.local, self.mu, fed, server)  # lines 7-8
-        x = self.screen.uploads(x, M, fed, server)
+        M = current(state.weights)
+        S, sent = fed.sample(), by_architecture(M, fed)  # line 6
+        x = self.upload.ask(sent, S, self.local, self.mu, fed, server)  # lines 7-8
         d = public_indices(self.fusion, fed.seed, server)  # the source of the minibatches of line 13
         at = Lesson(fed, server, self.fusion, d, self.upload.build(server), self.ensemble, self.report_ensemble)
-        members = self.screen.members(finite_models(x, at.first_batch, fed, server, build=at.build), x, fed, server)
-        teachers = self.screen.teachers(members, fed, server)
+        x, members, teachers = self.screen.screened(x, sent, at.first_batch, fed, server, at.build)
         report_fusion(self, FedDF, teachers, x, at)
         x_0 = self.start(x, members, M, at)
         teachers = self.teaching.join(teachers, state.weights, at)

@@ -1,63 +1,70 @@
-"""FedEED (anonymous ICLR submission): federated efficient ensemble distillation, section 5.
+"""FedEED (anonymous ICLR submission): federated efficient ensemble distillation, section 5; and two relatives.
 
 K global models are trained on groups of clients that change each round. The ensemble consists of the K aggregates of
 the last R rounds, never of client models. It teaches one designated model. The other models stay diverse, and their
-clients can train while the server distils. A setting of the framework: FedAvg, aggregated, designated.
+clients can train while the server distils.
+
+Fed-ensemble (Shi, Lai, Al Kontar, Mosharaf Chowdhury, 2021): the K models are used together for prediction. There is no
+distillation, so no public data is needed. By default the prediction is the mean of the logits; the paper takes the mean
+of the probabilities: set rule = "avg_probs".
+
+Codistillation (Anil et al., ICLR 2018) between global models, as FedEED uses it in its section 4.2: they learn from
+each other on public samples after a warm-up, in which they become different. FedEED's teacher is the mean of all
+models; the original teacher excludes the student itself (global_trainer.exclude_self = true).
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
-from ..core.settings import PositiveInt, Replaceable
+from ..core.settings import PositiveInt
 from ..method import About, register
 from ..train.distill import Distill
-from ..train.fitting import Local
-from ..train.teachers import Rule
 from .framework.algorithm import Framework
-from .framework.ensemble_trainers import EnsembleTrainer
-from .framework.global_trainers import GlobalTrainer
-from .framework.grouping import Schedule
-from .framework.local_trainers import LocalTrainer
-from .framework.setting import Setting, section_6
+from .framework.global_trainers import Codistilling, GlobalTrainer, NoDistillation
+
+
+def section_6() -> Distill:
+    """The server's training in FedEED's section 6.1, except the steps (paper: 5,000). T^2 is our interpretation."""
+    return Distill(
+        batch=256, optimizer="sgd", lr=0.1, schedule="constant", temperature=4.0, t_squared=True, clip=None,
+        patience=None,
+    )  # fmt: skip
 
 
 @register("fedeed")
 @dataclass(frozen=True)
-class FedEED(Setting):
+class FedEED(Framework):
     """An ensemble of aggregated models teaches one designated model."""
 
-    local: Local = field(default_factory=Local)
     fusion: Distill = field(default_factory=section_6)
+    global_trainer: GlobalTrainer = field(default_factory=lambda: GlobalTrainer(early_stop=False))
     K: PositiveInt = 4  # global models
-    R: PositiveInt = 1  # rounds whose checkpoints are in the ensemble
-    local_trainer: Annotated[LocalTrainer, Replaceable()] = field(default_factory=LocalTrainer)
-    rule: Rule = "avg_logits"  # F, how predictions are combined
-    group_sizes: tuple[PositiveInt, ...] | None = None  # relative sizes of the groups; default: equal
-    schedule: Schedule = "random"  # new random groups each round; fixed: model i always goes to client i (appendix A.7)
-    pipeline: bool = False  # appendix A.7: clients train while the server distils
-    no_single_groups: bool = False  # refuse groups of one client: their mean is that client's model
-    report_ensemble: bool = True
 
-    RENAMED: ClassVar = {"secure": "no_single_groups"}
-    of_paper: ClassVar[About] = About(
-        title="FedEED",
-        paper="anonymous ICLR submission",
-        wire="model down, model up (with scaffold also control variates)",
-        state="nothing",
+    of_paper: ClassVar[About] = replace(
+        Framework.of_paper, title="FedEED", paper="anonymous ICLR submission", privacy=""
     )
 
-    @property
-    def framework(self) -> Framework:
-        return Framework(
-            self.local,
-            self.fusion,
-            self.local_trainer,
-            EnsembleTrainer("aggregated", R=self.R, rule=self.rule),  # section 4.1, 5)
-            GlobalTrainer("designated", early_stop=False),  # section 4.2
-            self.K,
-            self.group_sizes,
-            self.schedule,
-            pipeline=self.pipeline,
-            no_single_groups=self.no_single_groups,
-            report_ensemble=self.report_ensemble,
-        )
+
+@register("fedensemble")
+@dataclass(frozen=True)
+class FedEnsemble(Framework):
+    """Several global models, trained on different clients, that predict as an ensemble."""
+
+    global_trainer: GlobalTrainer = field(default_factory=NoDistillation)
+    K: PositiveInt = 4  # global models
+
+    of_paper: ClassVar[About] = replace(FedEED.of_paper, title="Fed-ensemble", paper="Shi et al., 2021")
+
+
+@register("codistillation")
+@dataclass(frozen=True)
+class Codistillation(Framework):
+    """Global models that teach each other after a warm-up."""
+
+    fusion: Distill = field(default_factory=section_6)
+    global_trainer: GlobalTrainer = field(default_factory=lambda: Codistilling(early_stop=False))
+    K: PositiveInt = 4  # global models
+
+    of_paper: ClassVar[About] = replace(
+        FedEED.of_paper, title="Codistillation", paper="Anil et al., ICLR 2018; FedEED, section 4.2"
+    )

@@ -10,28 +10,29 @@ models.assign = "random" gives clients their designated model M(k) (line 1). pub
 samples once, public.fresh at each step. All models start with the same head.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ..core.federation import Federation, Replies, per_client
 from ..core.settings import NonNegative, Problem, show
 from ..core.tensors import Weights
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
-from ..train.consensus import ConsensusTeacher, WeightedEnsemble, confidence_weights, ensemble_loss, normalised
+from ..train.consensus import Weighting, confidence_weights, consensus, probabilities
 from ..train.distill import Distill
-from ..train.fitting import Local
+from ..train.fitting import Local, logits_of
 from ..train.teachers import BATCH, Cache
 from .steps.averaging import Own, models_of
-from .steps.fusion import Asked, asked, finite_models, first_batch, fuse, visited
+from .steps.fusion import Asked, asked, first_batch, fuse, visited
 from .steps.heads import head_of
 from .steps.reporting import note_teachers
 from .steps.screen import Screen
-from .steps.training import local_update
+from .steps.training import by_architecture, local_update
 
 
 def tau_s_steps() -> Distill:
@@ -51,12 +52,7 @@ class FedET(Method):
     screen: Screen = field(default_factory=lambda: Screen("uniform"))  # lines 9, 10; heads always count the same
     report_ensemble: bool = True  # evaluate the teachers' consensus each round (one pass per teacher)
 
-    about: ClassVar[About] = About(
-        title="Fed-ET",
-        paper="Cho et al., IJCAI 2022",
-        wire="model down, model up",
-        state="nothing",
-    )
+    about: ClassVar[About] = About("Fed-ET", "Cho et al., IJCAI 2022", "model down, model up", "nothing")
 
     @dataclass(frozen=True)
     class State:
@@ -67,7 +63,6 @@ class FedET(Method):
         return Traits(across="knowledge", public="server", split="shared head", server_model="larger", products=True)
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         if self.local.steps is not None and self.local.epochs != Local.epochs:
             yield (
                 f"local.epochs = {self.local.epochs} has no effect beside local.steps = {self.local.steps}: "
@@ -90,13 +85,10 @@ class FedET(Method):
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, w, large = state.small, state.large.weights, state.large.architecture
         S = fed.sample()  # lines 1 and 12
-        sent = per_client(lambda k: M[fed.architecture(k)])  # line 5: M[M(k)]
-        x = fed.map(local_update, S, weights=sent, local=self.local, mu=0.0)  # lines 4-6, eq. (1)
-        x = self.screen.uploads(x, M, fed, server)
+        sent = by_architecture(M, fed)  # line 5: M[M(k)]
+        x = fed.map(local_update, S, weights=per_client(sent), local=self.local, mu=0.0)  # lines 4-6, eq. (1)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
-        models = finite_models(x, first_batch(d, self.fusion, server), fed, server)
-        members = self.screen.members(models, x, fed, server)
-        teachers = self.screen.teachers(members, fed, server)
+        x, members, teachers = self.screen.screened(x, sent, first_batch(d, self.fusion, server), fed, server)
         if self.report_ensemble:
             self.report(x, teachers, d, fed, server)
 
@@ -139,3 +131,66 @@ class FedET(Method):
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of({state.large.architecture: state.large.weights}) | models_of(state.small)
+
+
+class WeightedEnsemble:
+    """Several frozen models as one teacher, by weights of a user's own: inputs -> (probabilities, their argmax)."""
+
+    def __init__(self, models: Sequence[nn.Module], weights: Weighting):
+        self.models, self.weights = list(models), weights
+
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.stack([logits_of(model, inputs) for model in self.models])
+        found = consensus(probabilities(logits), None, self.weights)
+        return found.probs.to(logits.dtype), found.labels
+
+
+class ConsensusTeacher:
+    """Several frozen models as a teacher for `distill`: inputs -> (labels, dissent).
+
+    The models may differ in architecture. They stay in evaluation mode, so their BatchNorm statistics never change and
+    a prediction never depends on the rest of the batch. Only one batch's predictions are in memory at a time.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        copies: Sequence[int] | None = None,
+        weights: Weighting = confidence_weights,
+    ):
+        if not models:
+            raise ValueError("a consensus needs at least one model")
+        if copies is not None and (len(copies) != len(models) or min(copies) < 1):
+            raise ValueError(f"{len(models)} models need as many copies, each at least 1: {list(copies)}")
+        self.models = list(models)
+        for model in self.models:
+            model.eval()
+            model.requires_grad_(False)
+        self.copies = None if copies is None else torch.tensor(copies)
+        self.weights = weights
+
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.stack([logits_of(model, inputs) for model in self.models])
+        found = consensus(probabilities(logits), self.copies, self.weights)
+        return found.labels, found.dissent.to(logits.dtype)
+
+
+def diversity(logits: Tensor, dissent: Tensor) -> Tensor:
+    """KL(s_div, softmax(logits)) of every sample (eq. 9), with 0 log 0 = 0.
+
+    s_div sums to A <= 1, so this is A KL(s_div / A || q) + A log A: the KL from the mean prediction of the dissenting
+    teachers, weighted by their total weight A. The value can be negative; without dissent it is exactly 0.
+    """
+    return torch.xlogy(dissent, dissent).sum(-1) - (dissent * logits.log_softmax(-1)).sum(-1)
+
+
+def normalised(dissent: Tensor) -> Tensor:
+    """s_div / A: the mean prediction of the dissenting teachers; 0 without dissent."""
+    mass = dissent.sum(-1, keepdim=True)
+    return torch.where(mass > 0, dissent / mass, dissent)
+
+
+def ensemble_loss(logits: Tensor, labels: Tensor, dissent: Tensor, lam: float = 0.05) -> Tensor:
+    """Mean over the batch of cross-entropy with the consensus label + lambda times the diversity term (eq. 10)."""
+    loss = F.cross_entropy(logits, labels)
+    return loss + lam * diversity(logits, dissent).mean() if lam else loss

@@ -18,12 +18,12 @@ from ..core.settings import PositiveInt, Share
 from ..core.task import Client, Data, task
 from ..core.tensors import Weights, subset, take, weights_of
 from ..core.wire import like, sized
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.aggregate import weighted_mean
 from ..train.fitting import Local, evaluate, fit
 from ..train.norms import parameter_names
-from .steps.personal import score_own
+from .steps.personal import OnClients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ Part = Annotated[float, Gt(0), Lt(1)]
 
 @register("fedfomo")
 @dataclass(frozen=True)
-class FedFomo(Method):
+class FedFomo(OnClients):
     """Personal models. Each client mixes the models that lower its own loss."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=50, lr=0.1))  # E
@@ -139,14 +139,8 @@ class FedFomo(Method):
         epsilon = max(0.0, self.epsilon - self.epsilon_decay * fed.round)
         return [known[i] for i in epsilon_greedy(scores, self.M, epsilon, generator)]
 
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
 
-    def models(self, state: State) -> dict[str, Model]:
-        return {}
-
-
-# ---- First-order model mixing (FedFomo): which models lower a client's own loss, and which to --------
+# ---- first-order model mixing ------------------------------------------------------------------------
 
 
 LIMIT = 1e6  # upper bound of a gain: an infinite loss would make sums infinite

@@ -21,7 +21,7 @@ from ..core.randomness import seed_from
 from ..core.settings import Share
 from ..core.task import Client, PublicRows, task
 from ..core.tensors import Weights, rows_of, weights_of
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Model, Traits, register
 from ..place.placement import finest
 from ..scenario.server import Server
 from ..train.fitting import Diverged, Fitted, Local, fit, logits_of
@@ -29,7 +29,7 @@ from ..train.objectives import Objective
 from ..train.teachers import entropy, soft_targets
 from .steps.averaging import Own, models_of
 from .steps.fusion import outcome_of, side_by_side
-from .steps.personal import score_own
+from .steps.personal import OnClients
 from .steps.predictions import Drawn, OnPublic, ask, draw, label_problems, public_inputs, public_problems
 
 
@@ -59,7 +59,7 @@ def learn_from_server(
 
 @register("fedgems")
 @dataclass(frozen=True)
-class FedGEMS(Method):
+class FedGEMS(OnClients):
     """A large server model that learns from the clients that are correct where it is wrong."""
 
     local: Local = field(default_factory=lambda: Local(epochs=5, batch=64, lr=0.05))  # clients, on private data
@@ -130,7 +130,7 @@ class FedGEMS(Method):
         """The clients that replied, their fused logits for these samples, and which samples any client got right."""
         if len(indices) == 0:
             return S, torch.empty(0, server.num_classes), torch.empty(0, dtype=torch.bool)
-        S, p = ask(S, indices, 1.0, self.local, fed, server, only_new=True)
+        S, p, _ = ask(S, indices, 1.0, self.local, fed, server, only_new=True)
         p = p.repeat_interleave(torch.tensor([fed.copies.get(k, 1) for k in S]), 0)  # S is a multiset
         weights = reliable_weights(p, labels) if self.selective else torch.full(p.shape[:2], 1 / len(p))
         return S, fused_logits(p, weights), weights.sum(0) > 0
@@ -151,14 +151,11 @@ class FedGEMS(Method):
         server.event("server_trained", steps=done.steps, loss=done.loss if done.steps else None)
         return Own(before.architecture, weights)
 
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
-
     def models(self, state: State) -> dict[str, Model]:
         return models_of({state.large.architecture: state.large.weights})
 
 
-# ---- Selective knowledge fusion (FedGEMS): the weights of clients for a public sample, and th --------
+# ---- selective knowledge fusion ----------------------------------------------------------------------
 
 
 SUREST = 1e-6  # smallest entropy: the weight of a certain client stays finite

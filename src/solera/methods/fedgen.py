@@ -8,6 +8,7 @@ Clients of one architecture are averaged as in FedAvg. With several architecture
 shape, are averaged over all clients ("share only the predictor"): all share one latent space and one generator.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -19,22 +20,79 @@ from torch import Tensor, nn
 from ..core.errors import ConfigError
 from ..core.federation import Federation, Replies, per_client
 from ..core.randomness import repeatable
-from ..core.settings import NonNegative, NonNegativeInt, Share
+from ..core.settings import NonNegative, NonNegativeInt, PositiveInt, Share, settings
 from ..core.task import Client, task
 from ..core.tensors import Weights, device_of, is_finite, sent, weights_of
-from ..method import About, Method, Model, Traits, register
+from ..method import About, Traits, register
+from ..place.placement import steps_to_take
 from ..scenario.server import Server
-from ..train.data_free import LatentGenerator, teach_latents
 from ..train.distill import divergence
-from ..train.fitting import Diverged, Local, fit, logits_of
-from ..train.generators import Conditional, draw, label_prior, label_weights, latent_generator, latent_generator_of
+from ..train.fitting import Diverged, Local, fit, logits_of, make_optimizer
+from ..train.generators import (
+    AtLeastTwo,
+    Conditional,
+    diversity,
+    draw,
+    hidden_layer,
+    label_prior,
+    label_weights,
+    restored,
+    weighted_cross_entropy,
+)
+from ..train.losses import Losses, backward
 from ..train.norms import evaluating
 from ..train.objectives import Objective
 from ..train.teachers import soft_targets
-from .steps.averaging import average_of, models_of
+from .steps.averaging import Averaging, average_of, averages_of
 from .steps.counts import CountedUpdate, label_counts, usable_counts
 from .steps.heads import head_of
-from .steps.training import Update
+from .steps.training import Update, by_architecture
+
+
+@settings
+class LatentGenerator:
+    """The generator of latents, and how the server trains it each round."""
+
+    noise: PositiveInt = 32  # length of the noise
+    hidden: PositiveInt = 256  # width of the hidden layer
+    steps: NonNegativeInt = 50  # on the server, each round
+    batch: AtLeastTwo = 32  # latents in a step
+    lr: NonNegative = 3e-4  # of Adam
+    weight_decay: NonNegative = 1e-2  # of Adam
+    diversity: NonNegative = 1.0  # eta: weight of the term that makes outputs depend on the noise
+    ensemble: Literal["avg_logits", "avg_losses"] = "avg_logits"  # average before or after the cross-entropy
+
+
+def teach_latents(
+    G: Conditional,
+    heads: Sequence[nn.Module],
+    alpha: Tensor,
+    prior: Tensor,
+    cfg: LatentGenerator,
+    rng: torch.Generator,
+) -> float | None:
+    """Train `G` in place so that the heads, weighted by `alpha`, predict a latent's label; the mean loss, if any.
+
+    The heads are frozen. Labels are sampled with the probabilities `prior`.
+    """
+    G.train()
+    G.requires_grad_(True)
+    for head in heads:
+        head.eval()
+        head.requires_grad_(False)
+    optimizer = make_optimizer("adam", list(G.parameters()), cfg.lr, 0.0, cfg.weight_decay)
+    alpha = alpha.to(device_of(G))
+    losses = Losses(device_of(G), lambda loss: True)  # no loss ends it
+    for _ in range(steps_to_take(cfg.steps)):
+        noise, y = draw(prior, cfg.batch, G.noise, rng, device_of(G))
+        z = G(noise, y)
+        logits = torch.stack([head(z) for head in heads])
+        loss = ensemble_loss(logits, y, alpha, cfg.ensemble) + cfg.diversity * diversity(noise, z)
+        backward(loss, optimizer)
+        optimizer.step()
+        losses.add(loss)
+    G.eval()
+    return losses.mean if losses.steps else None
 
 
 @task("train_with_generator")
@@ -92,11 +150,10 @@ def phases(local: Local, epochs: int, n: int) -> tuple[Local, Local]:
 
 @register("fedgen")
 @dataclass(frozen=True)
-class FedGen(Method):
+class FedGen(Averaging):
     """FedAvg with a generator of latents that transfers knowledge between clients."""
 
     local: Local = field(default_factory=lambda: Local(batch=32, lr=0.01))
-    average: Literal["weighted", "uniform"] = "weighted"
     generator: LatentGenerator = field(default_factory=LatentGenerator)
     generated_weight: NonNegative | None = None  # alpha: weight of generated latents; none: 0.1 / local.lr, at most 10
     agreement_weight: NonNegative = 0.0  # beta: weight of the divergence from predictions for latents of the same label
@@ -106,15 +163,11 @@ class FedGen(Method):
     share_head: bool = True  # several architectures: one head for all, not one for each
 
     about: ClassVar[About] = About(
-        title="FedGen",
-        paper="Zhu et al., ICML 2021",
-        wire="model, generator and label prior down, model and label counts up",
-        state="nothing",
+        "FedGen", "Zhu et al., ICML 2021", "model, generator and label prior down, model and label counts up", "nothing"
     )
 
     @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # theta: architecture -> weights
+    class State(Averaging.State):  # weights: theta
         generator: Weights  # w
         prior: Tensor  # p(y); all 0 until the generator was trained
 
@@ -146,7 +199,7 @@ class FedGen(Method):
         x = fed.map(
             train_with_generator,
             S,
-            weights=per_client(lambda k: theta[fed.architecture(k)]),
+            weights=per_client(by_architecture(theta, fed)),
             generator=state.generator,
             prior=state.prior,
             classes=server.num_classes,
@@ -157,10 +210,7 @@ class FedGen(Method):
         )
         counts = usable_counts(x, {}, fed, server)
         heads = self.heads(x, counts, state, fed, server)
-        for A in server.architectures:
-            S_A = [k for k in heads if fed.architecture(k) == A]
-            if S_A:
-                theta = theta | {A: average_of(self.average, x, S_A, fed)}
+        theta = theta | averages_of(self.average, x, list(heads), fed)
         if self.share_head:
             sent = Replies((k, Update(head_of(x[k].weights))) for k in heads)
             h = average_of(self.average, sent, list(heads), fed)
@@ -207,9 +257,6 @@ class FedGen(Method):
                 fed.reject(x, k, "non-finite logits on generated latents")
         return heads
 
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
-
 
 def latent_size(server: Server) -> int:
     """The size of a head's input, from a forward pass on blank inputs."""
@@ -221,3 +268,27 @@ def latent_size(server: Server) -> int:
     if z.ndim != 2:
         raise ConfigError(f"fedgen generates latents that are vectors; those of this model are {tuple(z.shape[1:])}")
     return z.shape[1]
+
+
+def latent_generator(latent: int, noise: int, classes: int, hidden: int) -> Conditional:
+    """FedGen's generator: one hidden layer, and latents of `latent` numbers."""
+    net = nn.Sequential(*hidden_layer(noise + classes, hidden), nn.Linear(hidden, latent))
+    return Conditional(net, noise, classes)
+
+
+def latent_generator_of(weights: Weights, classes: int) -> Conditional:
+    """The latent generator with these weights; its sizes follow from the weights."""
+    (hidden, inputs), (latent, _) = weights["net.0.weight"].shape, weights["net.3.weight"].shape
+    return restored(lambda: latent_generator(latent, inputs - classes, classes, hidden), weights)
+
+
+def ensemble_loss(logits: Tensor, labels: Tensor, alpha: Tensor, rule: Literal["avg_logits", "avg_losses"]) -> Tensor:
+    """The ensemble's loss for predicting the labels of generated samples: FedGen's term for the generator.
+
+    `logits` are [clients, samples, classes], `alpha` [clients, classes]. avg_logits: cross-entropy of
+    sum_k alpha_k^y logits_k (the paper); avg_losses: sum_k alpha_k^y times client k's cross-entropy (its code).
+    """
+    shares = alpha[:, labels]
+    if rule == "avg_logits":
+        return F.cross_entropy((shares[..., None] * logits).sum(0), labels)
+    return torch.stack([weighted_cross_entropy(z, labels, a) for z, a in zip(logits, shares, strict=True)]).sum()

@@ -36,9 +36,6 @@ from .steps.fusion import outcome_of
 from .steps.personal import scored
 from .steps.predictions import finite
 
-# ---- A server model on features that clients extract, and the objective for distillation in b --------
-
-
 # ---- the clients' features --------------------------------------------------------------------------
 
 
@@ -308,28 +305,23 @@ def usable(replies: Replies, top: nn.Module, temperature: float, fed: Federation
     """
     fine = {}
     for k, reply in list(replies.items()):
-        reason = _wrong(reply, server.num_classes) or _too_large(reply, top, temperature)
-        if reason:
+        if reason := _wrong(reply, top, temperature, server.num_classes):
             fed.reject(replies, k, reason)
         else:
             fine[k] = reply
     return fine
 
 
-def _wrong(reply: Features | Extracted, classes: int) -> str | None:
+def _wrong(reply: Features | Extracted, top: nn.Module, temperature: float, classes: int) -> str | None:
     if isinstance(reply, Extracted) and not bool(((reply.labels >= 0) & (reply.labels < classes)).all()):
         return f"labels that are not of the classes 0 to {classes - 1}"
-    return None
-
-
-def _too_large(reply: Features | Extracted, top: nn.Module, temperature: float) -> str | None:
     if not bool(torch.isfinite(logits_of(top, reply.features)).all()):
         return "features for which the tower's logits are not finite"
-    if isinstance(reply, Extracted):
-        # The entropy over C classes is at most log C. If rounding makes it larger, the softmax is wrong too.
-        most = math.log(reply.logits.shape[1]) + 1
-        if not bool((soft_targets(reply.logits, temperature)[1].abs() <= most).all()):
-            return "logits too large for a softmax"
+    # The entropy over C classes is at most log C. If rounding makes it larger, the softmax is wrong too.
+    if isinstance(reply, Extracted) and not bool(
+        (soft_targets(reply.logits, temperature)[1].abs() <= math.log(classes) + 1).all()
+    ):
+        return "logits too large for a softmax"
     return None
 
 
@@ -376,7 +368,6 @@ class FedGKT(Method):
         yield "FedGKT shows the server the features and the label of every training sample of its clients"
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         rounds, epochs = self.server_rounds, self.server_epochs
         if len(rounds) != len(epochs) or sorted(set(rounds)) != rounds:
             yield f"server_rounds = {rounds}: they must rise, and server_epochs = {epochs} have one for each"
@@ -413,15 +404,9 @@ class FedGKT(Method):
         top = tower_with(state.weights, shape, server.num_classes, *self.tower)
         S, taught_by = self.teachers(fed.sample(), state, top, shape, fed, server)
         nothing = torch.empty(0, server.num_classes)
-        how: dict[str, Any] = {
-            "alpha": self.alpha,
-            "temperature": self.temperature,
-            "layer": self.layer,
-            "local": self.local,
-            "classes": server.num_classes,
-            **self.rows(shape, fed),
-        }
+        how: dict[str, Any] = {"local": self.local, "alpha": self.alpha, "temperature": self.temperature}
         teacher = per_client(lambda k: taught_by.get(k, nothing))
+        how |= {"layer": self.layer, "classes": server.num_classes, **self.rows(shape, fed)}
         sent = fed.map(train_and_extract, S, teacher=teacher, **how)
         x = usable(sent, top, self.temperature, fed, server)
         if not self.trained(top, x, fed, server):

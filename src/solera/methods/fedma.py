@@ -22,12 +22,13 @@ from ..core.tensors import Shapes, Weights, weights_of
 from ..core.wire import sized
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
-from ..train.chain import Layer, chain, redraw, resized
+from ..train.aggregate import by_row
+from ..train.chain import Layer, chain, resized
 from ..train.fitting import Local, fit
 from .steps.averaging import models_of
 from .steps.counts import all_of_one, label_counts, usable_counts
 
-# ---- Matching neurons: which neuron of one network corresponds to which neuron of another ------------
+# ---- matching neurons --------------------------------------------------------------------------------
 
 # The neurons of a hidden layer can be permuted, so averaging two networks position by position mixes unrelated neurons.
 # FedMA (Wang et al., ICLR 2020) matches them first: it solves an assignment problem (Hungarian algorithm, from scipy)
@@ -149,7 +150,7 @@ def merge_neurons(layers: Sequence[Weights], places: Sequence[Tensor], n: Sequen
         sums = torch.zeros(width, *t.shape[1:], dtype=torch.float64)
         for layer, here, n_k in zip(layers, places, n, strict=True):
             sums[here] += layer[name].double() * n_k
-        merged[name] = (sums / _by_row(total, sums)).to(t.dtype)
+        merged[name] = (sums / by_row(total, sums)).to(t.dtype)
     return merged
 
 
@@ -160,8 +161,8 @@ def merge_classes(layers: Sequence[Weights], shares: Tensor) -> Weights:
     for name, t in layers[0].items():
         sums = torch.zeros_like(t, dtype=torch.float64)
         for layer, share in zip(layers, shares, strict=True):
-            sums += layer[name].double() * _by_row(share, sums)
-        merged[name] = (sums / _by_row(total, sums)).to(t.dtype)
+            sums += layer[name].double() * by_row(share, sums)
+        merged[name] = (sums / by_row(total, sums)).to(t.dtype)
     return merged
 
 
@@ -174,10 +175,6 @@ def move_columns(weight: Tensor, places: Tensor, width: int, block: int) -> Tens
     moved = weight.new_zeros(out, width, block, *rest)
     moved[:, places] = weight.reshape(out, len(places), block, *rest)
     return moved.reshape(out, width * block, *rest)
-
-
-def _by_row(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 # ---- the method ---------------------------------------------------------------------------------------
@@ -355,3 +352,12 @@ class FedMA(Method):
 
     def models(self, state: State) -> dict[str, Model]:
         return models_of(state.weights)
+
+
+def redraw(model: nn.Module, rng: torch.Generator) -> None:
+    """New random weights for every convolution and Linear layer: He's normal initialisation, biases zero."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=rng)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

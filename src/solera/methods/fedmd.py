@@ -16,13 +16,13 @@ from torch import Tensor
 from ..core.federation import Federation
 from ..core.randomness import seed_from
 from ..core.task import Client, PublicRows, task
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.distill import kd_loss
 from ..train.fitting import Local, fit
 from ..train.objectives import towards
 from .steps.fusion import logits_problems
-from .steps.personal import score_own
+from .steps.personal import OnClients
 from .steps.predictions import (
     Done,
     Drawn,
@@ -82,7 +82,7 @@ def adam(epochs: int, batch: int) -> Local:
 
 @register("fedmd")
 @dataclass(frozen=True)
-class FedMD(Method):
+class FedMD(OnClients):
     """Personal models that learn from the mean of all clients' scores on public samples."""
 
     pretrain: Local = field(default_factory=lambda: adam(20, 128))  # of a new client, on labelled public samples
@@ -92,24 +92,12 @@ class FedMD(Method):
     loss: Distance = "l1"  # of digest: mean absolute difference of the logits, or KL of their softmax
     student_norm: StudentNorm = "train"  # BatchNorm statistics during digest
 
-    about: ClassVar[About] = About(
-        title="FedMD",
-        paper="Li and Wang, 2019",
-        wire="indices down, scores up, consensus down",
-        state="its model",
-    )
-
-    @dataclass(frozen=True)
-    class State:
-        rounds: int  # all other state is on the clients
+    about: ClassVar[About] = About("FedMD", "Li and Wang, 2019", "indices down, scores up, consensus down", "its model")
 
     def traits(self) -> Traits:
         return Traits(across="knowledge", public="everywhere", public_labels="used", replies="means", personal=True)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State(0)
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: OnClients.State, fed: Federation, server: Server) -> OnClients.State:
         x, S = draw(None, fed, server), fed.sample()
         start: dict[str, Any] = {"pretrain": self.transfer(fed, server), "private": self.private}
         mean = fed.mean(prepare_and_score, S, uniform=True, **start, **question(x, server))  # communicate, aggregate
@@ -134,9 +122,3 @@ class FedMD(Method):
     def remarks(self, server: Server) -> Iterator[str]:
         if self.transfer(None, server) != self.pretrain:
             yield "FedMD leaves out its pretraining: the public samples have no labels; set public.labels = true"
-
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
-
-    def models(self, state: State) -> dict[str, Model]:
-        return {}

@@ -26,11 +26,11 @@ from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import Ensemble, Rule, Targets, Teacher
 from .steps.averaging import Own, models_of
-from .steps.fusion import asked, copies_of, finite_models, first_batch, fuse, validation_problems
+from .steps.fusion import asked, copies_of, first_batch, fuse, validation_problems
 from .steps.heads import head_of
 from .steps.reporting import report_teachers
 from .steps.screen import Screen
-from .steps.training import local_update
+from .steps.training import by_architecture, local_update
 
 
 def hard(teacher: Teacher, inputs: Tensor) -> Targets:
@@ -54,10 +54,7 @@ class FusionLarge(Method):
     report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
 
     about: ClassVar[About] = About(
-        title="Fusion into a large server model",
-        paper="this library, after FedDF and Fed-ET",
-        wire="model down, model up",
-        state="nothing",
+        "Fusion into a large server model", "this library, after FedDF and Fed-ET", "model down, model up", "nothing"
     )
 
     @dataclass(frozen=True)
@@ -83,13 +80,10 @@ class FusionLarge(Method):
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, large = state.small, state.large.architecture
-        sent = per_client(lambda k: M[fed.architecture(k)])
-        x = fed.map(local_update, fed.sample(), weights=sent, local=self.local, mu=0.0)
-        x = self.screen.uploads(x, M, fed, server)
+        sent = by_architecture(M, fed)
+        x = fed.map(local_update, fed.sample(), weights=per_client(sent), local=self.local, mu=0.0)
         d = server.public.round_indices(server.per_round, fed.seed("public"))
-        models = finite_models(x, first_batch(d, self.fusion, server), fed, server)
-        members = self.screen.members(models, x, fed, server)
-        models = self.screen.teachers(members, fed, server)
+        x, members, models = self.screen.screened(x, sent, first_batch(d, self.fusion, server), fed, server)
         if self.report_ensemble:
             report_teachers(models, x, self.ensemble, d, fed, server)
         x_0 = self.screen.averages(x, members, fed, server)

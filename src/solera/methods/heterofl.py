@@ -22,6 +22,7 @@ from ..core.tensors import Shapes, Weights, weights_of
 from ..core.wire import like
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
+from ..train.aggregate import by_row
 from ..train.chain import read, resized
 from ..train.fitting import Local, fit
 from ..train.norms import batchnorms, parameter_names, reestimate
@@ -117,7 +118,6 @@ class HeteroFL(Method):
         return Traits(split="cut", replies="means")
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         if not self.rates or self.rates[0] != 1:
             yield f"rates = {self.rates}: the first must be 1 (the whole model)"
 
@@ -219,7 +219,7 @@ def _text(rate: float) -> str:
     return f"{rate:g}"
 
 
-# ---- Sub-networks: the first channels of every hidden layer (HeteroFL; Diao et al., ICLR 2021 --------
+# ---- sub-networks: the first channels of every hidden layer ------------------------------------------
 
 # A rate r keeps the first ceil(r * width) channels of each hidden layer, and all inputs and logits of the model. The
 # sub-network of a smaller rate is contained in that of a larger one, so one set of weights serves devices of different
@@ -310,11 +310,6 @@ def masked_cross_entropy(held: Tensor) -> Objective:
         return F.cross_entropy(model(inputs).masked_fill(~held, 0.0), labels)
 
     return loss
-
-
-def by_row(values: Tensor, like: Tensor) -> Tensor:
-    """One value for each row, shaped to broadcast with `like`."""
-    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _leading(t: Tensor, shape: Sequence[int]) -> Tensor:

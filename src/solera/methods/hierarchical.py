@@ -45,7 +45,7 @@ from .steps.fusion import (
     visited,
 )
 from .steps.screen import Screen
-from .steps.training import Upload
+from .steps.training import Sent, Upload
 
 Student = tuple[str, int]  # an architecture in a group
 
@@ -85,7 +85,6 @@ class Hierarchical(Method):
         return Traits(across="knowledge", public=public, precision=self.upload.precision, products=True)
 
     def problems(self) -> Iterator[str]:
-        """Settings that contradict each other."""
         if self.exchange == "logits" and self.above.steps == 0:
             yield "above.steps = 0: with exchange = 'logits' groups learn from each other by distillation alone"
 
@@ -107,9 +106,10 @@ class Hierarchical(Method):
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
         M, S, group = state.weights, fed.sample(), self.group_of(fed)
-        x = self.upload.ask(lambda k: M[group[k]][fed.architecture(k)], S, self.local, self.mu, fed, server)
+        sent: Sent = lambda k: M[group[k]][fed.architecture(k)]  # noqa: E731
+        x = self.upload.ask(sent, S, self.local, self.mu, fed, server)
         for g in range(self.groups):
-            x |= self.screen.uploads(x.read_as({k: x[k] for k in x if group[k] == g}), M[g], fed, server)
+            x |= self.screen.uploads(x.read_as({k: x[k] for k in x if group[k] == g}), sent, fed, server)
         d = public_indices(self.fusion, fed.seed, server)
         models = finite_models(x, first_batch(d, self.fusion, server), fed, server, build=self.upload.build(server))
         x_0: dict[Student, Weights] = {}

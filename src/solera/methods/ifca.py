@@ -114,7 +114,7 @@ class IFCA(Method):
         }
 
 
-# ---- How a client chooses its cluster (IFCA) ---------------------------------------------------------
+# ---- how a client chooses its cluster ----------------------------------------------------------------
 
 
 def lowest(losses: Sequence[float]) -> int:

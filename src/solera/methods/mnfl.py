@@ -3,55 +3,49 @@
 Every client has its own model, of any architecture. Its teacher is a personal mixture of all clients' soft predictions
 on public samples. The mixtures are the columns of the knowledge coefficient matrix c, which the server learns. The
 equations are numbered as in the paper; docs/methods/mnfl.md describes what the paper does not specify.
+
+`mnfl-code` has the order of the authors' code, `mnfl-twice` learns c from predictions made after distillation.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..core.federation import Federation, Replies, per_client
-from ..core.settings import NonNegativeInt, Positive, PositiveInt, Problem
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..core.federation import Federation, Replies
+from ..core.settings import PositiveInt
+from ..method import About, register
 from ..scenario.server import Server
 from ..train.fitting import Local
-from ..train.similarity import Coefficients, Loss, Reduction, kl_loss, learn, mixtures, mse_loss
-from .steps.coefficients import block, note, note_objective, shares, uniform_matrix, with_block
-from .steps.personal import score_own, train_alone
+from ..train.similarity import SMALLEST, Coefficients, Loss, Reduction, learn
+from .steps.coefficients import Mixing, block, note, note_objective, shares, with_block
 from .steps.predictions import (
-    StudentNorm,
-    ask_and_assess,
+    ask,
     distil_and_predict,
     distil_and_train,
     distil_locally,
-    draw,
-    participants,
-    public_problems,
+    train_and_assess,
     usable,
 )
 
 
 @register("mnfl")
 @dataclass(frozen=True)
-class MNFL(Method):
+class MNFL(Mixing):
     """Personal models that learn from each other, with learned coefficients."""
 
-    local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
-    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
     coefficients: Coefficients = field(default_factory=Coefficients)  # eta_3, lambda, rho
-    temperature: Positive = 10.0  # T, of predictions and of distillation
-    public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
     rule: Literal["learned", "uniform"] = "learned"  # uniform: c stays 1/N, the plain mean as in FedMD
     c_loss: Literal["kl", "mse"] = "kl"  # collaborative loss of eq. (7): as in the paper, or in the authors' code
     c_reduction: Reduction = "sum"  # of that loss over samples; with mean, c hardly changes at the paper's rate
     c_batch: PositiveInt = 256  # at most this many public samples for that loss
-    c_pred: Literal["reuse", "post_distill"] = "reuse"  # predictions used in eq. (7): those of this round, or new ones
-    order: Literal["paper", "code"] = "paper"  # code: predict, learn c, distil, train; paper: train, predict, ...
     grow_epochs: bool = False  # local epochs 1, 2, 3, ... up to local.epochs, as in the authors' code
-    student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
 
+    BESIDE: ClassVar = {
+        "order": "another method: method.name = 'mnfl-code' for the order of the authors' code",
+        "c_pred": "another method: method.name = 'mnfl-twice' for predictions after distillation",
+    }
     about: ClassVar[About] = About(
         title="MNFL (KT-pFL)",
         paper="Zhang et al., NeurIPS 2021; Beikmohammadi et al.",
@@ -59,50 +53,12 @@ class MNFL(Method):
         state="its model",
     )
 
-    @dataclass(frozen=True)
-    class State:
-        c: Tensor  # row m: giver, column n: receiver; the models are on the clients
-
-    def traits(self) -> Traits:
-        return Traits(across="knowledge", public="everywhere", personal=True)
-
-    def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
-        if self.order == "code" and self.c_pred == "post_distill":
-            yield "c_pred = 'post_distill' is too late for order = 'code', which learns c first"
-
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State(uniform_matrix(fed))  # line 1
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
-        c, x, A = state.c, draw(self.public_size, fed, server), participants(fed)
-        if len(x) == 0:
-            fed.map(train_alone, A, local=self.training(fed))
-            return state
-        if self.order == "code":
-            return self.State(round_of_the_code(self, c, x, A, fed, server))
-        S, s, said = ask_and_assess(A, x, self.temperature, self.training(fed), fed, server)  # lines 11-13, eq. (5)
-        server.report_stages(after_training={k: said[k].test for k in S}, after_distilling=None)
-        lesson = self.lesson(c, S, s, fed)  # eq. (2)
-        if self.c_pred == "reuse":
-            fed.map(distil_locally, S, **lesson)  # lines 14-16, eq. (6)
-        else:
-            said = fed.map(distil_and_predict, S, **lesson)  # lines 14-16, eq. (6), and a second upload
-            S, s = usable(said, fed)
+    def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
+        S, s, said = self.predicted(x, A, fed, server)  # lines 11-13, eq. (5)
+        fed.map(distil_locally, S, **self.lesson(block(c, S, fed), S, s))  # lines 14-16, eq. (2) and (6)
         c = self.learned(c, S, s, fed)  # line 7, eq. (7)
         self.note(c, S, s, said, fed, server)  # eq. (4)
-        return self.State(c)
-
-    def lesson(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> dict[str, Any]:
-        """Eq. (2): the teacher of client n is sum_m c_mn s_m; with the settings of distillation."""
-        teachers = mixtures(block(c, S, fed), [{"probs": s_m} for s_m in s])
-        targets = {k: teacher["probs"] for k, teacher in zip(S, teachers, strict=True)}
-        return {
-            "targets": per_client(lambda k: targets[k]),
-            "distil": self.distill,
-            "temperature": self.temperature,
-            "student_norm": self.student_norm,
-        }
+        return c
 
     def learned(self, c: Tensor, S: list[str], s: Tensor, fed: Federation) -> Tensor:
         """Eq. (7), for the coefficients between clients S with predictions s."""
@@ -115,8 +71,9 @@ class MNFL(Method):
         """The loss of the coefficients between clients S on a batch of their predictions, the weight of each client's
         loss, and the settings to learn with."""
         s = s[:, self.batch(s.shape[1], fed)]  # xi_r
-        if self.c_loss == "mse":
-            return loss_of_the_code(self, S, s, fed)
+        if self.c_loss == "mse":  # the authors' code: clients count the same, and the penalty is a mean, not a sum
+            cfg = replace(self.coefficients, rho=self.coefficients.rho / len(fed.clients))
+            return mse_loss(s, self.c_reduction), torch.ones(len(S), dtype=torch.float64), cfg
         return kl_loss(s, self.c_reduction), shares(S, fed), self.coefficients
 
     def note(self, c: Tensor, S: list[str], s: Tensor, said: Replies, fed: Federation, server: Server) -> None:
@@ -137,32 +94,69 @@ class MNFL(Method):
         g = torch.Generator().manual_seed(fed.seed("coefficients"))
         return torch.randperm(samples, generator=g)[: self.c_batch].sort().values
 
-    def fits(self, server: Server) -> Iterator[str]:
-        yield from public_problems("mnfl", self.public_size, server)
 
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
+@register("mnfl-code")
+@dataclass(frozen=True)
+class MNFLCode(MNFL):
+    """MNFL in the order of the authors' code: predict, learn c, distil, train."""
 
-    def models(self, state: State) -> dict[str, Model]:
-        return {}
+    about: ClassVar[About] = replace(MNFL.about, title="MNFL in the order of the authors' code")
 
-
-# ---- the authors' code, where it differs from the paper: order = "code", c_loss = "mse" ----------------------
-
-
-def round_of_the_code(mnfl: MNFL, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
-    """Predict, learn c, distil, train; returns c. Clients that were not sampled before first train for one epoch."""
-    local = mnfl.training(fed)
-    first = replace(local, epochs=1, steps=None)
-    S, s, said = ask_and_assess(A, x, mnfl.temperature, first, fed, server, only_new=True)
-    c = mnfl.learned(c, S, s, fed)
-    taught = fed.map(distil_and_train, S, local=local, **mnfl.lesson(c, S, s, fed))
-    server.report_stages(after_distilling=taught, after_training=None)
-    mnfl.note(c, S, s, said, fed, server)
-    return c
+    def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
+        local = self.training(fed)
+        first = replace(local, epochs=1, steps=None)  # of clients that were not sampled before
+        S, s, said = ask(A, x, self.temperature, first, fed, server, only_new=True, task=train_and_assess)
+        c = self.learned(c, S, s, fed)
+        taught = fed.map(distil_and_train, S, local=local, **self.lesson(block(c, S, fed), S, s))
+        server.report_stages(after_distilling=taught, after_training=None)
+        self.note(c, S, s, said, fed, server)
+        return c
 
 
-def loss_of_the_code(mnfl: MNFL, S: list[str], s: Tensor, fed: Federation) -> tuple[Loss, Tensor, Coefficients]:
-    """Squared distances instead of KL; clients have equal weights, and the penalty is a mean, not a sum."""
-    cfg = replace(mnfl.coefficients, rho=mnfl.coefficients.rho / len(fed.clients))
-    return mse_loss(s, mnfl.c_reduction), torch.ones(len(S), dtype=torch.float64), cfg
+@register("mnfl-twice")
+@dataclass(frozen=True)
+class MNFLTwice(MNFL):
+    """MNFL that learns c from predictions made after distillation, which clients send as well."""
+
+    about: ClassVar[About] = replace(
+        MNFL.about, title="MNFL with predictions after distillation", wire=f"{MNFL.about.wire}, predictions up again"
+    )
+
+    def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
+        S, s, _ = self.predicted(x, A, fed, server)
+        said = fed.map(distil_and_predict, S, **self.lesson(block(c, S, fed), S, s))
+        S, s = usable(said, fed)
+        c = self.learned(c, S, s, fed)
+        self.note(c, S, s, said, fed, server)
+        return c
+
+
+def kl_loss(s: Tensor, reduction: Reduction) -> Loss:
+    """KL(sum_m w_mn s_m || s_n), the sum (or mean) over samples, of predictions s [clients, samples, classes].
+
+    The receiver's own s_n on the right is a constant.
+    """
+    scale = 1.0 if reduction == "sum" else 1 / s.shape[1]
+    s = s.double().clamp_min(SMALLEST)
+    s = (s / s.sum(-1, keepdim=True)).flatten(1)
+    log = s.log()
+
+    def value(weights: Tensor) -> Tensor:
+        mixed = (weights.T @ s).clamp_min(SMALLEST)
+        return scale * (mixed * (mixed.log() - log)).sum(1)
+
+    def slope(weights: Tensor) -> Tensor:
+        mixed = (weights.T @ s).clamp_min(SMALLEST)
+        return scale * (s @ (mixed.log() - log + 1).T)
+
+    return Loss(value, slope)
+
+
+def mse_loss(s: Tensor, reduction: Reduction) -> Loss:
+    """(sum_m w_mn s_m - s_n)^2, the mean over classes and the sum (or mean) over samples."""
+    scale = 1 / s.shape[2] if reduction == "sum" else 1 / (s.shape[1] * s.shape[2])
+    s = s.double().flatten(1)
+    return Loss(
+        lambda weights: scale * (weights.T @ s - s).square().sum(1),
+        lambda weights: scale * 2 * s @ (weights.T @ s - s).T,
+    )

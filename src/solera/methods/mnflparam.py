@@ -9,6 +9,7 @@ the paper's list of contributions describes them, compute c from the cosine of t
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from ..core.federation import Federation, per_client
@@ -16,24 +17,13 @@ from ..core.settings import PositiveInt
 from ..core.task import Client, task
 from ..core.tensors import Weights, weights_of
 from ..core.wire import like
-from ..method import About, Exchange, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, evaluate, fit
 from ..train.norms import parameter_names
-from ..train.similarity import (
-    Coefficients,
-    Loss,
-    Reduction,
-    by_cosine,
-    by_rank,
-    gram_cosines,
-    gram_loss,
-    gram_matrix,
-    learn,
-    mixtures,
-)
+from ..train.similarity import SMALLEST, Coefficients, Loss, Reduction, by_cosine, by_rank, gram_matrix, learn, mixtures
 from .steps.coefficients import block, note, note_objective, shares, uniform_matrix, with_block, with_columns
-from .steps.personal import score_own
+from .steps.personal import OnClients
 
 
 @dataclass(frozen=True)
@@ -55,7 +45,7 @@ def personal_update(client: Client, weights: Weights, local: Local) -> Trained:
 
 @register("mnflparam")
 @dataclass(frozen=True)
-class MNFLParameters(Method):
+class MNFLParameters(OnClients):
     """Personal models of one architecture that are mixed by learned coefficients."""
 
     local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.005))  # E, eta_1
@@ -117,8 +107,18 @@ class MNFLParameters(Method):
         parameters = sum(w[0][n].numel() for n in names)
         return gram_loss(gram_matrix(w, names), 1 if self.c_reduction == "sum" else parameters)
 
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_own)
 
-    def models(self, state: State) -> dict[str, Model]:
-        return {}
+def gram_loss(gram: Tensor, size: int = 1) -> Loss:
+    """||sum_m w_mn x_m - x_n||^2 / (2 size), from the inner products <x_m, x_n> alone."""
+
+    def value(weights: Tensor) -> Tensor:
+        off = weights - torch.eye(len(gram), dtype=gram.dtype)
+        return (off * (gram @ off)).sum(0) / (2 * size)
+
+    return Loss(value, lambda weights: (gram @ weights - gram) / size)
+
+
+def gram_cosines(gram: Tensor) -> Tensor:
+    """Cosine between every two clients' models, from their inner products; rounded as in `cosines`."""
+    norm = gram.double().diagonal().sqrt().clamp_min(SMALLEST)
+    return (gram.double() / norm[:, None] / norm).round(decimals=12)

@@ -5,21 +5,25 @@ those of the models the client sent before. These models are frozen, so their re
 (at each step if samples are augmented). Each architecture is averaged over its own clients.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ..core.federation import Federation
 from ..core.settings import NonNegative, Positive, PositiveInt
 from ..core.task import Client, task
 from ..core.tensors import Weights, weights_of
-from ..method import About, Method, Model, Traits, register
+from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
-from ..train.representations import contrastive, representations_of
-from ..train.teachers import by_position
-from .steps.averaging import Average, mean_of, models_of
+from ..train.objectives import Objective
+from ..train.representations import Split, representations_of
+from ..train.teachers import Targets, by_position
+from .steps.averaging import Averaging
 from .steps.training import Update
 
 
@@ -46,39 +50,52 @@ def slot(age: int) -> str:
 
 @register("moon")
 @dataclass(frozen=True)
-class MOON(Method):
+class MOON(Averaging):
     """Averaging; clients correct their drift with a contrastive loss on representations."""
 
     local: Local = field(
         default_factory=lambda: Local(epochs=10, batch=64, lr=0.01, momentum=0.9, weight_decay=1e-5)
     )  # E, B, eta
-    average: Average = "weighted"
     mu: NonNegative = 5.0  # weight of the contrastive term; 0: FedAvg
     tau: Positive = 0.5  # temperature of the contrastive term
     buffer: PositiveInt = 1  # how many of its last models a client keeps for the contrastive term
 
     about: ClassVar[About] = About(
-        title="MOON",
-        paper="Li, He, Song, CVPR 2021",
-        wire="model down, model up",
-        state="its last model (or `buffer` of them)",
+        "MOON", "Li, He, Song, CVPR 2021", "model down, model up", "its last model (or `buffer` of them)"
     )
-
-    @dataclass(frozen=True)
-    class State:
-        weights: dict[str, Weights]  # architecture -> weights
 
     def traits(self) -> Traits:
         return Traits(split="split", replies="means", products=True)
 
-    def init(self, fed: Federation, server: Server) -> State:
-        return self.State({A: server.init(A) for A in server.architectures})
-
-    def round(self, state: State, fed: Federation, server: Server) -> State:
+    def round(self, state: Averaging.State, fed: Federation, server: Server) -> Averaging.State:
         x = state.weights
-        how = {"local": self.local, "mu": self.mu, "tau": self.tau, "buffer": self.buffer}
-        mean = mean_of(contrastive_update, x, fed, self.average, **how)
+        how = {"mu": self.mu, "tau": self.tau, "buffer": self.buffer}
+        mean = self.mean(contrastive_update, x, fed.sample(), fed, **how)
         return self.State(x | {A: mean[A].weights for A in mean})
 
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
+
+def contrast(z: Tensor, near: Tensor, far: Sequence[Tensor], temperature: float) -> Tensor:
+    """-log(e^(cos(z, near)/T) / (e^(cos(z, near)/T) + sum of e^(cos(z, z')/T) over z' in far)), mean over the batch."""
+    alike = torch.stack([F.cosine_similarity(z, other, dim=-1) for other in (near, *far)], 1)
+    return F.cross_entropy(alike / temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+
+
+def contrastive(
+    mu: float, temperature: float, labels: Tensor, frozen: Callable[[Tensor, Tensor], Targets]
+) -> Objective:
+    """Cross-entropy plus mu times `contrast`, as a function of (model, inputs, their positions in the data).
+
+    `frozen(inputs, positions)` are the frozen models' representations of these samples (see `teachers.by_position`),
+    that of the near model first. With mu = 0 this is exactly the cross-entropy.
+    """
+
+    def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
+        split = cast(Split, model)
+        z = split.represent(inputs)
+        loss = F.cross_entropy(split.head(z), labels[positions])
+        if mu == 0:
+            return loss
+        near, *far = frozen(inputs, positions)
+        return loss + mu * contrast(z, near, far, temperature)
+
+    return objective

@@ -5,16 +5,14 @@ previous student (Table 5): distillation starts from the student of the round be
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ..core.federation import Federation, Replies
-from ..core.settings import NonNegativeInt
+from ..core.federation import Replies
 from ..core.tensors import Weights
-from ..method import About, Exchange, Traits, register
-from ..scenario.server import Server
+from ..method import About, Traits, register
 from ..train.teachers import Frozen
 from .feddf import FedDF
-from .steps.personal import Tuning, fine_tune, score_tuned, tuning_payload
+from .steps.personal import FineTuned
 from .steps.teaching import Lesson
 
 
@@ -34,10 +32,8 @@ class FedDFPrevious(FedDF):
 
 @register("pfeddf")
 @dataclass(frozen=True)
-class PFedDF(FedDF):
+class PFedDF(FineTuned, FedDF):
     """FedDF with personal fine-tuning at the end."""
-
-    tune_epochs: NonNegativeInt = 5  # epochs of fine-tuning, otherwise as local training; 0: keep the common model
 
     about: ClassVar[About] = About(
         title="pFedDF",
@@ -53,15 +49,3 @@ class PFedDF(FedDF):
 
     def traits(self) -> Traits:
         return replace(super().traits(), personal=True)
-
-    def finish(self, state: State, fed: Federation, server: Server) -> State:
-        """Send every client the model of its architecture, also clients outside the last cohort."""
-        fed.map(fine_tune, list(fed.clients), **self.sent(state, fed))
-        return self.State(state.weights, True)
-
-    def personal(self, state: State, fed: Federation) -> Exchange:
-        return Exchange(score_tuned, {**self.sent(state, fed), "tuned": state.tuned})
-
-    def sent(self, state: State, fed: Federation) -> dict[str, Any]:
-        tuning = Tuning(replace(self.local, epochs=self.tune_epochs, steps=None))
-        return tuning_payload(state.weights, tuning, fed)

@@ -22,7 +22,7 @@ from ..train.norms import parameter_names
 from .steps.personal import score_received
 from .steps.training import local_update
 
-# ---- A hypernetwork: a network whose output is the weights of another (pFedHN), as functions  --------
+# ---- the hypernetwork --------------------------------------------------------------------------------
 
 # The hypernetwork `phi` is a trunk that all architectures share, "trunk/0/weight", "trunk/0/bias", ..., and a linear
 # head for each tensor of each architecture, "head/<architecture>/<tensor>/weight" and ".../bias". A head's bias has the

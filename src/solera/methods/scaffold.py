@@ -2,16 +2,19 @@
 
 Client k keeps c_k, an estimate of its own gradient; the server keeps c, their mean over all clients. Each local step
 goes along g - c_k + c. Different architectures are separate federations that share nothing.
+
+`scaffold-up` sends the model alone up: the server derives the change of c_k, so it sees single clients, but a quarter
+less travels. That is exact only in real numbers.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..core.federation import Federation, Replies, per_client
+from ..core.federation import Federation, per_client
 from ..core.settings import Positive, Problem
 from ..core.task import Client, task
 from ..core.tensors import Weights, beside, weights_of
@@ -22,6 +25,7 @@ from ..train.aggregate import RunningMean
 from ..train.fitting import Local, fit, gradient_of, planned_steps, sum_of_rates
 from ..train.norms import has_batchnorm, parameter_names
 from .steps.averaging import models_of
+from .steps.training import by_architecture
 
 Option = Literal["I", "II"]
 
@@ -83,14 +87,11 @@ class Scaffold(Method):
     option: Option = "II"  # how a client renews its control variate: I, its gradient at x; II, from its steps
     server_lr: Positive = 1.0  # eta_g
     weighted: bool = False  # weigh the clients' models by examples; the paper does not
-    derive_dc: bool = False  # send only the model up: the server sees single clients, but 1/4 less travels
     allow_momentum: bool = False  # option II assumes plain SGD: c_k is then not a mean of gradients
 
+    BESIDE: ClassVar = {"derive_dc": "another method: method.name = 'scaffold-up'"}
     about: ClassVar[About] = About(
-        title="SCAFFOLD",
-        paper="Karimireddy et al., ICML 2020",
-        wire="model and control variate down and up (with derive_dc: model up)",
-        state="its control variate",
+        "SCAFFOLD", "Karimireddy et al., ICML 2020", "model and control variate down and up", "its control variate"
     )
 
     @dataclass(frozen=True)
@@ -100,14 +101,11 @@ class Scaffold(Method):
         clients: dict[str, int]  # N
 
     def traits(self) -> Traits:
-        return Traits(replies="individual" if self.derive_dc else "means", next_token=True)
+        return Traits(replies="means", next_token=True)
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between them."""
         if (self.local.momentum or self.local.optimizer != "sgd") and not self.allow_momentum:
             yield "local needs plain SGD (momentum 0); set allow_momentum = true to try anyway"
-        if self.derive_dc and self.option == "I":
-            yield "derive_dc = true: works with option = 'II' only"
 
     def init(self, fed: Federation, server: Server) -> State:
         x = {A: server.init(A) for A in server.architectures}
@@ -118,16 +116,8 @@ class Scaffold(Method):
     def round(self, state: State, fed: Federation, server: Server) -> State:
         x, c, N = dict(state.weights), dict(state.control), state.clients
         S = fed.sample()  # line 4
-        sent: dict[str, Any] = {
-            "weights": per_client(lambda k: x[fed.architecture(k)]),
-            "control": per_client(lambda k: c[fed.architecture(k)]),
-            "local": self.local,
-        }
-        if self.derive_dc:
-            mean = self.derived(fed.map(controlled_move, S, **sent), c, fed, server)
-        else:  # c is to stay the mean of all c_k: there every client counts once, also where models are weighted
-            how: dict[str, Any] = {"by": fed.architecture, "uniform": not self.weighted, "once": ("control",)}
-            mean = fed.mean(controlled_update, S, **how, option=self.option, **sent)  # line 16
+        sent = {"weights": per_client(by_architecture(x, fed)), "control": per_client(by_architecture(c, fed))}
+        mean = self.mean(S, sent, c, fed, server)  # line 16
         heard = Counter(fed.architecture(k) for k in S if k in fed.answered)
         for A, d in mean.items():
             share = heard[A] / N[A]
@@ -137,14 +127,45 @@ class Scaffold(Method):
             server.event("variates", architecture=A, norm=norm(c[A]))
         return self.State(x, c, N)
 
-    def derived(self, replies: Replies, c: dict[str, Weights], fed: Federation, server: Server) -> dict[str, Delta]:
+    def mean(
+        self, S: list[str], sent: dict[str, Any], c: dict[str, Weights], fed: Federation, server: Server
+    ) -> dict[str, Delta]:
+        """Clients S train; the mean change of each architecture. Control variates count once each, also where models
+        are weighted, so that c stays the mean of all c_k."""
+        how: dict[str, Any] = {"by": fed.architecture, "uniform": not self.weighted, "once": ("control",)}
+        return fed.mean(controlled_update, S, **how, option=self.option, local=self.local, **sent)
+
+    def models(self, state: State) -> dict[str, Model]:
+        return models_of(state.weights)
+
+
+@register("scaffold-up")
+@dataclass(frozen=True)
+class ScaffoldUp(Scaffold):
+    """SCAFFOLD whose clients send the model alone: the server derives the change of their control variates."""
+
+    about: ClassVar[About] = replace(
+        Scaffold.about, title="SCAFFOLD, model alone up", wire="model and control variate down, model up"
+    )
+
+    def traits(self) -> Traits:
+        return replace(super().traits(), replies="individual")
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.option == "I":
+            yield "option = 'I': the server can derive the change with option = 'II' only"
+
+    def mean(
+        self, S: list[str], sent: dict[str, Any], c: dict[str, Weights], fed: Federation, server: Server
+    ) -> dict[str, Delta]:
         """Line 16 from the moves alone: c_k+ - c_k = -c - dy / (K eta_l), and 0 for a client that took no step.
 
         K follows from the examples a client registered with, so that no client can claim another.
         """
         normalised = {A: has_batchnorm(server.template(A)) for A in c}
         sums: dict[str, tuple[RunningMean, RunningMean]] = {}
-        for k, move in replies.items():
+        for k, move in fed.map(controlled_move, S, local=self.local, **sent).items():
             A, n = fed.architecture(k), fed.num_examples(k)
             steps = planned_steps(self.local, n, normalised[A])
             lr_sum = sum_of_rates(self.local, steps, steps)
@@ -153,9 +174,6 @@ class Scaffold(Method):
             dy_mean.add(move.weights, fed.copies.get(k, 1) * (n if self.weighted else 1))
             dc_mean.add(dc, 1)
         return {A: Delta(dy.result(), dc.result()) for A, (dy, dc) in sorted(sums.items())}
-
-    def models(self, state: State) -> dict[str, Model]:
-        return models_of(state.weights)
 
 
 def norm(variate: Weights) -> float:

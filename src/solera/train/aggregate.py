@@ -139,3 +139,8 @@ def momentum_step(sent: Weights, average: Weights, velocity: Weights, beta: floa
         x[name] = (start - moved).to(average[name].dtype)
         v[name] = moved.to(old.dtype)
     return x, v
+
+
+def by_row(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """One value for each row, shaped to broadcast with `like`."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))

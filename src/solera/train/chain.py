@@ -119,15 +119,6 @@ def resized(model: nn.Module, weights: Weights, buffers: bool = True) -> nn.Modu
     return model
 
 
-def redraw(model: nn.Module, rng: torch.Generator) -> None:
-    """New random weights for every convolution and Linear layer: He's normal initialisation, biases zero."""
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=rng)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-
-
 def _resize(layer: nn.Module, given: Weights, path: str) -> None:
     """Change the size of one layer; its values are loaded later."""
     if not isinstance(layer, (nn.Linear, nn.Conv2d, *NORMS)):

@@ -8,16 +8,14 @@ All functions work on tensors [teachers, samples, classes]. `copies` is how ofte
 sampled with replacement.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.errors import ConfigError
 from ..place.placement import finest
-from .fitting import logits_of
 
 SUMS_TO_ONE = 1e-3  # how far the weights of all teachers may be from it
 
@@ -106,66 +104,3 @@ def agreement(probs: Tensor, copies: Tensor | None = None, weights: Weighting = 
         dissenting.mean().item(),
         finest(same.all(0)).mean().item(),
     )
-
-
-class WeightedEnsemble:
-    """Several frozen models as one teacher, by weights of a user's own: inputs -> (probabilities, their argmax)."""
-
-    def __init__(self, models: Sequence[nn.Module], weights: Weighting):
-        self.models, self.weights = list(models), weights
-
-    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        logits = torch.stack([logits_of(model, inputs) for model in self.models])
-        found = consensus(probabilities(logits), None, self.weights)
-        return found.probs.to(logits.dtype), found.labels
-
-
-class ConsensusTeacher:
-    """Several frozen models as a teacher for `distill`: inputs -> (labels, dissent).
-
-    The models may differ in architecture. They stay in evaluation mode, so their BatchNorm statistics never change and
-    a prediction never depends on the rest of the batch. Only one batch's predictions are in memory at a time.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        copies: Sequence[int] | None = None,
-        weights: Weighting = confidence_weights,
-    ):
-        if not models:
-            raise ValueError("a consensus needs at least one model")
-        if copies is not None and (len(copies) != len(models) or min(copies) < 1):
-            raise ValueError(f"{len(models)} models need as many copies, each at least 1: {list(copies)}")
-        self.models = list(models)
-        for model in self.models:
-            model.eval()
-            model.requires_grad_(False)
-        self.copies = None if copies is None else torch.tensor(copies)
-        self.weights = weights
-
-    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        logits = torch.stack([logits_of(model, inputs) for model in self.models])
-        found = consensus(probabilities(logits), self.copies, self.weights)
-        return found.labels, found.dissent.to(logits.dtype)
-
-
-def diversity(logits: Tensor, dissent: Tensor) -> Tensor:
-    """KL(s_div, softmax(logits)) of every sample (eq. 9), with 0 log 0 = 0.
-
-    s_div sums to A <= 1, so this is A KL(s_div / A || q) + A log A: the KL from the mean prediction of the dissenting
-    teachers, weighted by their total weight A. The value can be negative; without dissent it is exactly 0.
-    """
-    return torch.xlogy(dissent, dissent).sum(-1) - (dissent * logits.log_softmax(-1)).sum(-1)
-
-
-def normalised(dissent: Tensor) -> Tensor:
-    """s_div / A: the mean prediction of the dissenting teachers; 0 without dissent."""
-    mass = dissent.sum(-1, keepdim=True)
-    return torch.where(mass > 0, dissent / mass, dissent)
-
-
-def ensemble_loss(logits: Tensor, labels: Tensor, dissent: Tensor, lam: float = 0.05) -> Tensor:
-    """Mean over the batch of cross-entropy with the consensus label + lambda times the diversity term (eq. 10)."""
-    loss = F.cross_entropy(logits, labels)
-    return loss + lam * diversity(logits, dissent).mean() if lam else loss

@@ -7,15 +7,20 @@ evaluation mode otherwise, so that a generated sample does not depend on the res
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
+from ..core.settings import Hint
 from ..core.tensors import CPU, Weights, sent
 
 # ---- networks ---------------------------------------------------------------------------------------
+
+
+AtLeastTwo = Annotated[int, Ge(2), Hint("the diversity term compares two samples")]
 
 
 class ImageDecoder(nn.Module):
@@ -58,12 +63,6 @@ class Conditional(nn.Module):
         return self.net(torch.cat([noise, F.one_hot(labels, self.classes).to(noise.dtype)], 1))
 
 
-def latent_generator(latent: int, noise: int, classes: int, hidden: int) -> Conditional:
-    """FedGen's generator: one hidden layer, and latents of `latent` numbers."""
-    net = nn.Sequential(*_hidden(noise + classes, hidden), nn.Linear(hidden, latent))
-    return Conditional(net, noise, classes)
-
-
 def restored(build: Callable[[], Conditional], weights: Weights) -> Conditional:
     """The generator from `build`, in evaluation mode, with a copy of these weights. Uses no random numbers."""
     with torch.device("meta"):
@@ -73,31 +72,8 @@ def restored(build: Callable[[], Conditional], weights: Weights) -> Conditional:
     return generator
 
 
-def latent_generator_of(weights: Weights, classes: int) -> Conditional:
-    """The latent generator with these weights; its sizes follow from the weights."""
-    (hidden, inputs), (latent, _) = weights["net.0.weight"].shape, weights["net.3.weight"].shape
-    return restored(lambda: latent_generator(latent, inputs - classes, classes, hidden), weights)
-
-
-def input_generator(shape: tuple[int, ...], noise: int, classes: int, features: int) -> Conditional:
-    """FedFTG's generator: images [C, H, W] or vectors [F], the inputs of a model.
-
-    Normalised inputs have a mean of about 0 and a variance of about 1, for images per channel. A last BatchNorm
-    without parameters gives generated inputs the same. Without it, the generator could increase the disagreement by
-    simply making its outputs larger.
-    """
-    if len(shape) == 3:
-        image = (shape[0], shape[1], shape[2])
-        decoder = ImageDecoder(image, noise + classes, features)
-        return Conditional(nn.Sequential(decoder, nn.BatchNorm2d(shape[0], affine=False)), noise, classes)
-    if len(shape) != 1:
-        raise ValueError(f"inputs of shape {shape}: only images [C, H, W] and vectors [F] can be generated")
-    (width,) = shape
-    layers = [*_hidden(noise + classes, 4 * features), nn.Linear(4 * features, width), nn.Tanh()]
-    return Conditional(nn.Sequential(*layers, nn.BatchNorm1d(width, affine=False)), noise, classes)
-
-
-def _hidden(inputs: int, outputs: int) -> list[nn.Module]:
+def hidden_layer(inputs: int, outputs: int) -> list[nn.Module]:
+    """A layer of a generator, with BatchNorm."""
     return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
 
 
@@ -141,28 +117,6 @@ def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
     return (-noise_apart * apart).mean().exp()
 
 
-def ensemble_loss(logits: Tensor, labels: Tensor, alpha: Tensor, rule: Literal["avg_logits", "avg_losses"]) -> Tensor:
-    """The ensemble's loss for predicting the labels of generated samples: FedGen's term for the generator.
-
-    `logits` are [clients, samples, classes], `alpha` [clients, classes]. avg_logits: cross-entropy of
-    sum_k alpha_k^y logits_k (the paper); avg_losses: sum_k alpha_k^y times client k's cross-entropy (its code).
-    """
-    shares = alpha[:, labels]
-    if rule == "avg_logits":
-        return F.cross_entropy((shares[..., None] * logits).sum(0), labels)
-    return torch.stack([weighted_cross_entropy(z, labels, a) for z, a in zip(logits, shares, strict=True)]).sum()
-
-
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
     """Mean over the samples of `share` times cross-entropy."""
     return (shares * F.cross_entropy(logits, labels, reduction="none")).mean()
-
-
-def disagreement(one: Tensor, other: Tensor, shares: Tensor) -> Tensor:
-    """Mean over the samples of `share` times the mean absolute difference of the logits (FedFTG's hard samples)."""
-    return (shares * (one - other).abs().mean(-1)).mean()
-
-
-def class_ensemble(logits: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
-    """sum_k alpha_k^y softmax(logits_k) of logits [teachers, samples, classes]: FedFTG's class-level ensemble."""
-    return (alpha[:, labels, None] * logits.softmax(-1)).sum(0)

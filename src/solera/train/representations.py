@@ -3,17 +3,13 @@
 Here a split model is any model with `represent(x)`, which is the input of its `head`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, cast
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.tensors import Inputs, Views, draw, is_fresh, take
 from .fitting import logits_of
-from .objectives import Objective
-from .teachers import Targets
 
 
 class Split(Protocol):
@@ -49,30 +45,3 @@ def represented(model: nn.Module, inputs: Inputs) -> Inputs:
         lambda rows: representations_of(model, take(inputs, rows)),
         lambda rows, seed: representations_of(model, draw(inputs, rows, seed)),
     )
-
-
-def contrast(z: Tensor, near: Tensor, far: Sequence[Tensor], temperature: float) -> Tensor:
-    """-log(e^(cos(z, near)/T) / (e^(cos(z, near)/T) + sum of e^(cos(z, z')/T) over z' in far)), mean over the batch."""
-    alike = torch.stack([F.cosine_similarity(z, other, dim=-1) for other in (near, *far)], 1)
-    return F.cross_entropy(alike / temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device))
-
-
-def contrastive(
-    mu: float, temperature: float, labels: Tensor, frozen: Callable[[Tensor, Tensor], Targets]
-) -> Objective:
-    """Cross-entropy plus mu times `contrast`, as a function of (model, inputs, their positions in the data).
-
-    `frozen(inputs, positions)` are the frozen models' representations of these samples (see `teachers.by_position`),
-    that of the near model first. With mu = 0 this is exactly the cross-entropy.
-    """
-
-    def objective(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
-        split = cast(Split, model)
-        z = split.represent(inputs)
-        loss = F.cross_entropy(split.head(z), labels[positions])
-        if mu == 0:
-            return loss
-        near, *far = frozen(inputs, positions)
-        return loss + mu * contrast(z, near, far, temperature)
-
-    return objective

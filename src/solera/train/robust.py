@@ -5,18 +5,14 @@ class dominates the mean of the logits and the mean of the weights. These functi
 client. They do not help against a majority. A median needs at least three clients: a median of two is their mean.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from ..core.tensors import CPU, Weights, sent
+from ..core.tensors import Weights
 from ..place.placement import finest_type
 from .aggregate import factored, multiplied, pairs_of
-
-FILTERED = 1024  # samples filtered at a time
-
 
 # ---- medians ----------------------------------------------------------------------------------------
 
@@ -144,34 +140,3 @@ def median_probs(probs: Tensor, weights: Sequence[float] | None = None) -> Tenso
     n = probs.new_ones(len(probs)) if weights is None else probs.new_tensor(weights)
     mean = (probs * n.reshape(-1, 1, 1)).sum(0) / n.sum()
     return torch.where(total > 0, middle / total, mean)
-
-
-def filtered_mean(answers: Tensor, epsilon: float, passes: int = 2) -> Tensor:
-    """The mean over teachers of `answers` [teachers, samples, classes] without outliers, sample by sample.
-
-    In each pass the predictions for a sample are centred, and those furthest from the mean along the direction of
-    largest variance (the top right-singular vector) are dropped: the share `epsilon` of all teachers, spread over the
-    passes. Ties keep the first. A deterministic version of the filter of Diakonikolas et al., as used for Cronus.
-    """
-    if not 0 <= epsilon < 0.5:
-        raise ValueError(f"epsilon (the share of malicious teachers) must be in [0, 0.5), not {epsilon}")
-    dropped = math.floor(epsilon * len(answers) / passes + 0.5)
-    there = answers.device
-    if finest_type(there) != torch.float64:  # a tie has to be told from rounding errors: nothing less will do
-        answers = sent(answers, CPU)
-    parts = [_filtered(part.double().transpose(0, 1), dropped, passes) for part in answers.split(FILTERED, 1)]
-    return sent(torch.cat(parts).to(answers.dtype), there)
-
-
-def _filtered(kept: Tensor, dropped: int, passes: int) -> Tensor:
-    """The mean of `kept` [samples, teachers, classes] after dropping `dropped` teachers in each pass."""
-    for _ in range(passes):
-        left = kept.shape[1] - dropped
-        if dropped == 0 or left < 1:
-            break
-        centred = kept - kept.mean(1, keepdim=True)
-        direction = torch.linalg.svd(centred, full_matrices=False).Vh[:, :1]
-        distance = (centred * direction).sum(-1).abs().round(decimals=9)  # two are equally far from their mean: a tie
-        inner = distance.sort(dim=1, stable=True).indices[:, :left].sort(1).values
-        kept = kept.gather(1, inner[..., None].expand(-1, -1, kept.shape[-1]))
-    return kept.mean(1)

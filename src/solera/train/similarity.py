@@ -149,47 +149,6 @@ def mixtures(c: Tensor, uploads: Sequence[Weights]) -> list[Weights]:
 # ---- collaborative losses ---------------------------------------------------------------------------
 
 
-def kl_loss(s: Tensor, reduction: Reduction) -> Loss:
-    """KL(sum_m w_mn s_m || s_n), the sum (or mean) over samples, of predictions s [clients, samples, classes].
-
-    The receiver's own s_n on the right is a constant.
-    """
-    scale = 1.0 if reduction == "sum" else 1 / s.shape[1]
-    s = s.double().clamp_min(SMALLEST)
-    s = (s / s.sum(-1, keepdim=True)).flatten(1)
-    log = s.log()
-
-    def value(weights: Tensor) -> Tensor:
-        mixed = (weights.T @ s).clamp_min(SMALLEST)
-        return scale * (mixed * (mixed.log() - log)).sum(1)
-
-    def slope(weights: Tensor) -> Tensor:
-        mixed = (weights.T @ s).clamp_min(SMALLEST)
-        return scale * (s @ (mixed.log() - log + 1).T)
-
-    return Loss(value, slope)
-
-
-def mse_loss(s: Tensor, reduction: Reduction) -> Loss:
-    """(sum_m w_mn s_m - s_n)^2, the mean over classes and the sum (or mean) over samples."""
-    scale = 1 / s.shape[2] if reduction == "sum" else 1 / (s.shape[1] * s.shape[2])
-    s = s.double().flatten(1)
-    return Loss(
-        lambda weights: scale * (weights.T @ s - s).square().sum(1),
-        lambda weights: scale * 2 * s @ (weights.T @ s - s).T,
-    )
-
-
-def gram_loss(gram: Tensor, size: int = 1) -> Loss:
-    """||sum_m w_mn x_m - x_n||^2 / (2 size), from the inner products <x_m, x_n> alone."""
-
-    def value(weights: Tensor) -> Tensor:
-        off = weights - torch.eye(len(gram), dtype=gram.dtype)
-        return (off * (gram @ off)).sum(0) / (2 * size)
-
-    return Loss(value, lambda weights: (gram @ weights - gram) / size)
-
-
 def gram_matrix(uploads: Sequence[Weights], names: Sequence[str]) -> Tensor:
     """Inner products of the uploads, over the tensors `names`."""
     total = torch.zeros(len(uploads), len(uploads), dtype=torch.float64)
@@ -200,22 +159,6 @@ def gram_matrix(uploads: Sequence[Weights], names: Sequence[str]) -> Tensor:
 
 
 # ---- coefficients that are not learned --------------------------------------------------------------
-
-
-def cosines(s: Tensor) -> Tensor:
-    """Cosine between the flattened predictions of every two clients.
-
-    Rounded to 12 digits, so that equal predictions have a cosine of exactly 1.
-    """
-    flat = s.double().flatten(1)
-    unit = flat / flat.norm(dim=1, keepdim=True).clamp_min(SMALLEST)
-    return (unit @ unit.T).round(decimals=12)
-
-
-def gram_cosines(gram: Tensor) -> Tensor:
-    """Cosine between every two clients' models, from their inner products; rounded as in `cosines`."""
-    norm = gram.double().diagonal().sqrt().clamp_min(SMALLEST)
-    return (gram.double() / norm[:, None] / norm).round(decimals=12)
 
 
 def by_cosine(cosine: Tensor, scale: Literal["minmax", "l1"] = "minmax") -> Tensor:

@@ -173,12 +173,11 @@ FRAMEWORK = GROUPS | {
     "method.name": "framework",
     "method.local_trainer.kind": "fedavg",
     "method.ensemble_trainer.kind": "aggregated",
-    "method.ensemble_trainer.R": 1,
+    "method.R": 1,
 }
 
 ENSEMBLES = FRAMEWORK | {
-    "method.ensemble_trainer.rule": "avg_logits",
-    "method.ensemble_trainer.samples": 10,  # FedBE's
+    "method.rule": "avg_logits",
     "method.global_trainer.kind": "none",
 }
 TIMES = TABLE4 | {  # A.7: four clients, a model for each, constant times; the speeds are ours: ten minutes each
@@ -210,7 +209,6 @@ MIXTURE = PERSONAL | {
     "models.clients": ("lenet5", "alexnet-small", "resnet18", "shufflenetv2"),
     "method.name": "mnfl",
     "method.temperature": 10.0,  # code
-    "method.c_pred": "reuse",  # code
     "method.distill.epochs": 1,  # R
     "method.distill.batch": 256,
     "method.coefficients.steps": 1,
@@ -224,7 +222,6 @@ TABLE1 = MIXTURE | {
     "method.c_loss": "kl",
     "method.c_reduction": "sum",  # eq. (2)
     "method.c_batch": 256,  # as large as a batch of the distillation
-    "method.order": "paper",
     "method.local.lr": 0.01,  # eta_1 = eta_2 = eta_3
     "method.distill.lr": 0.01,
     "method.coefficients.lr": 0.01,
@@ -331,13 +328,12 @@ PAPERS = {
     | SERVER
     | {
         "method.global_trainer.kind": "designated",
-        "method.global_trainer.warmup": 20,
         "method.global_trainer.early_stop": False,
     },
     "fedeed/table4-cifar10": TABLE4,
     "fedeed/table4-cifar100": TABLE4 | {"data.name": "cifar100", "public.name": "imagenet32"},
     "fedeed/table3": TABLE4 | {"run.rounds": 1, "method.local.epochs": 1, "method.fusion.steps": 1},  # one step tells
-    "fedeed/table5": TABLE4 | {"method.local_trainer.kind": "fedavg", "method.local_trainer.mu": 0.001},  # FedProx's mu
+    "fedeed/table5": TABLE4 | {"method.local_trainer.kind": "fedavg"},
     "fedeed/table6": TABLE4,
     "fedeed/table7": TABLE4,
     "fedeed/table8": TABLE4,
@@ -367,7 +363,7 @@ PAPERS = {
         "method.c_loss": "mse",
         "method.c_reduction": "mean",
         "method.c_batch": 5000,  # all of a round's
-        "method.order": "code",
+        "method.name": "mnfl-code",
         "method.grow_epochs": True,
         "method.local.epochs": 10,
         "method.local.batch": 16,

@@ -11,12 +11,11 @@ from solera.core.errors import ConfigError
 from solera.core.federation import FederationConfig
 from solera.core.task import Data
 from solera.core.tensors import weights_of
-from solera.methods.cronus import Cronus
+from solera.methods.cronus import Cronus, filtered_mean
 from solera.runs.loop import check_server
 from solera.testing import check_method
 from solera.train.fitting import Local, fit, logits_of
 from solera.train.objectives import towards
-from solera.train.robust import filtered_mean
 from toys import images, same_bits
 
 FIRST = Local(epochs=2, batch=8, lr=0.05)

@@ -14,6 +14,7 @@ from solera.core.tensors import weights_of
 from solera.methods.fd import FD
 from solera.methods.fedbe import FedDistill
 from solera.methods.feddf import FedDF
+from solera.methods.framework.ensemble_trainers import Bayesian
 from solera.methods.pfedhn import Hypernet, PFedHN
 from solera.methods.steps.teaching import Swag
 from solera.methods.steps.training import local_update
@@ -56,7 +57,8 @@ def test_swag_s_mean_is_that_of_the_cohort(tmp_path, place):
     if place == "feddf":
         method = FedDF(LOCAL, STEPS, teaching=Swag(samples=1, scale=0.0, include_clients=False))
     else:
-        method = FedDistill(LOCAL, STEPS, samples=1, scale=1e-16, include_clients=False)
+        alone = {"include_clients": False, "include_average": False}
+        method = FedDistill(LOCAL, STEPS, ensemble_trainer=Bayesian(posterior="swag", samples=1, scale=1e-16, **alone))
     world.run(method)
     (_, found), w = world.server.ensembles[-1].members[-1], {k: r.weights for k, r in sent["replies"].items()}
     for name, value in found.items():

@@ -11,13 +11,12 @@ from solera.core.federation import QuorumNotMet
 from solera.core.task import Data
 from solera.core.tensors import weights_of
 from solera.core.wire import digest
-from solera.methods.dsfl import DSFL
+from solera.methods.dsfl import DSFL, reduce_entropy
 from solera.methods.local import LocalOnly
 from solera.methods.steps.predictions import towards_targets
 from solera.runs.loop import check_fit, check_server
 from solera.testing import check_method, large, run_toy, toy
 from solera.train.fitting import Local, evaluate, fit, logits_of
-from solera.train.labels import reduce_entropy
 from toys import Conv, images, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

@@ -11,11 +11,10 @@ from solera.core.federation import FederationConfig
 from solera.core.task import Data
 from solera.core.tensors import weights_of
 from solera.core.wire import WireError, decode, encode
-from solera.methods.fd import FD, LabelTable, train_and_report
+from solera.methods.fd import FD, LabelTable, label_loss, train_and_report
 from solera.methods.local import LocalOnly
 from solera.testing import check_method, run_toy
 from solera.train.fitting import Diverged, Local, fit, logits_of
-from solera.train.labels import label_loss
 from toys import same_bits
 
 LOCAL = Local(steps=6, batch=8, lr=0.05)

@@ -23,7 +23,7 @@ from solera.methods.feddf import FedDF
 from solera.methods.pfeddf import FedDFPrevious
 from solera.methods.steps.low_bit import LowBitUpload, coarse_names, fit_coarse
 from solera.methods.steps.screen import Robust, Screen
-from solera.methods.steps.teaching import Lesson, LowEntropy, Several, Swag
+from solera.methods.steps.teaching import Lesson, LowEntropy, Several, Swag, moments, swag
 from solera.runs.config import load_config, to_toml
 from solera.runs.loop import check_server
 from solera.scenario.scenario import Scenario
@@ -32,7 +32,6 @@ from solera.train.aggregate import weighted_mean
 from solera.train.distill import Distill, distill
 from solera.train.fitting import Local, evaluate, fit
 from solera.train.norms import parameter_names, reestimate
-from solera.train.posterior import moments, swag
 from solera.train.robust import coordinate_median
 from solera.train.teachers import Ensemble, entropy, frozen
 from toys import Conv, Samples, World, images, mlp, same_bits

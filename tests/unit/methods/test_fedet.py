@@ -15,7 +15,7 @@ from solera.core.task import Data
 from solera.core.wire import digest
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.method import Traits
-from solera.methods.fedet import FedET
+from solera.methods.fedet import ConsensusTeacher, FedET
 from solera.methods.steps.heads import head_of
 from solera.methods.steps.screen import Robust, Screen
 from solera.models import as_split, build, wrap
@@ -24,7 +24,6 @@ from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.loop import check_server, simulate
 from solera.scenario.scenario import Scenario
 from solera.testing import check_method, large, run_toy, small, split_deep, split_wide, toy, wide
-from solera.train.consensus import ConsensusTeacher
 from solera.train.distill import Distill
 from solera.train.fitting import Local
 from toys import Conv, World, images, mlp, same_bits, spoil

@@ -12,10 +12,9 @@ from solera.core.tensors import weights_of
 from solera.core.wire import digest
 from solera.methods import fedftg
 from solera.methods.fedavg import FedAvg
-from solera.methods.fedftg import FedFTG
+from solera.methods.fedftg import FedFTG, FineTune
 from solera.runs.loop import check_server
 from solera.testing import run_toy
-from solera.train.data_free import FineTune
 from solera.train.fitting import Local, evaluate
 from toys import Conv, Data, World, images, mlp, same_bits
 

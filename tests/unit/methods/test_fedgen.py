@@ -13,14 +13,21 @@ from solera.core.wire import digest
 from solera.engines import Call
 from solera.engines.faulty import Faulty
 from solera.methods.fedavg import FedAvg
-from solera.methods.fedgen import FedGen, phases, train_with_generator, with_latents
+from solera.methods.fedgen import (
+    FedGen,
+    LatentGenerator,
+    latent_generator,
+    latent_generator_of,
+    phases,
+    train_with_generator,
+    with_latents,
+)
 from solera.methods.steps.counts import CountedUpdate, usable_counts
 from solera.methods.steps.heads import head_of
 from solera.models import wrap
 from solera.testing import run_toy, split_deep, split_wide, wide
-from solera.train.data_free import LatentGenerator
 from solera.train.fitting import Local, evaluate, logits_of
-from solera.train.generators import draw, latent_generator, latent_generator_of
+from solera.train.generators import draw
 from toys import Conv, Data, World, images, mlp, replies_of, same_bits
 
 LOCAL = Local(epochs=2, batch=16, lr=0.05)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from solera.methods.fedgen import with_latents
+from solera.methods.fedgen import latent_generator, with_latents
 from solera.models import wrap
-from solera.train.generators import draw, latent_generator
+from solera.train.generators import draw
 from toys import images, mlp
 
 

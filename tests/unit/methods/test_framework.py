@@ -16,20 +16,24 @@ from solera.core.randomness import seed_from
 from solera.core.task import Data
 from solera.core.wire import digest
 from solera.method import described
-from solera.methods.codistillation import Codistillation
 from solera.methods.fedavg import FedAvg, FedAvgM, FedProx
 from solera.methods.fedbe import FedBE, FedDistill
 from solera.methods.feddf import FedDF
-from solera.methods.fedeed import FedEED
-from solera.methods.fedensemble import FedEnsemble
+from solera.methods.fedeed import Codistillation, FedEED, FedEnsemble
 from solera.methods.framework.algorithm import Framework
 from solera.methods.framework.cohort import Cohort
-from solera.methods.framework.ensemble_trainers import EnsembleTrainer, Member
-from solera.methods.framework.global_trainers import GlobalTrainer
-from solera.methods.framework.grouping import split
-from solera.methods.framework.local_trainers import LocalTrainer, Seeds
+from solera.methods.framework.ensemble_trainers import Bayesian, Clients, EnsembleTrainer, Member
+from solera.methods.framework.global_trainers import Basic, Codistilling, GlobalTrainer, NoDistillation, Warmup
+from solera.methods.framework.grouping import Seeds, split
+from solera.methods.framework.local_trainers import (
+    FedAvgMTrainer,
+    FedProxTrainer,
+    LocalTrainer,
+    PerGroup,
+    ScaffoldTrainer,
+)
 from solera.methods.scaffold import Scaffold
-from solera.methods.steps.screen import Robust
+from solera.methods.steps.screen import Robust, Screen
 from solera.runs.config import EngineConfig, RunConfig, load_config
 from solera.runs.loop import check_server, simulate
 from solera.testing import check_method, deep, run_toy, toy, wide
@@ -40,8 +44,9 @@ from toys import Constant, Conv, Quadratic, World, images, kept_by, mlp, quadrat
 
 LOCAL = Local(epochs=1, batch=8, lr=0.05)
 FUSION = Distill(steps=6, batch=16)
-CLIENTS, BASIC, NONE = EnsembleTrainer("clients"), GlobalTrainer("basic"), GlobalTrainer("none")
-DESIGNATED = GlobalTrainer("designated")
+PER_GROUP = PerGroup(parts=(LocalTrainer(), ScaffoldTrainer()))
+CLIENTS, BASIC, NONE = Clients(), Basic(), NoDistillation()
+DESIGNATED = GlobalTrainer()
 
 
 def mixed(tmp, **options) -> World:
@@ -83,8 +88,7 @@ def framework(**settings) -> Framework:
 def clients_of(world: World, t: int, method) -> dict:
     """Who is in which group in round t."""
     world.fed.begin(t)
-    inner = getattr(method, "framework", method)
-    return split(inner.shares, inner.schedule, world.fed, world.server)
+    return split(method.shares, method.schedule, world.fed, world.server)
 
 
 def weights(state, k: int = 0) -> dict:
@@ -130,14 +134,14 @@ def test_fedeed_never_stops_early(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [{"average": how} for how in ("weighted", "uniform", "median", "trimmed_mean", "krum", "multi_krum", "bulyan")]
-    + [{"average": "weighted", "update_clip": 1.0}, {"average": "median", "byzantine": 0, "update_clip": 0.5}],
+    + [{"average": "weighted", "update_clip": 1.0}, {"average": "median", "max_byzantine": 0, "update_clip": 0.5}],
     ids=str,
 )
 def test_one_group_clients_basic_is_feddf_bit_for_bit(tmp_path, settings):
-    method = framework(K=1, local_trainer=LocalTrainer(**settings), ensemble_trainer=CLIENTS, global_trainer=BASIC)
+    screen = Robust(**settings)
+    method = framework(K=1, screen=screen, ensemble_trainer=CLIENTS, global_trainer=BASIC)
     ours = mixed(tmp_path / "a", fraction=0.6).run(method, 3)
-    given = {"max_byzantine" if k == "byzantine" else k: v for k, v in settings.items()}
-    theirs = mixed(tmp_path / "b", fraction=0.6).run(FedDF(LOCAL, FUSION, screen=Robust(**given)), 3)
+    theirs = mixed(tmp_path / "b", fraction=0.6).run(FedDF(LOCAL, FUSION, screen=screen), 3)
     for a, b in zip(ours, theirs, strict=True):
         assert digest(weights(a)) == digest(b.weights)
 
@@ -148,7 +152,7 @@ def test_and_with_early_stopping_and_a_proximal_term_too(tmp_path):
     method = framework(
         K=1,
         fusion=fusion,
-        local_trainer=LocalTrainer("fedprox", mu=0.5),
+        local_trainer=FedProxTrainer(mu=0.5),
         ensemble_trainer=CLIENTS,
         global_trainer=BASIC,
     )
@@ -171,19 +175,20 @@ def test_and_on_a_whole_run_with_dropout_and_batchnorm(tmp_path):
 @pytest.mark.parametrize(
     ("trainer", "method"),
     [
-        (LocalTrainer("fedavg"), FedAvg(LOCAL)),
-        (LocalTrainer("fedavg", "uniform"), FedAvg(LOCAL, "uniform")),
-        (LocalTrainer("fedprox", mu=0.3), FedProx(LOCAL, mu=0.3)),
-        (LocalTrainer("fedavgm", momentum=0.4), FedAvgM(LOCAL, momentum=0.4)),
-        (LocalTrainer("scaffold"), Scaffold(LOCAL)),
-        (LocalTrainer("scaffold", "weighted"), Scaffold(LOCAL, weighted=True)),
-        (LocalTrainer("scaffold", shared_c=True), Scaffold(LOCAL)),
+        (LocalTrainer(), FedAvg(LOCAL)),
+        (LocalTrainer(), FedAvg(LOCAL, "uniform")),
+        (FedProxTrainer(mu=0.3), FedProx(LOCAL, mu=0.3)),
+        (FedAvgMTrainer(momentum=0.4), FedAvgM(LOCAL, momentum=0.4)),
+        (ScaffoldTrainer(), Scaffold(LOCAL)),
+        (ScaffoldTrainer(weighted=True), Scaffold(LOCAL, weighted=True)),
+        (ScaffoldTrainer(shared_c=True), Scaffold(LOCAL)),
     ],
     ids=lambda x: getattr(x, "kind", None),
 )
 def test_one_group_without_distillation_is_the_local_trainers_method(tmp_path, trainer, method, needs_models):
-    ensemble = EnsembleTrainer("clients" if needs_models else "aggregated")
-    ours = framework(K=1, local_trainer=trainer, ensemble_trainer=ensemble, global_trainer=NONE)
+    ensemble = CLIENTS if needs_models else EnsembleTrainer()
+    screen = Screen(getattr(method, "average", "weighted"))
+    ours = framework(K=1, local_trainer=trainer, ensemble_trainer=ensemble, global_trainer=NONE, screen=screen)
     a = mixed(tmp_path / "a", fraction=0.6, public=None).run(ours, 3)[-1]
     b = mixed(tmp_path / "b", fraction=0.6, public=None).run(method, 3)[-1]
     assert digest(weights(a)) == digest(b.weights)
@@ -200,11 +205,11 @@ def test_designated_leaves_the_other_models_as_none_does(tmp_path):
 def test_warm_up_is_none_for_w_rounds(tmp_path):
     none = one_kind(tmp_path / "n").run(framework(K=2, global_trainer=NONE), 4)
     basic = one_kind(tmp_path / "b").run(framework(K=2, global_trainer=BASIC), 1)
-    warm = one_kind(tmp_path / "w").run(framework(K=2, global_trainer=GlobalTrainer("warmup", 2)), 4)
+    warm = one_kind(tmp_path / "w").run(framework(K=2, global_trainer=Warmup(warmup=2)), 4)
     assert [digest(s) for s in warm[:3]] == [digest(s) for s in none[:3]]
     assert digest(warm[3]) != digest(none[3])
     assert digest(basic[1]) != digest(none[1])
-    at_once = one_kind(tmp_path / "0").run(framework(K=2, global_trainer=GlobalTrainer("warmup", 0)), 1)
+    at_once = one_kind(tmp_path / "0").run(framework(K=2, global_trainer=Warmup(warmup=0)), 1)
     assert digest(at_once[1]) == digest(basic[1])
 
 
@@ -278,7 +283,7 @@ def test_eed_3_the_teacher_is_the_mean_of_logits():
     logits = [(1.0, 0.0), (0.0, 1.0), (3.0, 0.0), (0.0, 2.0)]
     members = [Member("p", i % 2, {"logits": torch.tensor(z)}, 1.0) for i, z in enumerate(logits)]
     for T, expected in ((1.0, (0.5621765, 0.4378235)), (4.0, (0.51561992, 0.48438008))):
-        p, _ = EnsembleTrainer().teacher(members, T, Server())(torch.zeros(3, 1))
+        p, _ = EnsembleTrainer().teacher(members, "avg_logits", T, Server())(torch.zeros(3, 1))
         assert p[0].tolist() == pytest.approx(expected, abs=5e-9)
 
 
@@ -291,12 +296,12 @@ def test_eed_4_traffic(tmp_path):
         return sum(t.floats for way in (world.fed.down, world.fed.up) for t in way.values())
 
     plain = floats(LocalTrainer())
-    assert floats(LocalTrainer("fedprox")) == plain
-    assert floats(LocalTrainer("scaffold")) == 2 * plain
+    assert floats(FedProxTrainer()) == plain
+    assert floats(ScaffoldTrainer()) == 2 * plain
 
 
 def test_be_5_ensemble_size(tmp_path):
-    method = FedBE(LOCAL, FUSION, samples=10, save_ensemble=True)
+    method = FedBE(LOCAL, FUSION, save_ensemble=True)
     state = one_kind(tmp_path, 8).run(method)[-1]
     assert len(method.ensemble_of(state).members) == 10 + 8 + 1
     assert FedBE(LOCAL, FUSION).ensemble_of(one_kind(tmp_path / "b").run(FedBE(LOCAL, FUSION))[-1]) is None
@@ -306,7 +311,7 @@ def test_scaffold_variates_are_kept_for_each_client_and_group(tmp_path):
     """SCA-1 in one group, while the other group's clients and variate know nothing of it."""
     parties = [("q", Data(*quadratic_data(a, b))) for a, b in ((1, 1), (2, -1), (1, 1), (2, -1))]
     world = World(tmp_path, {"q": Quadratic}, parties, classes=2)
-    method = Framework(Local(steps=2, lr=0.1), local_trainer=LocalTrainer("scaffold"), global_trainer=NONE, K=2)
+    method = Framework(Local(steps=2, lr=0.1), local_trainer=ScaffoldTrainer(), global_trainer=NONE, K=2)
     group = {"c0": ("q", 0), "c1": ("q", 0), "c2": ("q", 1), "c3": ("q", 1)}
     swapped = {k: ("q", 1 - g) for k, (_, g) in group.items()}
     state = method.init(world.fed, world.server)
@@ -331,11 +336,11 @@ def test_scaffold_variates_are_kept_for_each_client_and_group(tmp_path):
 
 def test_shared_variates_are_one_for_each_client_and_architecture(tmp_path):
     world = one_kind(tmp_path)
-    method = framework(K=2, local_trainer=LocalTrainer("scaffold", shared_c=True))
+    method = framework(K=2, local_trainer=ScaffoldTrainer(shared_c=True))
     state = world.run(method, 2)[-1]
     assert set(kept_by(world.fed, "c0")) == {"control"}
     assert state.memory["c"][1] == {}
-    own = one_kind(tmp_path / "own").run(framework(K=2, local_trainer=LocalTrainer("scaffold")), 2)[-1]
+    own = one_kind(tmp_path / "own").run(framework(K=2, local_trainer=ScaffoldTrainer()), 2)[-1]
     assert digest(own.models) != digest(state.models)
 
 
@@ -348,7 +353,7 @@ def test_students_share_what_the_teachers_say_to_each_draw_unless_teachers_diffe
     world.server.public.fresh = True
     world.server.public.draw = lambda i, seed: world.server.public[i] + seed % 7 / 50
     monkeypatch.setattr(Ensemble, "__call__", lambda self, x: asked.append(len(x)) or call(self, x))
-    trainer = GlobalTrainer("codistillation", warmup=0, exclude_self=exclude)
+    trainer = Codistilling(warmup=0, exclude_self=exclude)
     world.run(framework(K=3, global_trainer=trainer))
     assert len(world.events("distilled")) == 3
     assert asked == [16] * FUSION.steps * (3 if exclude else 1)
@@ -364,7 +369,7 @@ def test_answers_on_disk_give_the_same_bits(tmp_path):
 
 def test_exclude_self_has_the_other_model_alone_as_teacher(tmp_path):
     world = one_kind(tmp_path)
-    method = Codistillation(LOCAL, FUSION, K=2, W=0, exclude_self=True)
+    method = Codistillation(LOCAL, FUSION, K=2, global_trainer=Codistilling(warmup=0, exclude_self=True))
     end = world.run(method)[-1]
     for k in (0, 1):
         own, other = (world.server.model("c", end.history[-1][i].weights) for i in (k, 1 - k))
@@ -373,15 +378,15 @@ def test_exclude_self_has_the_other_model_alone_as_teacher(tmp_path):
 
 def test_a_model_alone_has_no_teacher_but_itself(tmp_path):
     alone = one_kind(tmp_path / "a")
-    a = alone.run(Codistillation(LOCAL, FUSION, K=1, W=0, exclude_self=True), 2)[-1]
+    a = alone.run(Codistillation(LOCAL, FUSION, K=1, global_trainer=Codistilling(warmup=0, exclude_self=True)), 2)[-1]
     b = one_kind(tmp_path / "b").run(FedAvg(LOCAL), 2)[-1]
     assert digest(weights(a)) == digest(b.weights)
     assert alone.events("distilled") == []
 
 
 def test_codistillation_with_self_is_basic_after_its_warm_up(tmp_path):
-    a = one_kind(tmp_path / "a").run(Codistillation(LOCAL, FUSION, K=2, W=1), 2)[-1]
-    b = one_kind(tmp_path / "b").run(framework(K=2, global_trainer=GlobalTrainer("warmup", 1)), 2)[-1]
+    a = one_kind(tmp_path / "a").run(Codistillation(LOCAL, FUSION, K=2, global_trainer=Codistilling(warmup=1)), 2)[-1]
+    b = one_kind(tmp_path / "b").run(framework(K=2, global_trainer=Warmup(warmup=1)), 2)[-1]
     assert digest(a) == digest(b)
 
 
@@ -395,7 +400,7 @@ def test_clients_of_several_groups_teach_all_students(tmp_path):
 
 
 def test_weighted_clients_count_by_their_examples(tmp_path):
-    method = framework(K=1, ensemble_trainer=EnsembleTrainer("clients", weighted=True), save_ensemble=True)
+    method = framework(K=1, ensemble_trainer=Clients(weighted=True), save_ensemble=True)
     state = one_kind(tmp_path).run(method)[-1]
     assert [m.share for m in state.history[-1]] == [5.0 + i for i in range(8)]
     plain = one_kind(tmp_path / "p").run(framework(K=1, ensemble_trainer=CLIENTS))[-1]
@@ -412,7 +417,7 @@ def test_confidence_is_fed_ets_weighting(tmp_path):
 
 @pytest.mark.parametrize("posterior", ["gaussian", "dirichlet", "swag"])
 def test_drawn_teachers(tmp_path, posterior):
-    ensemble = EnsembleTrainer("bayesian", posterior=posterior, samples=3)
+    ensemble = Bayesian(posterior=posterior, samples=3)
     method = framework(K=2, ensemble_trainer=ensemble, global_trainer=BASIC, save_ensemble=True)
     world = mixed(tmp_path)
     state = world.run(method)[-1]
@@ -428,14 +433,16 @@ def test_drawn_teachers(tmp_path, posterior):
 
 def test_feddistill_can_leave_the_clients_out(tmp_path):
     for include, size in ((True, 8 + 10), (False, 10)):
-        method = FedDistill(LOCAL, FUSION, include_clients=include, save_ensemble=True)
+        swag = Bayesian(posterior="swag", include_average=False, include_clients=include)
+        method = FedDistill(LOCAL, FUSION, ensemble_trainer=swag, save_ensemble=True)
         state = one_kind(tmp_path / str(include)).run(method)[-1]
         assert len(method.ensemble_of(state).members) == size
 
 
 def test_fedbes_sharpened_and_normalised_variants_differ(tmp_path):
     settings = [{}, {"sharpen": 0.5}, {"update_normalised": True}, {"posterior": "dirichlet"}]
-    ends = [one_kind(tmp_path / str(i)).run(FedBE(LOCAL, FUSION, **s))[-1] for i, s in enumerate(settings)]
+    methods = [FedBE(LOCAL, FUSION, ensemble_trainer=Bayesian(**s)) for s in settings]
+    ends = [one_kind(tmp_path / str(i)).run(method)[-1] for i, method in enumerate(methods)]
     assert len({digest(e.models) for e in ends}) == len(settings)
 
 
@@ -490,10 +497,10 @@ def overlapping(out, pipeline, engine="inprocess", rounds=4, models=None, **sett
     return simulate(scenario, method, out, config, FederationConfig(0.75), EngineConfig(engine, 2), resume=True)
 
 
-@pytest.mark.parametrize("trainer", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("trainer", [LocalTrainer, ScaffoldTrainer])
 def test_overlap_changes_no_bit(tmp_path, trainer):
     # The architecture with dropout is the second one: its student must not depend on who is distilled beside it.
-    settings = {"local_trainer": LocalTrainer(trainer), "models": {"broad": wide, "deep": deep}}
+    settings = {"local_trainer": trainer(), "models": {"broad": wide, "deep": deep}}
     off = overlapping(tmp_path / "off", False, **settings)
     for engine in ("processes", "inprocess"):
         found = overlapping(tmp_path / engine, True, engine, **settings)
@@ -597,7 +604,7 @@ def test_with_basic_distillation_models_without_clients_stay(tmp_path):
 def test_a_group_whose_clients_all_fail_does_not_void_the_round(tmp_path):
     world = one_kind(tmp_path)
     method = FedEED(LOCAL, FUSION, K=4)
-    group = split(method.framework.shares, "random", world.fed, world.server)
+    group = split(method.shares, "random", world.fed, world.server)
     for k in group:
         if group[k] == ("c", 0):
             world.data[k] = None
@@ -621,7 +628,7 @@ class Spoiled(LocalTrainer):
 def test_an_aggregate_that_is_not_finite_is_neither_kept_nor_asked(tmp_path):
     world = one_kind(tmp_path)
     trainer = Spoiled(spared=world.server.init("c", 0))
-    start, end = world.run(framework(K=2, local_trainer=trainer, ensemble_trainer=EnsembleTrainer(R=2)))
+    start, end = world.run(framework(K=2, local_trainer=trainer, R=2))
     assert [(e["architecture"], e["group"]) for e in world.events("aggregate_rejected")] == [("c", 1)]
     assert same_bits(end.models["c"][1], start.models["c"][1])
     assert [m.group for m in end.history[-1]] == [0]
@@ -697,7 +704,7 @@ def vector(world: World, weights: dict) -> torch.Tensor:
 @pytest.mark.parametrize("how", ["median", "trimmed_mean", "multi_krum"])
 def test_the_average_of_a_group_tolerates_byzantine_clients(tmp_path, how):
     world = one_kind(tmp_path, 10)
-    method = framework(K=2, local_trainer=LocalTrainer(average=how), global_trainer=NONE)
+    method = framework(K=2, screen=Robust(how), global_trainer=NONE)
     start, end = world.run(method)
     found = uploads_of(world, method, 0, start, world.seeds)
     group = clients_of(world, 0, method)
@@ -717,7 +724,7 @@ def test_the_average_of_a_group_tolerates_byzantine_clients(tmp_path, how):
 def test_an_update_is_clipped_to_the_median_of_all_groups(tmp_path):
     """A liar in a group of two would set the median of its own group."""
     world = one_kind(tmp_path, 6)
-    method = framework(K=3, local_trainer=LocalTrainer(update_clip=1.0, average="uniform"), global_trainer=NONE)
+    method = framework(K=3, screen=Robust("uniform", update_clip=1.0), global_trainer=NONE)
     start, end = world.run(method)
     group = clients_of(world, 0, method)
     sent = {k: vector(world, start.models["c"][g[1]]) for k, g in group.items()}
@@ -745,7 +752,7 @@ def test_one_liar_takes_fedeed_over_but_not_with_these_averages(tmp_path):
             return c
 
         world.client = client
-        end = world.run(FedEED(LOCAL, FUSION, K=2, local_trainer=LocalTrainer(**how)))[-1]
+        end = world.run(FedEED(LOCAL, FUSION, K=2, screen=Robust(**how)))[-1]
         largest = max(t.abs().max().item() for m in end.history[-1] for n, t in m.weights.items() if "bias" in n)
         assert (largest < 10) == held, (how, largest)
 
@@ -758,11 +765,11 @@ def wrong(model):
 
 
 def test_a_robust_average_needs_the_clients_models_and_says_so():
-    robust = FedEED(local_trainer=LocalTrainer(average="median"), R=2)
+    robust = FedEED(screen=Robust("median"), R=2)
     assert described(robust).privacy == "individual replies"
-    assert robust.framework.keeps_ensemble
-    with pytest.raises(ConfigError, match=r"no_single_groups = true: method.local_trainer needs individual"):
-        FedEED(local_trainer=LocalTrainer(update_clip=2.0), no_single_groups=True)
+    assert robust.keeps_ensemble
+    with pytest.raises(ConfigError, match=r"no_single_groups = true: method.screen needs individual"):
+        FedEED(screen=Robust(update_clip=2.0), no_single_groups=True)
 
 
 # ---- groups of one client --------------------------------------------------------------------------------
@@ -779,9 +786,7 @@ def test_privacy_follows_from_the_slots():
     assert described(FedBE()).privacy == described(FedDistill()).privacy == "individual replies"
     individual = framework(ensemble_trainer=CLIENTS)
     assert described(individual).privacy == "individual replies (for method.ensemble_trainer)"
-    assert (
-        described(FedEED(local_trainer=LocalTrainer("scaffold"))).state == "a control variate for each group it was in"
-    )
+    assert described(FedEED(local_trainer=ScaffoldTrainer())).state == "a control variate for each group it was in"
 
 
 def test_strata_are_of_one_size_and_meet_every_model_in_an_age(tmp_path):
@@ -801,7 +806,7 @@ def test_with_a_fixed_schedule_model_i_always_goes_to_client_i(tmp_path):
         world.fed.begin(t)
         group = split((1, 1, 1, 1), "fixed", world.fed, world.server)
         assert {world.fed.clients.index(k): g for k, (_, g) in group.items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 0, 5: 1}
-    assert FedEED(LOCAL, FUSION, K=4, schedule="fixed").framework.schedule == "fixed"
+    assert FedEED(LOCAL, FUSION, K=4, schedule="fixed").schedule == "fixed"
 
 
 def test_groups_are_averaged_in_order(tmp_path, monkeypatch):
@@ -835,7 +840,7 @@ def test_no_single_groups_serves_no_group_of_one(tmp_path):
 def test_no_single_groups_drops_a_group_of_which_one_client_is_left(tmp_path):
     method = FedEED(LOCAL, FUSION, K=2, no_single_groups=True)
     world = one_kind(tmp_path, 4)
-    group = split(method.framework.shares, "random", world.fed, world.server)
+    group = split(method.shares, "random", world.fed, world.server)
     world.data[next(k for k, g in group.items() if g == ("c", 1))] = None
     start, end = world.run(method)
     (event,) = world.events("group_too_small")
@@ -847,7 +852,7 @@ def test_no_single_groups_drops_a_group_of_which_one_client_is_left(tmp_path):
 def test_no_single_groups_drops_every_group_of_which_one_client_is_left(tmp_path):
     method = FedEED(LOCAL, FUSION, K=3, no_single_groups=True)
     world = one_kind(tmp_path, 6)
-    group = split(method.framework.shares, "random", world.fed, world.server)
+    group = split(method.shares, "random", world.fed, world.server)
     for k in (1, 2):
         world.data[next(c for c, g in group.items() if g == ("c", k))] = None
     start, end = world.run(method)
@@ -864,17 +869,16 @@ def test_no_single_groups_drops_every_group_of_which_one_client_is_left(tmp_path
         (lambda: Framework(K=0), "K = 0"),
         (lambda: FedEED(K=0), "K = 0"),
         (lambda: FedEED(R=0), "R = 0"),
-        (lambda: EnsembleTrainer("clients", R=2), "R = 2.*'clients'"),
-        (lambda: EnsembleTrainer(samples=0), "samples = 0"),
-        (lambda: EnsembleTrainer(alpha=0.0), "alpha = 0.0"),
-        (lambda: FedBE(sharpen=-1.0), "sharpen = -1.0"),
-        (lambda: LocalTrainer(mu=-1.0), "mu = -1.0"),
-        (lambda: LocalTrainer(momentum=1.0), "momentum = 1.0"),
-        (lambda: LocalTrainer("scaffold", "median"), "kind = 'scaffold'.*bears lying clients"),
-        (lambda: LocalTrainer(kinds=("fedavg", "scaffold"), update_clip=1.0), "no clipping"),
-        (lambda: GlobalTrainer(warmup=-1), "warmup = -1"),
-        (lambda: Codistillation(W=-1), "W = -1"),
-        (lambda: GlobalTrainer("basic", exclude_self=True), "exclude_self"),
+        (lambda: Framework(ensemble_trainer=CLIENTS, R=2), "R = 2.*'aggregated'"),
+        (lambda: Bayesian(samples=0), "samples = 0"),
+        (lambda: Bayesian(alpha=0.0), "alpha = 0.0"),
+        (lambda: EnsembleTrainer(sharpen=-1.0), "sharpen = -1.0"),
+        (lambda: FedProxTrainer(mu=-1.0), "mu = -1.0"),
+        (lambda: FedAvgMTrainer(momentum=1.0), "momentum = 1.0"),
+        (lambda: Framework(local_trainer=ScaffoldTrainer(), screen=Robust("median")), "'scaffold'.*no robust average"),
+        (lambda: Framework(local_trainer=PER_GROUP, screen=Robust(update_clip=1.0)), "no clipping"),
+        (lambda: Warmup(warmup=-1), "warmup = -1"),
+        (lambda: Basic(exclude_self=True), "exclude_self"),
         (lambda: Framework(group_sizes=(1, 2, 3)), "group_sizes"),
         (lambda: Framework(group_sizes=(1, 0)), "group_sizes"),
         (lambda: Framework(group_sizes=(2, 1), schedule="strata"), "strata"),
@@ -914,7 +918,7 @@ def test_groups_that_cannot_be_filled_are_refused_before_the_first_round(tmp_pat
     [
         (FedEED(K=2), {"public": None}, "public.source"),
         (FedEED(K=2, fusion=Distill(keep_init_if_better=True)), {}, "keep_init_if_better"),
-        (FedEED(K=2, local=Local(momentum=0.9), local_trainer=LocalTrainer("scaffold")), {}, "plain SGD"),
+        (FedEED(K=2, local=Local(momentum=0.9), local_trainer=ScaffoldTrainer()), {}, "plain SGD"),
     ],
 )
 def test_what_the_server_lacks_is_refused_before_any_work(tmp_path, method, options, words):
@@ -942,14 +946,14 @@ def test_slots_are_filled_by_name():
                 "K": 3,
                 "group_sizes": [4, 2, 2],
                 "local_trainer": {"kind": "scaffold", "shared_c": True},
-                "ensemble_trainer": {"kind": "aggregated", "R": 4, "rule": "confidence"},
+                "ensemble_trainer": {"kind": "bayesian", "posterior": "swag"},
                 "global_trainer": {"kind": "designated"},
             }
         }
     )
     method = config.method
-    assert method.local_trainer == LocalTrainer("scaffold", shared_c=True)
-    assert method.ensemble_trainer == EnsembleTrainer(R=4, rule="confidence")
+    assert method.local_trainer == ScaffoldTrainer(shared_c=True)
+    assert method.ensemble_trainer == Bayesian(posterior="swag")
     assert method.shares == (4, 2, 2)
 
 
@@ -957,7 +961,12 @@ def test_slots_are_filled_by_name():
     ("table", "words"),
     [
         ({"ensemble_trainer": {"kind": "agregated"}}, "method.ensemble_trainer.kind.*did you mean 'aggregated'"),
-        ({"ensemble_trainer": {"R": 0}}, "method.ensemble_trainer.R = 0"),
+        ({"ensemble_trainer": {"R": 2}}, "method.ensemble_trainer.R = 2: this setting is now called 'method.R'"),
+        ({"ensemble_trainer": {"samples": 2}}, "ensemble_trainer.samples = 2: only kind = 'bayesian'"),
+        ({"samples": 2}, "method.samples = 2: this setting is now method.ensemble_trainer.samples"),
+        ({"W": 2}, "method.W = 2: this setting is now method.global_trainer.warmup"),
+        ({"average": "median"}, "method.average = .*: this setting is now method.screen.average"),
+        ({"local_trainer": {"kinds": ["fedavg"]}}, "kinds = .*: this setting is now called .*local_trainer.parts"),
         ({"K": 0}, "method.K = 0"),
         ({"pipeline": True, "global_trainer": {"kind": "basic"}}, "method.pipeline = true: only designated"),
         ({"pipeline": "eager"}, 'method.pipeline = "eager": expected true or false'),
@@ -980,8 +989,9 @@ def test_the_papers_letters_can_be_set():
 def test_a_new_combination_just_runs(tmp_path):
     method = framework(
         K=2,
-        local_trainer=LocalTrainer("scaffold"),
-        ensemble_trainer=EnsembleTrainer(R=2, rule="confidence"),
+        local_trainer=ScaffoldTrainer(),
+        R=2,
+        rule="confidence",
         pipeline=True,
         no_single_groups=False,
     )
@@ -998,11 +1008,11 @@ def labelled(tmp, make=None, **options) -> World:
     return world
 
 
-@pytest.mark.parametrize("other", ["fedprox", "fedavgm", "scaffold"])
+@pytest.mark.parametrize("other", [FedProxTrainer(mu=0.7), FedAvgMTrainer(), ScaffoldTrainer()])
 def test_every_group_has_a_local_trainer_of_its_own(tmp_path, other):
     """A round of two groups by hand: each group trains and aggregates in its own way."""
     world = one_kind(tmp_path)
-    trainer = LocalTrainer(kinds=("fedavg", other), mu=0.7, momentum=0.3)
+    trainer = PerGroup(parts=(LocalTrainer(), other))
     start, end = world.run(framework(K=2, local_trainer=trainer, global_trainer=NONE))
     group = split((1, 1), "random", world.fed, world.server)
     order = [k for g in (0, 1) for k in group if group[k] == ("c", g)]  # an exchange for each kind
@@ -1011,7 +1021,7 @@ def test_every_group_has_a_local_trainer_of_its_own(tmp_path, other):
         g = group[k][1]
         model, data = world.server.model("c", start.models["c"][g]), world.data[k]
         sent = {n: p.detach().clone() for n, p in model.named_parameters()}
-        mu = 0.7 if g == 1 and other == "fedprox" else 0.0
+        mu = 0.7 if g == 1 and other.kind == "fedprox" else 0.0
         rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).split(8)
         model.train()
         for own in (r for r in rows if len(r) > 1):  # SCAFFOLD's control variates are zero in the first round
@@ -1024,26 +1034,24 @@ def test_every_group_has_a_local_trainer_of_its_own(tmp_path, other):
         uploads[k] = model
     for g in (0, 1):
         own = [k for k in order if group[k] == ("c", g)]
-        uniform = g == 1 and other == "scaffold"
+        uniform = g == 1 and other.kind == "scaffold"
         mean = by_hand.mean_of([uploads[k] for k in own], [1 if uniform else len(world.data[k]) for k in own])
         assert by_hand.close(mean, end.models["c"][g], apart=1e-5)
-    assert bool(end.memory["c"][1]) == (other != "fedprox")
+    assert bool(end.memory["c"][1]) == (other.kind != "fedprox")
     assert end.memory["c"][0] == {}
 
 
 def test_kinds_that_are_all_the_same_are_one_kind(tmp_path):
     """One kind is one exchange: also the same bits."""
-    same = LocalTrainer(kinds=("fedprox", "fedprox"), mu=0.5)
+    same = PerGroup(parts=(FedProxTrainer(mu=0.5), FedProxTrainer(mu=0.5)))
     a = one_kind(tmp_path / "a").run(framework(K=2, local_trainer=same, global_trainer=BASIC), 2)[-1]
-    b = one_kind(tmp_path / "b").run(
-        framework(K=2, local_trainer=LocalTrainer("fedprox", mu=0.5), global_trainer=BASIC), 2
-    )[-1]
+    b = one_kind(tmp_path / "b").run(framework(K=2, local_trainer=FedProxTrainer(mu=0.5), global_trainer=BASIC), 2)[-1]
     assert digest(a) == digest(b)
 
 
 def test_kinds_and_individual_models_and_overlap(tmp_path):
     """Whoever needs single models gets them in every kind, and overlap still changes no bit."""
-    trainer, ends = LocalTrainer(kinds=("scaffold", "fedavgm", "fedavg")), []
+    trainer, ends = PerGroup(parts=(ScaffoldTrainer(), FedAvgMTrainer(), LocalTrainer())), []
     for pipeline in (False, True):
         world, method = (
             one_kind(tmp_path / str(pipeline), n=9),
@@ -1087,7 +1095,7 @@ def test_a_member_whose_tuning_diverges_stays_as_it_was(tmp_path):
 def test_labelled_server_data_adds_cross_entropy(tmp_path, temperature):
     """KL from the ensemble at temperature T + 0.5 times the cross-entropy with the labels, by hand."""
     world, sgd = labelled(tmp_path / "a"), Distill(steps=6, batch=16, optimizer="sgd", lr=0.05, temperature=temperature)
-    trainer = GlobalTrainer("designated", label_weight=0.5)
+    trainer = GlobalTrainer(label_weight=0.5)
     end = world.run(framework(K=2, fusion=sgd, global_trainer=trainer))[-1]
     before = labelled(tmp_path / "b").run(framework(K=2, global_trainer=NONE))[-1]
     # designated groups are an exchange of their own: take the aggregates from the history, not from `before`
@@ -1125,27 +1133,25 @@ def test_what_needs_labels_says_so(tmp_path):
 
 
 def test_kinds_are_as_many_as_groups():
-    with pytest.raises(ConfigError, match=r"local_trainer.kinds = \['fedavg'\]: K = 2 kinds are needed"):
-        framework(K=2, local_trainer=LocalTrainer(kinds=("fedavg",)))
+    with pytest.raises(ConfigError, match=r"local_trainer.parts: 1 trainers; K = 2 groups need one each"):
+        framework(K=2, local_trainer=PerGroup(parts=(LocalTrainer(),)))
     with pytest.raises(ConfigError, match="no control variate to share"):
-        LocalTrainer(kinds=("fedavg", "scaffold"), shared_c=True)
-    table = {"name": "fedeed", "K": 2, "local_trainer": {"kinds": ["fedavg", "scaffold"]}}
+        PerGroup(parts=(LocalTrainer(), ScaffoldTrainer(shared_c=True)))
+    parts = {"kind": "per-group", "parts": [{"kind": "fedavg"}, {"kind": "scaffold"}]}
+    table = {"name": "fedeed", "K": 2, "local_trainer": parts}
     method = load_config({"method": table}).method
     assert described(method).state == "a control variate for each group it was in"
     with pytest.raises(ConfigError, match="needs plain SGD"):
         check_server(framework(local=Local(momentum=0.9), local_trainer=method.local_trainer), toy().server)
 
 
-class LargestGroup:
+class LargestGroup(EnsembleTrainer):
     """An ensemble trainer of our own: only the first model teaches."""
-
-    needs_client_models = False
-    weighted, rule, R, tunes = False, "avg_logits", 1, False
 
     def members(self, w, uploads, sent, d, seeds, server):
         return [Member(P, k, x, 1.0) for (P, k), x in w.items() if k == 0]
 
-    def teacher(self, members, temperature, server):
+    def teacher(self, members, rule, temperature, server):
         return Ensemble([server.model(m.architecture, m.weights) for m in members], temperature=temperature)
 
 

@@ -19,8 +19,8 @@ from solera.core.task import Data
 from solera.core.tensors import weights_of
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
-from solera.methods.fedet import FedET
-from solera.methods.mnfl import MNFL
+from solera.methods.fedet import FedET, diversity, ensemble_loss
+from solera.methods.mnfl import MNFL, kl_loss
 from solera.methods.steps.fusion import finite_models
 from solera.methods.steps.screen import Robust
 from solera.methods.steps.training import Update
@@ -28,11 +28,11 @@ from solera.runs.config import RunConfig
 from solera.runs.loop import simulate
 from solera.testing import small, toy_for
 from solera.train.aggregate import weighted_mean
-from solera.train.consensus import confidence_weights, consensus, diversity, ensemble_loss
+from solera.train.consensus import confidence_weights, consensus
 from solera.train.distill import Distill
 from solera.train.fitting import Local, fit, logits_of
 from solera.train.norms import batchnorms
-from solera.train.similarity import Coefficients, kl_loss, learn
+from solera.train.similarity import Coefficients, learn
 from solera.train.teachers import drop_worst
 from toys import Conv, World, images, same_bits
 

@@ -19,10 +19,10 @@ from solera.method import METHODS
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.local import LocalOnly
-from solera.methods.mnfl import MNFL
+from solera.methods.mnfl import MNFL, MNFLCode, MNFLTwice
 from solera.methods.mnflparam import MNFLParameters
 from solera.methods.pfeddf import PFedDF, score_tuned
-from solera.methods.simpfl import SimPFL, TopKPFL
+from solera.methods.simpfl import SimPFL, TopKPFL, cosines
 from solera.methods.steps import predictions
 from solera.methods.steps.coefficients import uniform_matrix
 from solera.methods.steps.screen import Robust
@@ -33,7 +33,7 @@ from solera.testing import check_method
 from solera.train.aggregate import weighted_mean
 from solera.train.distill import Distill, divergence
 from solera.train.fitting import Local, evaluate, fit, logits_of
-from solera.train.similarity import Coefficients, by_cosine, by_rank, cosines
+from solera.train.similarity import Coefficients, by_cosine, by_rank
 from solera.train.teachers import entropy
 from toys import Conv, Samples, World, images, kept_by, mlp, same_bits
 
@@ -141,7 +141,7 @@ def test_the_second_round_goes_on_with_the_learned_mixtures(tmp_path):
 
 def test_after_distillation_predictions_can_be_made_anew(tmp_path):
     world = mixed(tmp_path)
-    state = world.run(MNFL(**SETTINGS, coefficients=FAST, c_pred="post_distill"))[-1]
+    state = world.run(MNFLTwice(**SETTINGS, coefficients=FAST))[-1]
     x = world.server.public.inputs
     models = [world.server.model(world.fed.architecture(k), world.model(k)) for k in world.fed.clients]
     s = torch.stack([predicted(m, x) for m in models])
@@ -153,7 +153,7 @@ def test_after_distillation_predictions_can_be_made_anew(tmp_path):
 def test_the_order_of_the_authors_code(tmp_path):
     """Newcomers train an epoch; then predict, learn c, distil with the new c, and train last."""
     world = mixed(tmp_path)
-    state = world.run(MNFL(**SETTINGS, coefficients=FAST, order="code"))[-1]
+    state = world.run(MNFLCode(**SETTINGS, coefficients=FAST))[-1]
     x, clients = world.server.public.inputs, list(world.fed.clients)
     one = dataclasses.replace(LOCAL, epochs=1)
     models = {k: trained(world, k, s, local=one) for k, s in zip(clients, world.seeds[:5], strict=True)}
@@ -169,7 +169,7 @@ def test_the_order_of_the_authors_code(tmp_path):
 
 def test_in_that_order_only_newcomers_train_before_they_predict(tmp_path):
     world = mixed(tmp_path)
-    method = MNFL(local=Local(epochs=0), distill=Local(epochs=0), temperature=2.0, order="code")
+    method = MNFLCode(local=Local(epochs=0), distill=Local(epochs=0), temperature=2.0)
     world.run(method, 1)
     before = {k: world.model(k) for k in world.fed.clients}  # one epoch each
     world.run(method, 2)
@@ -212,8 +212,8 @@ CODE = Coefficients(auto_lr=True, constraint="softmax5")
 @pytest.mark.parametrize(
     "method",
     [
-        MNFL(order="code", c_loss="mse", grow_epochs=True, coefficients=CODE),
-        MNFL(c_pred="post_distill", coefficients=Coefficients(constraint="none")),
+        MNFLCode(c_loss="mse", grow_epochs=True, coefficients=CODE),
+        MNFLTwice(coefficients=Coefficients(constraint="none")),
     ],
     ids=["code", "post_distill"],
 )
@@ -233,7 +233,7 @@ def test_columns_sum_to_one_and_move_towards_clients_alike(tmp_path):
     world = Federation(tmp_path, {"m": lambda: mlp(1)}, parties, public=images(100, seed=3)[0])
     local = Local(epochs=5, batch=20, lr=0.1)
     cfg = Coefficients(lr=0.5, rho=0.05)
-    states = world.run(MNFL(local, DISTIL, cfg, temperature=1.0), 3)
+    states = world.run(MNFL(local, DISTIL, coefficients=cfg, temperature=1.0), 3)
     for state in states:
         assert torch.allclose(state.c.sum(0), torch.ones(4).double(), rtol=0, atol=1e-12)
         assert bool((state.c >= 0).all())
@@ -250,7 +250,7 @@ def test_mn4_without_a_pull_it_reaches_the_identity(tmp_path):
     parties = [("m", Data(x[y == c], y[y == c])) for c in range(4)]
     world = Federation(tmp_path, {"m": lambda: mlp(1)}, parties, public=images(PUBLIC, seed=3)[0])
     cfg = Coefficients(lr=1.0, rho=0.0, steps=500)
-    alone = MNFL(Local(epochs=3, batch=10, lr=0.05), Local(epochs=0), cfg, temperature=1.0)
+    alone = MNFL(Local(epochs=3, batch=10, lr=0.05), Local(epochs=0), coefficients=cfg, temperature=1.0)
     end = world.run(alone)[-1]
     assert torch.allclose(end.c, torch.eye(4).double(), rtol=0, atol=1e-9)
 
@@ -472,11 +472,11 @@ def test_predictions_that_are_not_finite_never_leave_the_client(tmp_path):
     assert kept_by(world.fed, "c1") == {}
 
 
-@pytest.mark.parametrize("c_pred", ["reuse", "post_distill"])
-def test_a_client_whose_distillation_blows_up_is_named_and_keeps_the_trained_model(tmp_path, c_pred):
+@pytest.mark.parametrize("kind", [MNFL, MNFLTwice])
+def test_a_client_whose_distillation_blows_up_is_named_and_keeps_the_trained_model(tmp_path, kind):
     world = mixed(tmp_path)
     with pytest.raises(QuorumNotMet):
-        world.run(MNFL(local=LOCAL, distill=Local(epochs=3, batch=8, lr=1e30), c_pred=c_pred))
+        world.run(kind(local=LOCAL, distill=Local(epochs=3, batch=8, lr=1e30)))
     for k, seed in zip(CLIENTS, world.seeds[:5], strict=True):
         assert same_bits(world.model(k), weights_of(trained(world, k, seed)))
     assert [f["client"] for f in world.fed.failures] == CLIENTS
@@ -485,7 +485,7 @@ def test_a_client_whose_distillation_blows_up_is_named_and_keeps_the_trained_mod
 
 def test_a_client_whose_training_after_distillation_blows_up_keeps_the_model_it_had(tmp_path):
     world = mixed(tmp_path)
-    method = MNFL(local=LOCAL, distill=DISTIL, order="code")
+    method = MNFLCode(local=LOCAL, distill=DISTIL)
     state = world.run(dataclasses.replace(method, local=Local(epochs=0)))[-1]
     before = {k: world.model(k) for k in CLIENTS}
     wild = dataclasses.replace(method, distill=Local(epochs=0), local=Local(epochs=9, batch=8, lr=1e30))
@@ -750,8 +750,10 @@ def test_public_data_that_cannot_be_used_is_refused(tmp_path, method):
 
 
 def test_settings_that_contradict_each_other_are_refused():
-    with pytest.raises(ConfigError, match="too late"):
-        MNFL(order="code", c_pred="post_distill")
+    with pytest.raises(ConfigError, match=r'order = "code": this setting is now another method.*mnfl-code'):
+        load_config({"method": {"name": "mnfl", "order": "code"}})
+    with pytest.raises(ConfigError, match=r"c_pred = .*: this setting is now another method.*mnfl-twice"):
+        load_config({"method": {"name": "mnfl", "c_pred": "post_distill"}})
     for method in (MNFL, SimPFL, TopKPFL):
         with pytest.raises(ConfigError, match="temperature = 0"):
             method(temperature=0.0)
@@ -768,7 +770,7 @@ def test_settings_that_contradict_each_other_are_refused():
 def test_recipes_load_and_have_a_test_split_for_each_client(name):
     config = load_config(name)
     assert config.data.client_test > 0
-    assert type(config.method) in {METHODS[n] for n in ("mnfl", "mnflparam")}
+    assert type(config.method) in {METHODS[n] for n in ("mnfl", "mnfl-code", "mnflparam")}
 
 
 def test_there_are_recipes():

@@ -14,7 +14,7 @@ from public_toys import Exchange, Known, mixed
 from solera.core.task import Data
 from solera.method import METHODS
 from solera.methods.local import LocalOnly
-from solera.methods.mnfl import MNFL
+from solera.methods.mnfl import MNFL, MNFLCode
 from solera.methods.mnflparam import MNFLParameters
 from solera.methods.simpfl import SimPFL
 from solera.runs.config import RunConfig
@@ -211,7 +211,7 @@ def test_the_objective_names_what_the_coefficients_are_worth(tmp_path):
 
 def test_an_endless_pull_has_no_objective_and_many_clients_one_in_ten_rounds(tmp_path, monkeypatch):
     world = mixed(tmp_path)
-    world.run(MNFL(WHOLE, ALL, Coefficients(rho=float("inf"))))
+    world.run(MNFL(WHOLE, ALL, coefficients=Coefficients(rho=float("inf"))))
     assert not world.events("objective")
     monkeypatch.setattr("solera.methods.steps.coefficients.SEARCHED_CLIENTS", 4)
     noted = []
@@ -254,7 +254,7 @@ def test_own_models_are_scored_after_training_and_after_distilling(tmp_path, met
 def test_in_the_order_of_the_code_they_are_scored_after_distilling_first(tmp_path):
     """Newcomers train one epoch, distil, and train: without the last, both scores are the same."""
     for name, epochs in {"trained": 3, "not": 0}.items():
-        m = MNFL(Local(epochs=epochs, batch=16, lr=0.5), Local(epochs=1), order="code")
+        m = MNFLCode(Local(epochs=epochs, batch=16, lr=0.5), Local(epochs=1))
         simulate(toy_for(m), m, tmp_path / name, RunConfig(rounds=1))
     stages = {name: lines(tmp_path / name)[0]["personal_stages"] for name in ("trained", "not")}
     assert all(list(s) == ["after_distilling", "after_training"] for s in stages.values())

@@ -11,11 +11,11 @@ from solera.core.task import Data
 from solera.core.tensors import weights_of
 from solera.core.wire import digest
 from solera.methods.fedavg import FedAvg
-from solera.methods.moon import MOON
+from solera.methods.moon import MOON, contrast
 from solera.models import wrap
 from solera.testing import check_method, run_toy, wide
 from solera.train.fitting import Local, minibatches
-from solera.train.representations import contrast, representations_of
+from solera.train.representations import representations_of
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

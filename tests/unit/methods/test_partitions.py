@@ -2,7 +2,7 @@
 
 import pytest
 
-from solera.methods.framework.partitions import group_sizes, latin
+from solera.methods.framework.grouping import group_sizes, latin
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,6 @@ def test_uneven_shares():
     assert group_sizes(0, [3, 1]) == [0, 0]
     for active in range(30):
         assert sum(group_sizes(active, [5, 1, 3])) == active
-
-
-@pytest.mark.parametrize("shares", [[], [1, 0], [2, -1]])
-def test_shares_that_make_no_group_are_refused(shares):
-    with pytest.raises(ValueError, match="share"):
-        group_sizes(4, shares)
 
 
 def test_ens_1_the_latin_schedule():

@@ -6,10 +6,9 @@ import torch
 from solera.core.errors import ConfigError
 from solera.core.task import Data
 from solera.core.tensors import weights_of
-from solera.methods.pfedme import PFedMe
+from solera.methods.pfedme import Envelope, PFedMe, follow_envelope
 from solera.methods.steps.personal import common_model, score_own_or_received
 from solera.testing import check_method, run_toy
-from solera.train.bilevel import Envelope, follow_envelope
 from toys import Conv, Quadratic, World, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Envelope(steps=4, batch=8)

@@ -7,7 +7,8 @@ import torch
 
 from solera.core.errors import ConfigError
 from solera.core.task import Data
-from solera.methods.scaffold import Scaffold
+from solera.methods.scaffold import Scaffold, ScaffoldUp
+from solera.runs.config import load_config
 from solera.train.fitting import Local, gradient_of
 from toys import Conv, Quadratic, World, give, images, kept_by, mlp, quadratic_data, same_bits
 
@@ -28,10 +29,10 @@ def controls(world: World) -> list[float]:
     return [kept_by(world.fed, k)["control"]["x"].item() for k in world.fed.clients]
 
 
-@pytest.mark.parametrize("derive_dc", [False, True])
-def test_sca_1(tmp_path, derive_dc):
+@pytest.mark.parametrize("kind", [Scaffold, ScaffoldUp])
+def test_sca_1(tmp_path, kind):
     world = quadratics(tmp_path)
-    method = Scaffold(TWO_STEPS, derive_dc=derive_dc)
+    method = kind(TWO_STEPS)
     _, one, two = world.run(method, rounds=2)
     assert numbers(one) == pytest.approx((-0.085, 0.425), abs=1e-12)
     assert numbers(two) == pytest.approx((-0.1535, 0.3425), abs=1e-12)
@@ -61,11 +62,11 @@ def test_scaffold_reaches_the_optimum_that_fedavg_misses(tmp_path):
     assert numbers(state) == pytest.approx((-1 / 3, 0.0), abs=1e-6)
 
 
-@pytest.mark.parametrize("derive_dc", [False, True])
-def test_sca_3_one_of_two_clients_counts_half(tmp_path, derive_dc):
+@pytest.mark.parametrize("kind", [Scaffold, ScaffoldUp])
+def test_sca_3_one_of_two_clients_counts_half(tmp_path, kind):
     world = quadratics(tmp_path)
     world.fed.sample = lambda: ["c0"]
-    state = world.run(Scaffold(TWO_STEPS, derive_dc=derive_dc))[-1]
+    state = world.run(kind(TWO_STEPS))[-1]
     assert numbers(state) == pytest.approx((0.19, -0.475), abs=1e-12)
 
 
@@ -104,18 +105,18 @@ def test_server_step_size_scales_parameters_but_not_statistics(tmp_path):
     assert set(start.control["c"]) == {n for n in x if "running" not in n and "num_batches" not in n}
 
 
-@pytest.mark.parametrize("derive_dc", [False, True])
-def test_weighted_by_examples(tmp_path, derive_dc):
+@pytest.mark.parametrize("kind", [Scaffold, ScaffoldUp])
+def test_weighted_by_examples(tmp_path, kind):
     parties = [("q", Data(*quadratic_data(1, 1, 3))), ("q", Data(*quadratic_data(2, -1, 1)))]
     world = World(tmp_path, {"q": Quadratic}, parties, classes=2)
-    state = world.run(Scaffold(TWO_STEPS, weighted=True, derive_dc=derive_dc))[-1]
+    state = world.run(kind(TWO_STEPS, weighted=True))[-1]
     assert numbers(state) == pytest.approx(((3 * 0.19 - 0.36) / 4, (-0.95 + 1.8) / 2), abs=1e-12)
 
 
-@pytest.mark.parametrize("derive_dc", [False, True])
+@pytest.mark.parametrize("kind", [Scaffold, ScaffoldUp])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("drawn", [["c0", "c1", "c2"], ["c0", "c2", "c2"], ["c1", "c1", "c1"]])
-def test_c_stays_the_mean_of_all_variates(tmp_path, drawn, weighted, derive_dc):
+def test_c_stays_the_mean_of_all_variates(tmp_path, drawn, weighted, kind):
     """Whoever takes part, weighted or not, drawn twice or not; who was never asked has 0."""
     parties = [("q", Data(*quadratic_data(a, b, n))) for a, b, n in ((1, 1, 3), (2, -1, 1), (1, 2, 5))]
     world = World(tmp_path, {"q": Quadratic}, parties, classes=2)
@@ -125,7 +126,7 @@ def test_c_stays_the_mean_of_all_variates(tmp_path, drawn, weighted, derive_dc):
         return sorted(set(drawn))
 
     world.fed.sample = sample
-    state = world.run(Scaffold(TWO_STEPS, weighted=weighted, derive_dc=derive_dc), rounds=3)[-1]
+    state = world.run(kind(TWO_STEPS, weighted=weighted), rounds=3)[-1]
     mine = [kept_by(world.fed, k).get("control", {"x": torch.zeros(1)}) for k in world.fed.clients]
     kept = [c["x"].item() for c in mine]
     assert numbers(state)[1] == pytest.approx(sum(kept) / 3, abs=1e-12)
@@ -138,14 +139,14 @@ def test_the_length_of_c_is_noted(tmp_path):
     assert event == {"kind": "variates", "architecture": "q", "norm": pytest.approx(abs(numbers(state)[1]))}
 
 
-@pytest.mark.parametrize("derive_dc", [False, True])
-def test_no_step_leaves_the_control_variate(tmp_path, derive_dc):
+@pytest.mark.parametrize("kind", [Scaffold, ScaffoldUp])
+def test_no_step_leaves_the_control_variate(tmp_path, kind):
     world = quadratics(tmp_path)
-    method = Scaffold(TWO_STEPS, derive_dc=derive_dc)
+    method = kind(TWO_STEPS)
     one = world.run(method)[-1]
     before = controls(world)
     world.fed.begin(1)
-    idle = Scaffold(Local(steps=0), derive_dc=derive_dc)
+    idle = kind(Local(steps=0))
     two = idle.round(one, world.fed, world.server)
     assert numbers(two) == numbers(one)
     assert controls(world) == before
@@ -164,13 +165,13 @@ def test_a_client_that_blows_up_does_not_spoil_its_control_variate(tmp_path):
 
 
 def test_derived_and_explicit_control_variates_agree_on_networks(tmp_path):
-    def end(derive_dc):
+    def end(kind):
         builders = {"c": lambda: Conv(0), "m": lambda: mlp(1)}
         parties = [(P, Data(*images(n, n))) for n, P in ((9, "c"), (14, "m"), (20, "c"), (6, "m"))]
-        world = World(tmp_path / str(derive_dc), builders, parties, fraction=0.75)
-        return world.run(Scaffold(Local(epochs=2, batch=8, lr=0.05), derive_dc=derive_dc), rounds=3)[-1]
+        world = World(tmp_path / kind.__name__, builders, parties, fraction=0.75)
+        return world.run(kind(Local(epochs=2, batch=8, lr=0.05)), rounds=3)[-1]
 
-    a, b = end(False), end(True)
+    a, b = end(Scaffold), end(ScaffoldUp)
     torch.testing.assert_close(a.weights, b.weights, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(a.control, b.control, atol=1e-4, rtol=1e-3)
     assert a.clients == {"c": 2, "m": 2}
@@ -180,9 +181,9 @@ def test_wire_sizes_are_those_of_the_paper(tmp_path):
     """Two models down and two up (2.0 times FedAvg), or two down and one up (1.5 times)."""
     model = mlp(0)
     d = sum(p.numel() for p in model.parameters())
-    for derive_dc, up in ((False, 2 * d), (True, d)):
-        world = World(tmp_path / str(derive_dc), {"m": lambda: mlp(0)}, [("m", Data(*images(8)))])
-        world.run(Scaffold(derive_dc=derive_dc))
+    for kind, up in ((Scaffold, 2 * d), (ScaffoldUp, d)):
+        world = World(tmp_path / kind.__name__, {"m": lambda: mlp(0)}, [("m", Data(*images(8)))])
+        world.run(kind())
         (down,), (back,) = world.fed.down.values(), world.fed.up.values()
         assert down.floats == 2 * d
         assert back.floats == up
@@ -193,13 +194,19 @@ def test_wire_sizes_are_those_of_the_paper(tmp_path):
     [
         ({"local": Local(momentum=0.9)}, "momentum"),
         ({"local": Local(optimizer="adam")}, "SGD"),
-        ({"option": "I", "derive_dc": True}, "derive_dc"),
         ({"server_lr": 0.0}, "server_lr"),
     ],
 )
 def test_scaffold_refuses(settings, word):
     with pytest.raises(ConfigError, match=word):
         Scaffold(**settings)
+
+
+def test_the_server_derives_changes_with_option_two_only():
+    with pytest.raises(ConfigError, match="option = 'I': the server can derive"):
+        ScaffoldUp(option="I")
+    with pytest.raises(ConfigError, match=r"derive_dc = true: this setting is now another method.*'scaffold-up'"):
+        load_config({"method": {"name": "scaffold", "derive_dc": True}})
 
 
 def test_momentum_is_possible_when_asked_for(tmp_path):

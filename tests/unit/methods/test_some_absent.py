@@ -13,10 +13,11 @@ import public_toys
 from mnfl_by_hand import on_simplex
 from public_toys import CLIENTS, SIZES
 from solera.core.task import Data
-from solera.methods.codistillation import Codistillation
+from solera.methods.fedeed import Codistillation
+from solera.methods.framework.global_trainers import Codistilling
 from solera.methods.hierarchical import Hierarchical
 from solera.methods.mnfl import MNFL
-from solera.methods.scaffold import Scaffold
+from solera.methods.scaffold import Scaffold, ScaffoldUp
 from solera.methods.steps.screen import Screen
 from solera.train.distill import Distill
 from solera.train.fitting import Local
@@ -107,8 +108,8 @@ def test_a_group_that_was_absent_is_not_heard_but_is_taught(tmp_path):
 # ---- SCAFFOLD: N ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("derive_dc", [False, True])
-def test_n_is_the_clients_with_examples_of_one_architecture(tmp_path, derive_dc):
+@pytest.mark.parametrize("kind", [Scaffold, ScaffoldUp])
+def test_n_is_the_clients_with_examples_of_one_architecture(tmp_path, kind):
     """The oracle SCA-1 beside an empty client and one of another architecture; and SCA-3, where one of two is there."""
     data = [Data(*quadratic_data(a, b, n)) for a, b, n in ((1, 1, 1), (2, -1, 1), (1, 1, 0), (1, 5, 1))]
     for case, cohort, expected in (
@@ -119,7 +120,7 @@ def test_n_is_the_clients_with_examples_of_one_architecture(tmp_path, derive_dc)
         world = World(
             tmp_path / case, {"q": Quadratic, "r": Quadratic}, list(zip("qqqr", data, strict=True)), classes=2
         )
-        end = rounds(world, Scaffold(Local(steps=2, lr=0.1), derive_dc=derive_dc), cohort)[-1]
+        end = rounds(world, kind(Local(steps=2, lr=0.1)), cohort)[-1]
         assert (end.weights["q"]["x"].item(), end.control["q"]["x"].item()) == pytest.approx(expected, abs=1e-12)
 
 
@@ -192,7 +193,8 @@ def test_a_model_s_teachers_are_all_others_of_both_architectures(tmp_path):
     x = images(24, seed=9)[0]
     world = World(tmp_path, builders, parties, public=x)
     fusion = Distill(steps=2, batch=24, optimizer="sgd", lr=0.5, schedule="constant")
-    end = world.run(Codistillation(Local(epochs=1, batch=8), fusion, K=2, W=0, exclude_self=True))[-1]
+    others = Codistilling(warmup=0, exclude_self=True)
+    end = world.run(Codistillation(Local(epochs=1, batch=8), fusion, K=2, global_trainer=others))[-1]
     groups = [("c", 0), ("c", 1), ("m", 0), ("m", 1)]
     members = {(m.architecture, m.group): m.weights for m in end.history[-1]}
     assert sorted(members) == groups

@@ -77,9 +77,9 @@ def test_bytes_are_those_of_the_run(name, tmp_path):
         ("fedgems", {"selective": False}),
         ("fedgkt", {"partial": "cached"}),
         ("heterofl", {"assignment": "dynamic"}),
-        ("mnfl", {"c_pred": "post_distill"}),
-        ("mnfl", {"order": "code"}),
-        ("scaffold", {"derive_dc": True}),
+        ("mnfl-twice", {}),
+        ("mnfl-code", {}),
+        ("scaffold-up", {}),
     ],
 )
 def test_other_exchanges_of_a_method_are_exact_as_well(name, settings, tmp_path):

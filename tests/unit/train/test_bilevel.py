@@ -10,7 +10,9 @@ from torch import nn
 from torch.func import functional_call
 
 from solera.core.tensors import weights_of
-from solera.train.bilevel import Envelope, after_a_step, batches, endless, follow_envelope
+from solera.methods.perfedavg import after_a_step, endless
+from solera.methods.pfedme import Envelope, follow_envelope
+from solera.methods.steps.personal import batches
 from solera.train.fitting import Diverged, Local, fit
 from solera.train.objectives import cross_entropy
 from toys import Conv, Quadratic, images, mlp, quadratic_data, same_bits

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from solera.core.tensors import weights_of
+from solera.methods.fedma import redraw
 from solera.models import build
-from solera.train.chain import Layer, chain, read, redraw, resized
+from solera.train.chain import Layer, chain, read, resized
 from toys import same_bits
 
 GRAY = (1, 28, 28)

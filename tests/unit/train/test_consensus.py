@@ -7,15 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from solera.core.tensors import weights_of
-from solera.train.consensus import (
-    ConsensusTeacher,
-    confidence,
-    confidence_weights,
-    consensus,
-    diversity,
-    ensemble_loss,
-    normalised,
-)
+from solera.methods.fedet import ConsensusTeacher, diversity, ensemble_loss, normalised
+from solera.train.consensus import confidence, confidence_weights, consensus
 from solera.train.distill import Distill, distill
 from solera.train.teachers import Cache, Ensemble
 from toys import Constant, Conv, images, mlp, same_bits

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from solera.methods.fedftg import FineTune, fine_tune, input_generator
 from solera.testing.toys import stacked, wide
-from solera.train.data_free import FineTune, fine_tune
-from solera.train.generators import draw, input_generator
+from solera.train.generators import draw
 
 
 def distances(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

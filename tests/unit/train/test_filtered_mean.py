@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from solera.train.robust import filtered_mean
+from solera.methods.cronus import filtered_mean
 
 HONEST = ((0.8, 0.1, 0.1), (0.7, 0.2, 0.1), (0.75, 0.15, 0.1), (0.8, 0.15, 0.05))
 
@@ -43,7 +43,7 @@ def test_every_sample_is_filtered_by_itself(teachers, classes, epsilon):
 def test_it_does_not_matter_which_samples_are_filtered_together(monkeypatch):
     answers = torch.rand(7, 25, 4, generator=torch.Generator().manual_seed(2)).softmax(-1)
     whole = filtered_mean(answers, 0.3)
-    monkeypatch.setattr("solera.train.robust.FILTERED", 4)
+    monkeypatch.setattr("solera.methods.cronus.FILTERED", 4)
     assert torch.equal(filtered_mean(answers, 0.3), whole)
     assert whole.dtype == torch.float32
 

@@ -9,20 +9,15 @@ from torch import nn
 
 from solera.core.tensors import weights_of
 from solera.data.public import Generator
-from solera.train.data_free import FineTune, LatentGenerator, fine_tune, hard_sample_loss, teach_latents
+from solera.methods.fedftg import FineTune, class_ensemble, disagreement, fine_tune, hard_sample_loss, input_generator
+from solera.methods.fedgen import LatentGenerator, ensemble_loss, latent_generator, latent_generator_of, teach_latents
 from solera.train.fitting import Local, evaluate, fit, logits_of
 from solera.train.generators import (
     ImageDecoder,
-    class_ensemble,
-    disagreement,
     diversity,
     draw,
-    ensemble_loss,
-    input_generator,
     label_prior,
     label_weights,
-    latent_generator,
-    latent_generator_of,
     restored,
     weighted_cross_entropy,
 )

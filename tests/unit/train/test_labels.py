@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from solera.train.labels import LabelSums, label_loss, others, reduce_entropy
+from solera.methods.dsfl import reduce_entropy
+from solera.methods.fd import LabelSums, label_loss, others
 from solera.train.teachers import entropy
 
 TABLES = torch.tensor(

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from solera.core.tensors import weights_of
+from solera.methods.moon import contrast, contrastive
 from solera.models import wrap
 from solera.train.norms import has_batchnorm, train_mode
-from solera.train.representations import contrast, contrastive, representations_of
+from solera.train.representations import representations_of
 from solera.train.teachers import by_position
 from toys import Conv, images, same_bits
 

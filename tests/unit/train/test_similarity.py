@@ -7,21 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solera.train.similarity import (
-    Coefficients,
-    best,
-    by_cosine,
-    by_rank,
-    cosines,
-    gram_loss,
-    gram_matrix,
-    kl_loss,
-    learn,
-    mixtures,
-    mse_loss,
-    project,
-    terms,
-)
+from solera.methods.mnfl import kl_loss, mse_loss
+from solera.methods.mnflparam import gram_loss
+from solera.methods.simpfl import cosines
+from solera.train.similarity import Coefficients, best, by_cosine, by_rank, gram_matrix, learn, mixtures, project, terms
 
 
 def t(*rows) -> torch.Tensor:

@@ -1,65 +1,35 @@
 """The generalised framework of FedEED (anonymous ICLR submission, "FedEED: Efficient Federated Distillation with
 Ensemble of Aggregated Models"), Algorithm 1: K global models; a local, an ensemble and a global trainer.
 
-Each slot is filled by name in a configuration, or with an object of your own in Python. FedEED, FedBE, FedDistill,
-Fed-ensemble, codistillation and FedDF are settings of it. Clients of different architectures form K groups in each.
+Each trainer is a slot (see slots.py). FedEED, FedBE, FedDistill, Fed-ensemble and codistillation are declarations of
+this class with other defaults. Clients of different architectures form K groups in each.
 
-With `pipeline`, clients train while the server distils: overlap.py shifts this loop by half a round.
+With `pipeline` (appendix A.7) clients train while the server distils. Only the designated models wait for a
+distillation, so the loop is shifted by half a round: round t begins with the distillation of round t - 1 and ends with
+the aggregates of t. At a checkpoint no work is running, and the last distillation comes at the end of the run. All
+updates have the same bits as without overlap. A round reports the designated model of the round before.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ...core.federation import Federation
 from ...core.tensors import Weights
-from ...method import About, Model, register
+from ...method import Model, register
 from ...scenario.server import EnsembleReport, Server
 from ...train.norms import parameter_names
+from ...train.teachers import Teacher
 from ..steps.fusion import public_indices
 from .cohort import Clock, Cohort
 from .ensemble_trainers import Member
-from .global_trainers import Lesson
-from .grouping import check_groups, drop_small, split
-from .local_trainers import Group, Models, Seeds, flat, nest
-from .overlapping import last_lesson, overlapped
+from .grouping import Models, Seeds, check_groups, drop_small, flat, nest, split
 from .slots import Slots
-
-
-class Aggregated(NamedTuple):
-    """The results of the clients' training in a round."""
-
-    w: Models  # w^g_{t,k}; unchanged for a group without clients, missing if the aggregate is not finite
-    trained: set[Group]
-    memory: Models
-    history: list[list[Member]]
-
-
-def alike(history: list[list[Member]]) -> dict[str, list[list[int]]]:
-    """Members whose diversity is measured: the models of the newest round, and each model's checkpoints of R rounds."""
-    place = [(r, (m.architecture, m.group)) for r, members in enumerate(history) for m in members]
-    sets = {"models": [[i for i, (r, _) in enumerate(place) if r == len(history) - 1]]}
-    if len(history) > 1:
-        groups = dict.fromkeys(g for _, g in place)
-        sets["checkpoints"] = [[i for i, (_, own) in enumerate(place) if own == g] for g in groups]
-    return sets
 
 
 @register("framework")
 @dataclass(frozen=True)
 class Framework(Slots):
     """Local trainer, ensemble trainer and global trainer, freely combined."""
-
-    @property
-    def about(self) -> About:
-        slots = self.needs_individual
-        single = f"for {', '.join(slots)}" if slots else "no slot needs individual models"
-        return About(
-            title="Generalised framework",
-            paper="FedEED's Algorithm 1, ICLR submission",
-            wire="model down, model up (with scaffold also control variates)",
-            state=self.local_trainer.client_state,
-            privacy=single,
-        )
 
     @dataclass(frozen=True)
     class State:
@@ -78,78 +48,72 @@ class Framework(Slots):
         return self.State(-1, nest(w), {}, nest(memory), [])
 
     def round(self, state: State, fed: Federation, server: Server) -> State:
-        if self.pipeline:
-            return overlapped(self, state, fed, server)
-        w, clock = flat(state.models), Clock(server)  # w^g*_{t-1,k}
-        cohort = self.cohort(fed, server, clock)  # S_{t,0}, ..., S_{t,K-1}
-        for groups in self.exchanges(server):
-            cohort.start(groups, w, flat(state.memory), self.local)
-        new = self.aggregate(cohort, w, state, fed, server)  # w^g_{t,k}, w^e*_t
-        x = w | new.w
-        students = self.students(x, new, fed, server)
-        x |= self.lesson(students, fed.round, new.history, fed, server, clock).teach(students)  # w^g*_{t,k}
-        return self.State(fed.round, nest(x), {}, nest(new.memory), new.history if self.keeps_ensemble else [])
-
-    def aggregate(self, cohort: Cohort, w: Models, state: State, fed: Federation, server: Server) -> Aggregated:
-        """K groups of clients train one global model each; the ensemble has the results of the last R rounds."""
-        seeds, R = Seeds(fed.run_seed, fed.round), self.ensemble_trainer.R
-        d = public_indices(self.fusion, seeds, server)
-        means, uploads = cohort.collect(w, d[: self.fusion.batch], self.no_single_groups)  # w^l*_{t,k}
-        w_g, memory = dict(w), flat(state.memory)
-        for g, (mean, count) in means.items():  # g = (architecture, k): the K groups
-            found = cohort.aggregate(g, mean, count, w[g], memory)  # w^g_{t,k}
-            if found is None:
-                del w_g[g]
-            else:
-                w_g[g] = found
-        members = self.ensemble_trainer.members(w_g, uploads, w, d, seeds, server)
-        history = [*state.history, members][-R:]  # w^e*_t: the checkpoints of R rounds
-        self.report(history, server)
-        return Aggregated(w_g, set(means), memory, history)
-
-    def cohort(self, fed: Federation, server: Server, clock: Clock) -> Cohort:
-        """The clients of this round in their groups."""
-        S = split(self.shares, self.schedule, fed, server)
+        w, memory, clock = flat(state.models), flat(state.memory), Clock(server)  # w^g*_{t-1,k}
+        S = split(self.shares, self.schedule, fed, server)  # S_{t,0}, ..., S_{t,K-1}
         S = drop_small(S, server) if self.no_single_groups else S
-        return Cohort(S, self.local_trainer, bool(self.needs_individual), fed, server, clock)
-
-    def exchanges(self, server: Server) -> list[list[Group]]:
-        """Which groups receive their models in one exchange: each designated group alone, after all the others.
-
-        Designated groups are separate exchanges even without overlap, because a client's random numbers depend on the
-        number of its exchange.
-        """
+        cohort = Cohort(S, self.local_trainer, self.screen, bool(self.needs_individual), fed, server, clock)
+        # A designated group is an exchange of its own, after all others: a client's seeds depend on the exchange.
         everyone = [(A, k) for A in server.architectures for k in range(self.K)]
         designated = [g for g in everyone if g[1] == 0 and self.global_trainer.designated]
-        return [[g for g in everyone if g not in designated], *([g] for g in designated)]
+        cohort.start([g for g in everyone if g not in designated], w, memory, self.local)
+        w |= self.last_lesson(state, fed, server, clock)  # with `pipeline`: w^g*_{t-1,0}, beside the clients' work
+        for g in designated:
+            cohort.start([g], w, memory, self.local)
 
-    def students(self, x: Models, new: Aggregated, fed: Federation, server: Server) -> Models:
-        """The models to distil in this round, before distillation."""
-        students = {g: x[g] for g in self.global_trainer.students(fed.round, list(x), new.trained)}
+        seeds = Seeds(fed.run_seed, fed.round)
+        d = public_indices(self.fusion, seeds, server)
+        means, uploads = cohort.collect(w, d[: self.fusion.batch], self.no_single_groups)  # w^l*_{t,k}
+        w_g = dict(w)
+        for g, (mean, count) in means.items():  # g = (architecture, k): the K groups
+            found = cohort.aggregate(g, mean, count, w[g], memory)  # w^g_{t,k} = LocalTrainer_k
+            w_g = {h: x for h, x in w_g.items() if h != g} if found is None else w_g | {g: found}
+        members = self.ensemble_trainer.members(w_g, uploads, w, d, seeds, server)  # w^e_t = EnsembleTrainer
+        members = self.ensemble_trainer.tuned(members, seeds, server)
+        history = [*state.history, members][-self.R :]  # w^e*_t: the checkpoints of R rounds
+        self.report(history, server)
+
+        x = w | w_g
+        students = {g: x[g] for g in self.global_trainer.students(fed.round, list(x), set(means))}
         for A in [A for A, k in students if k == 0 and self.report_ensemble]:
             server.report_average(A, students[A, 0])
-        return students
+        if self.pipeline:
+            pending = {A: student for (A, _), student in students.items()}
+            return self.State(fed.round, nest(x | {g: w[g] for g in students}), pending, nest(memory), history)
+        x |= self.taught(students, fed.round, history, fed, server, clock)  # w^g*_{t,k} = GlobalTrainer
+        return self.State(fed.round, nest(x), {}, nest(memory), history if self.keeps_ensemble else [])
+
+    def taught(
+        self, students: Models, t: int, history: list[list[Member]], fed: Federation, server: Server, clock: Clock
+    ) -> Models:
+        """The students after the distillation of round t."""
+        members, seeds = [m for checkpoint in history for m in checkpoint], Seeds(fed.run_seed, t)
+
+        def teacher(own: list[Member]) -> Teacher:
+            return self.ensemble_trainer.teacher(own, self.rule, self.fusion.temperature, server)
+
+        return self.global_trainer.teach(students, members, teacher, self.fusion, seeds, server, clock)
+
+    def last_lesson(self, state: State, fed: Federation, server: Server, clock: Clock) -> Models:
+        """The students of the distillation that the round before has left, after it."""
+        pending = {(A, 0): x for A, x in state.pending.items()}
+        return self.taught(pending, state.t, state.history, fed, server, clock)
 
     def finish(self, state: State, fed: Federation, server: Server) -> State:
-        return last_lesson(self, state, fed, server)
-
-    def lesson(
-        self, students: Models, t: int, history: list[list[Member]], fed: Federation, server: Server, clock: Clock
-    ) -> Lesson:
-        """The distillation of round t, with the teachers' predictions already computed."""
-        members, seeds = [m for checkpoint in history for m in checkpoint], Seeds(fed.run_seed, t)
-        return self.global_trainer.lesson(
-            list(students), members, self.ensemble_trainer, self.fusion, seeds, server, clock
-        )
-
-    def report(self, history: list[list[Member]], server: Server) -> None:
-        """Evaluate the ensemble before any distillation."""
-        members = [m for checkpoint in history for m in checkpoint]
-        if self.report_ensemble and members:
-            voices, shares = [(m.architecture, m.weights) for m in members], [m.share for m in members]
-            server.report_ensemble("ensemble", voices, self.ensemble_trainer.rule, shares, alike=alike(history))
+        x = flat(state.models) | self.last_lesson(state, fed, server, Clock(server))
+        return replace(state, models=nest(x), pending={}, history=state.history if self.keeps_ensemble else [])
 
     # -- results --
+
+    def report(self, history: list[list[Member]], server: Server) -> None:
+        """Evaluate the ensemble before any distillation, and the diversity of its members: of the models of the newest
+        round, and of each model's checkpoints of R rounds."""
+        place = [(r, (m.architecture, m.group)) for r, members in enumerate(history) for m in members]
+        alike = {"models": [[i for i, (r, _) in enumerate(place) if r == len(history) - 1]]}
+        if len(history) > 1:
+            groups = dict.fromkeys(g for _, g in place)
+            alike["checkpoints"] = [[i for i, (_, own) in enumerate(place) if own == g] for g in groups]
+        if self.report_ensemble and (found := self.ensemble(history)):
+            server.report_ensemble(found.name, found.members, found.rule, found.weights, alike=alike)
 
     def models(self, state: State) -> dict[str, Model]:
         """The first model of each architecture under its name; the others as name.1, name.2, ... if not designated."""
@@ -159,9 +123,11 @@ class Framework(Slots):
         return first | {f"{A}.{k}": Model(A, state.models[A][k], kind) for A in first for k in range(1, shown)}
 
     def ensemble_of(self, state: State) -> EnsembleReport | None:
-        """The ensemble itself, for inference: its members and their weights."""
-        members = [m for checkpoint in state.history for m in checkpoint]
-        if not members:
-            return None
-        voices, shares = [(m.architecture, m.weights) for m in members], [m.share for m in members]
-        return EnsembleReport("ensemble", voices, self.ensemble_trainer.rule, shares)
+        """The ensemble itself, for inference."""
+        return self.ensemble(state.history)
+
+    def ensemble(self, history: list[list[Member]]) -> EnsembleReport | None:
+        """The members and their weights; None without a member."""
+        members = [m for checkpoint in history for m in checkpoint]
+        joint = [(m.architecture, m.weights) for m in members]
+        return EnsembleReport("ensemble", joint, self.rule, [m.share for m in members]) if members else None

@@ -10,12 +10,13 @@ from ...core.federation import Federation, QuorumNotMet, Replies
 from ...core.tensors import Weights, is_finite
 from ...scenario.server import Server
 from ...train.fitting import Local
+from ...train.teachers import frozen
 from ..steps.fusion import finite_models
-from ..steps.screen import Robust
+from ..steps.screen import Screen
 from ..steps.training import Update
 from .ensemble_trainers import Upload
-from .grouping import MIN_GROUP, members_of
-from .local_trainers import Group, LocalTrainer, Models, mean_reply
+from .grouping import MIN_GROUP, Group, Models, members_of
+from .local_trainers import LocalTrainer
 
 Means = dict[Group, tuple[Any, int]]  # each group's mean reply, and of how many clients
 
@@ -51,12 +52,13 @@ class Cohort:
         self,
         S: dict[str, Group],
         trainer: LocalTrainer,
+        screen: Screen,
         individual: bool,
         fed: Federation,
         server: Server,
         clock: Clock,
     ):
-        self.S, self.trainer, self.individual = S, trainer, individual
+        self.S, self.trainer, self.screen, self.individual = S, trainer, screen, individual
         self.fed, self.server, self.clock = fed, server, clock
         self.running: list[Callable[[], Any]] = []
 
@@ -74,8 +76,8 @@ class Cohort:
         if self.individual:
             wait = self.fed.submit(task, list(who), **payload)
         else:
-            how: dict[str, Any] = {"by": who.__getitem__, "uniform": trainer.uniform, "once": trainer.once}
-            wait = self.fed.submit_mean(task, list(who), **how, **payload)
+            how: dict[str, Any] = {"by": who.__getitem__, "uniform": trainer.uniform(self.screen)}
+            wait = self.fed.submit_mean(task, list(who), once=trainer.once, **how, **payload)
         names = [f"{A}.{k}" for A, k in sorted(set(who.values()))]
         self.running.append(self.clock.span("train", wait, groups=names))
 
@@ -108,35 +110,29 @@ class Cohort:
         return {g: (mean, answered.count(g)) for g, mean in got.items()}, []
 
     def _finite(self, replies: Replies, w: Models, inputs: Tensor) -> dict[str, Any]:
-        """The replies of clients whose models have finite logits."""
+        """The replies of clients whose models have finite logits, and which the screen does not reject."""
         x = replies.read_as({k: Update(self._client_model(k, w, r)) for k, r in replies.items()})
-        return {k: replies[k] for k in finite_models(x, inputs, self.fed, self.server)}
+        models = finite_models(x, inputs, self.fed, self.server)
+        return {k: replies[k] for k in self.screen.members(models, x, self.fed, self.server)}
 
     def _client_model(self, k: str, w: Models, reply: Any) -> Weights:
         return self.trainer.of(self.S[k]).client_model(w[self.S[k]], reply)
 
     def _average(self, replies: dict[str, Any], w: Models) -> tuple[Means, list[Upload]]:
-        """The mean reply of each group, as `Federation.mean` computes it or by a robust rule, and the
-        uploads."""
-        fed, S = self.fed, self.S
+        """The mean reply of each group, with the bits of `Federation.mean` or by the screen's rule, and the uploads of
+        clients that may teach."""
+        fed, server, S = self.fed, self.server, self.S
         fine = sorted(replies, key=fed.clients.index)
         x = Replies({k: Update(self._client_model(k, w, replies[k])) for k in fine})
-        if (factor := getattr(self.trainer, "update_clip", None)) is not None:  # a trainer of your own may have none
-            x = Robust(update_clip=factor).clipped(x, lambda k: w[S[k]], fed, self.server)
-            replies = dict(x)
-        copies = {k: fed.copies.get(k, 1) for k in fine}
-        examples = {k: float(copies[k] * fed.num_examples(k)) for k in fine}
+        x = self.screen.uploads(x, lambda k: w[S[k]], fed, server)
         means: Means = {}
         for g in sorted({S[k] for k in fine}):
-            own, trainer = [k for k in fine if S[k] == g], self.trainer.of(g)
-            how = trainer.average if getattr(trainer, "robust", False) else "default"
-            if how != "default":
-                one = Robust(how, max_byzantine=trainer.byzantine).average_of(x, own, fed, self.server)
-                means[g] = Update(one), len(own)
-                continue
-            n = [float(copies[k]) if trainer.uniform else examples[k] for k in own]
-            means[g] = mean_reply([replies[k] for k in own], n, trainer.once), len(own)
-        return means, [Upload(S[k], x[k].weights, examples[k], copies[k]) for k in fine]
+            own = {k: replies[k] for k in fine if S[k] == g}
+            means[g] = self.trainer.of(g).mean(own, x, self.screen, fed, server), len(own)
+        models = frozen([(S[k][0], x[k].weights) for k in fine], server.model)
+        teachers = self.screen.teachers(dict(zip(fine, models, strict=True)), fed, server)
+        copies = {k: fed.copies.get(k, 1) for k in fine}
+        return means, [Upload(S[k], x[k].weights, float(copies[k] * fed.num_examples(k)), copies[k]) for k in teachers]
 
     def aggregate(self, g: Group, mean: Any, count: int, sent: Weights, memory: Models) -> Weights | None:
         """w^g_{t,k} of a group: the new model from the mean reply of `count` clients.

@@ -1,19 +1,66 @@
-"""Which clients train which global model in a round. Depends only on the run's seed, not on the training."""
+"""Groups: which clients train which global model in a round. Depends only on the run's seed, not on the training."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from ...core.errors import ConfigError
 from ...core.federation import Federation
 from ...core.randomness import seed_from
+from ...core.tensors import Weights
 from ...scenario.server import Server
-from .local_trainers import Group
-from .partitions import group_sizes, latin
 
 MIN_GROUP = 2  # the sum over a group of one client is that client's model
 Schedule = Literal["random", "strata", "fixed"]
+Group = tuple[str, int]  # (architecture, k): a global model and the clients that train it
+Models = dict[Group, Weights]
+
+
+def flat(nested: dict[str, list[Weights]]) -> Models:
+    """Models by group, from a state's lists by architecture."""
+    return {(A, k): x for A, own in nested.items() for k, x in enumerate(own)}
+
+
+def nest(models: Models) -> dict[str, list[Weights]]:
+    """The inverse of `flat`."""
+    nested: dict[str, list[Weights]] = {}
+    for g in sorted(models):
+        nested.setdefault(g[0], []).append(models[g])
+    return nested
+
+
+class Seeds:
+    """The seeds of round t, also when its work is done later: those of `Federation.seed` in that round."""
+
+    def __init__(self, run_seed: int, t: int):
+        self.run_seed, self.t = run_seed, t
+
+    def __call__(self, *key: Any) -> int:
+        return seed_from(self.run_seed, self.t, *key)
+
+
+def group_sizes(active: int, shares: Sequence[int]) -> list[int]:
+    """The sizes of the groups of `active` clients, in proportion to their shares; every client gets a group.
+
+    With equal shares, sizes differ by at most one, and the first groups (with the designated one) are the larger ones:
+    8 clients in 3 groups are 3, 3, 2. Shares that sum to `active` are the sizes.
+    """
+    total = sum(shares)
+    sizes = [active * s // total for s in shares]
+    rest = [active * s % total for s in shares]
+    for k in sorted(range(len(shares)), key=lambda k: (-rest[k], k))[: active - sum(sizes)]:
+        sizes[k] += 1
+    return sizes
+
+
+def latin(permutation: Sequence[int], r: int) -> list[int]:
+    """The stratum of clients on which each model trains in round r of an age: permutation[(k + r) mod Q].
+
+    In the Q rounds of an age every model trains on every stratum once, and every round uses all strata.
+    """
+    Q = len(permutation)
+    return [permutation[(k + r) % Q] for k in range(Q)]
 
 
 def members_of(fed: Federation, A: str) -> torch.Tensor:

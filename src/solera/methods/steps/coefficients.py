@@ -1,23 +1,84 @@
-"""The server's matrix of knowledge coefficients, for the methods that keep one (see train/similarity.py).
+"""Methods whose clients learn from mixtures of each other's predictions, by a matrix of knowledge coefficients.
 
-Row and column i belong to the i-th client in canonical order: giver and receiver.
+Row and column i belong to the i-th client in canonical order: giver and receiver (see train/similarity.py).
 """
 
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.errors import ConfigError
-from ...core.federation import Federation
+from ...core.federation import Federation, Replies, per_client
+from ...core.settings import NonNegativeInt, Positive
+from ...method import Traits, name_of
 from ...scenario.server import Server
-from ...train.similarity import Coefficients, Loss, best, terms
+from ...train.fitting import Local
+from ...train.similarity import Coefficients, Loss, best, mixtures, terms
+from .personal import OnClients, train_alone
+from .predictions import StudentNorm, ask, draw, participants, public_problems, train_and_assess
 
 MOST_CLIENTS = 5000  # 200 MB of coefficients, in every checkpoint
 NOTED_CLIENTS = 100  # with more, the matrix is recorded only every tenth round
 SEARCHED_CLIENTS = 50  # with more in a round, the best coefficients are computed only every tenth round
 TOLERANCE = 1e-6  # of that search
+
+
+@dataclass(frozen=True)
+class Mixing(OnClients):
+    """A method in which a client is taught by a mixture of all clients' soft predictions on public samples."""
+
+    local: Local = field(default_factory=lambda: Local(epochs=20, batch=128, lr=0.01))  # E, eta_1
+    distill: Local = field(default_factory=lambda: Local(epochs=1, batch=256, lr=0.01))  # R, eta_2, on public samples
+    temperature: Positive = 10.0  # T, of predictions and of distillation
+    public_size: NonNegativeInt | None = None  # public samples a round; 0: local training only; none: public.per_round
+    student_norm: StudentNorm = "train"  # BatchNorm statistics during distillation
+
+    @dataclass(frozen=True)
+    class State:
+        c: Tensor  # row m: giver, column n: receiver; the models are on the clients
+
+    def traits(self) -> Traits:
+        return Traits(across="knowledge", public="everywhere", personal=True)
+
+    def fits(self, server: Server) -> Iterator[str]:
+        yield from public_problems(name_of(self), self.public_size, server)
+
+    def init(self, fed: Federation, server: Server) -> State:
+        return self.State(uniform_matrix(fed))  # line 1
+
+    def round(self, state: State, fed: Federation, server: Server) -> State:
+        x, A = draw(self.public_size, fed, server), participants(fed)
+        if len(x) == 0:
+            fed.map(train_alone, A, local=self.training(fed))
+            return state
+        return self.State(self.exchange(state.c, x, A, fed, server))
+
+    @abstractmethod
+    def exchange(self, c: Tensor, x: Tensor, A: list[str], fed: Federation, server: Server) -> Tensor:
+        """Clients A train, predict the public samples x and learn from each other; returns the new c."""
+
+    def training(self, fed: Federation) -> Local:
+        """How a client trains in this round."""
+        return self.local
+
+    def predicted(self, x: Tensor, A: list[str], fed: Federation, server: Server) -> tuple[list[str], Tensor, Replies]:
+        """The clients that have trained and predicted x, their predictions, and the whole replies."""
+        S, s, said = ask(A, x, self.temperature, self.training(fed), fed, server, task=train_and_assess)
+        server.report_stages(after_training={k: said[k].test for k in S}, after_distilling=None)
+        return S, s, said
+
+    def lesson(self, c: Tensor, S: list[str], s: Tensor) -> dict[str, Any]:
+        """Eq. (2): the teacher of client n is sum_m c_mn s_m, with c between clients S; and the settings of
+        distillation."""
+        teachers = mixtures(c, [{"probs": s_m} for s_m in s])
+        targets = {k: teacher["probs"] for k, teacher in zip(S, teachers, strict=True)}
+        how = {"distil": self.distill, "temperature": self.temperature, "student_norm": self.student_norm}
+        return {"targets": per_client(targets.__getitem__), **how}
 
 
 def uniform_matrix(fed: Federation) -> Tensor:

@@ -37,6 +37,7 @@ from ...core.tensors import Inputs, Shapes, Weights, beside, weights_of
 from ...core.wire import like, sized
 from ...place.placement import finest, finest_type
 from ...scenario.server import Server
+from ...train.aggregate import by_row
 from ...train.fitting import Fitted, Local, fit
 from ...train.norms import parameter_names
 from ...train.objectives import Objective, cross_entropy, log_loss, proximal
@@ -58,7 +59,6 @@ class LowBit:
     skip_ends: bool = False  # do not round the first and the last weight tensor
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         for what in ("bits", "activations"):
             bits = getattr(self, what)
             if bits != OFF and not 1 <= bits <= 8:
@@ -83,14 +83,14 @@ def to_levels(w: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         scales = size.mean(1, dtype=finest_type(w.device)).to(w.dtype)
         return torch.where(w.detach() >= 0, 1, -1).to(torch.int8), scales
     scales = size.amax(1)
-    by = finest(_per_filter(scales, w))
+    by = finest(by_row(scales, w))
     levels = finest(w.detach()) / torch.where(by == 0, 1, by) * steps_of(bits)
     return levels.round().to(torch.int8), scales
 
 
 def from_levels(levels: Tensor, scales: Tensor, bits: int) -> Tensor:
     """The weights from levels and scales: the same bits on server and client."""
-    return levels.to(scales.dtype) / steps_of(bits) * _per_filter(scales, levels)
+    return levels.to(scales.dtype) / steps_of(bits) * by_row(scales, levels)
 
 
 def quantise(w: Tensor, bits: int, standardise: bool = False) -> Tensor:
@@ -104,10 +104,6 @@ def standardised(w: Tensor) -> Tensor:
     spread = flat.std(1, keepdim=True, correction=min(1, flat.shape[1] - 1))
     centred = flat - flat.mean(1, keepdim=True)
     return (centred / torch.where(spread == 0, 1, spread)).clamp(-1, 1).reshape(w.shape)
-
-
-def _per_filter(scales: Tensor, w: Tensor) -> Tensor:
-    return scales.reshape(-1, *[1] * (w.ndim - 1))
 
 
 def coarse_names(model: nn.Module, cfg: LowBit) -> list[str]:
@@ -125,7 +121,7 @@ def coarse_names(model: nn.Module, cfg: LowBit) -> list[str]:
 def quantise_activations(a: Tensor, bits: int) -> Tensor:
     """A(a) of the samples in the first dimension, each with a range of its own. A constant sample stays as it is."""
     flat = a.detach().flatten(1)
-    lo, hi = (_per_filter(t, a) for t in (flat.amin(1), flat.amax(1)))
+    lo, hi = (by_row(t, a) for t in (flat.amin(1), flat.amax(1)))
     span, n = torch.where(hi == lo, 1, hi - lo), 2**bits - 1
     return lo + span * (((a.detach() - lo) / span * n).round() / n)
 
@@ -217,45 +213,33 @@ def fit_coarse(
     ste: forward with Q(w), and w itself is updated. error_feedback: w is rounded before the first step and after each
     step, and gradients are those at the rounded weights. `around` may add to the objective (a proximal term).
     """
-    end = round_activations(model, cfg)
-    try:
-        return _fit_coarse(model, inputs, labels, local, seed, cfg, around)
-    finally:
-        end()
-
-
-def _fit_coarse(
-    model: nn.Module,
-    inputs: Inputs,
-    labels: Tensor,
-    local: Local,
-    seed: int,
-    cfg: LowBit,
-    around: Callable[[Objective], Objective],
-) -> Fitted:
     chosen = set(coarse_names(model, cfg))
     coarse = {name: p for name, p in model.named_parameters() if name in chosen}
-    if cfg.training == "ste":
+    end = round_activations(model, cfg)
+    try:
+        if cfg.training == "ste":
 
-        def rounded_forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            rounded = {name: StraightThrough.apply(p, cfg) for name, p in coarse.items()}
-            return log_loss(functional_call(model, rounded, (x,)), y)
+            def rounded_forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+                rounded = {name: StraightThrough.apply(p, cfg) for name, p in coarse.items()}
+                return log_loss(functional_call(model, rounded, (x,)), y)
 
-        fitted = fit(model, inputs, labels, local, seed, around(rounded_forward))
-        with torch.no_grad():
-            for p in coarse.values():
-                p.copy_(quantise(p, cfg.bits, cfg.standardise))
+            fitted = fit(model, inputs, labels, local, seed, around(rounded_forward))
+            with torch.no_grad():
+                for p in coarse.values():
+                    p.copy_(quantise(p, cfg.bits, cfg.standardise))
+            return fitted
+
+        feedback, objective = ErrorFeedback(coarse.values(), cfg), around(cross_entropy)
+
+        def rounded_first(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            feedback()  # after the previous step
+            return objective(model, x, y)
+
+        fitted = fit(model, inputs, labels, local, seed, rounded_first)
+        feedback()
         return fitted
-
-    feedback, objective = ErrorFeedback(coarse.values(), cfg), around(cross_entropy)
-
-    def rounded_first(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        feedback()  # after the previous step
-        return objective(model, x, y)
-
-    fitted = fit(model, inputs, labels, local, seed, rounded_first)
-    feedback()
-    return fitted
+    finally:
+        end()
 
 
 # ---- packing ----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Personal models: fine-tuning of a received model, and evaluation on the client's own test samples."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,13 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.federation import Federation, per_client
+from ...core.settings import NonNegativeInt
 from ...core.task import Client, task
-from ...core.tensors import Weights, copy_of, weights_of
+from ...core.tensors import Inputs, Weights, copy_of, weights_of
+from ...method import Exchange, Method, Model
+from ...scenario.server import Server
 from ...train.distill import divergence
-from ...train.fitting import Local, Score, evaluate, fit, logits_of
+from ...train.fitting import Local, Score, evaluate, fit, logits_of, minibatches
+from ...train.norms import has_batchnorm
 from ...train.objectives import Objective
 from ...train.representations import represented
 from ...train.teachers import Targets, by_position, soft_targets
+
+Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,29 @@ def score_tuned(client: Client, weights: Weights, tuning: Tuning, tuned: bool) -
     own = client.state.get("model") if tuned else None
     model = _tuned(client, weights, tuning) if own is None else client.model(own)
     return evaluate(model, client.test.inputs, client.test.labels)
+
+
+@dataclass(frozen=True)
+class FineTuned(Method):
+    """A method at whose end every client fine-tunes the model of its architecture on its own data.
+
+    Its state has `weights`, and `tuned`: whether the clients hold fine-tuned copies of these.
+    """
+
+    tune_epochs: NonNegativeInt = 5  # epochs of fine-tuning, otherwise as local training; 0: keep the common model
+
+    @property
+    def tuning(self) -> Tuning:
+        """How the received model is fine-tuned."""
+        return Tuning(replace(self.local, epochs=self.tune_epochs, steps=None))  # type: ignore[attr-defined]
+
+    def finish(self, state: Any, fed: Federation, server: Server) -> Any:
+        """Send every client the model of its architecture, also clients outside the last cohort."""
+        fed.map(fine_tune, list(fed.clients), **tuning_payload(state.weights, self.tuning, fed))
+        return replace(state, tuned=True)
+
+    def personal(self, state: Any, fed: Federation) -> Exchange:
+        return Exchange(score_tuned, {**tuning_payload(state.weights, self.tuning, fed), "tuned": state.tuned})
 
 
 def tuning_payload(x: dict[str, Weights], tuning: Tuning, fed: Federation) -> dict[str, Any]:
@@ -90,6 +119,24 @@ def score_own(client: Client) -> Score:
     return scored(client, client.state.get("model"))
 
 
+@dataclass(frozen=True)
+class OnClients(Method):
+    """A method whose models stay on the clients, and so does all other state, unless it has a `State` of its own."""
+
+    @dataclass(frozen=True)
+    class State:
+        rounds: int
+
+    def init(self, fed: Federation, server: Server) -> Any:
+        return self.State(0)
+
+    def personal(self, state: Any, fed: Federation) -> Exchange | None:
+        return Exchange(score_own)
+
+    def models(self, state: Any) -> dict[str, Model]:
+        return {}
+
+
 @task("score_own_or_received")
 def score_own_or_received(client: Client, weights: Weights) -> Score:
     """The same, but a client without its own model scores the received common model."""
@@ -113,3 +160,9 @@ def common_model(x: dict[str, Weights], fed: Federation) -> dict[str, Any]:
 def score_received(client: Client, weights: Weights | None) -> Score:
     """Score the received model on the client's own test samples; None, for a client never sampled, counts no sample."""
     return scored(client, weights)
+
+
+def batches(model: nn.Module, inputs: Inputs, labels: Tensor, cfg: Local, seed: int) -> Batches:
+    """The minibatches `fit` trains on: with BatchNorm, those of one sample are skipped unless there is no other."""
+    smallest = 2 if has_batchnorm(model) and min(cfg.batch, len(labels)) > 1 else 1
+    return (b for b in minibatches(inputs, labels, cfg, seed) if len(b[1]) >= smallest)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...core.errors import DataError
 from ...core.federation import Federation, Replies
 from ...core.randomness import seed_from
-from ...core.task import Client, PublicRows, Trains, task
+from ...core.task import Client, PublicRows, Task, Trains, task
 from ...core.tensors import Inputs, weights_of
 from ...core.wire import like, sized
 from ...scenario.server import Server
@@ -104,7 +104,7 @@ def train_and_predict(
     client: Client, local: Local, only_new: bool, drawn: Drawn, classes: int, temperature: float
 ) -> Predictions:
     """Train on private data (with `only_new`, only if the client has no model yet), then predict public samples."""
-    _, probs = _trained_answer(client, local, only_new, drawn, temperature)
+    _, probs = _answered(client, local, drawn, only_new, temperature)
     return Predictions(probs)
 
 
@@ -113,21 +113,22 @@ def train_and_assess(
     client: Client, local: Local, only_new: bool, drawn: Drawn, classes: int, temperature: float
 ) -> Assessed:
     """The same, and evaluate the model before distillation."""
-    model, probs = _trained_answer(client, local, only_new, drawn, temperature)
+    model, probs = _answered(client, local, drawn, only_new, temperature)
     return Assessed(*_assessed(client, model), probs)
 
 
 @task("train_and_answer")
 def train_and_answer(client: Client, local: Local, indices: PublicRows, digest: str, classes: int) -> Probabilities:
     """Train on private data, then predict class probabilities of the public samples."""
-    model, inputs = _train(client, local, Drawn(indices, digest))
-    return Probabilities(_predict(model, inputs, 1.0))
+    return Probabilities(_answered(client, local, Drawn(indices, digest), False, 1.0)[1])
 
 
 @task("train_and_score")
 def train_and_score(client: Client, local: Local, indices: PublicRows, digest: str, classes: int) -> Scores:
     """Train on private data, then predict logits of the public samples."""
-    model, inputs = _train(client, local, Drawn(indices, digest))
+    drawn = Drawn(indices, digest)
+    model, inputs = _trained(client, local, drawn)
+    remember(client, model, drawn)
     return Scores(scores_of(model, inputs))
 
 
@@ -221,14 +222,20 @@ def towards_targets(temperature: float = 1.0, student_norm: StudentNorm = "train
     return towards(lambda z, p: divergence(z, p, entropy(p), temperature), frozen=student_norm == "frozen")
 
 
-def _trained_answer(
-    client: Client, local: Local, only_new: bool, drawn: Drawn, temperature: float
-) -> tuple[nn.Module, Tensor]:
+def _trained(client: Client, local: Local, drawn: Drawn, only_new: bool = False) -> tuple[nn.Module, Tensor]:
+    """The client's model after training, which it keeps, and the inputs of the samples `drawn`."""
     inputs = public_inputs(client, drawn)  # before any work
     own = client.state.get("model")
     model = client.model(own)
     if own is None or not only_new:
         fit(model, client.train.inputs, client.train.labels, local, client.seed)
+    return model, inputs
+
+
+def _answered(
+    client: Client, local: Local, drawn: Drawn, only_new: bool, temperature: float
+) -> tuple[nn.Module, Tensor]:
+    model, inputs = _trained(client, local, drawn, only_new)
     probs = _predict(model, inputs, temperature)
     remember(client, model, drawn)
     return model, probs
@@ -237,14 +244,6 @@ def _trained_answer(
 def _assessed(client: Client, model: nn.Module) -> tuple[float, Score]:
     private = evaluate(model, client.train.inputs, client.train.labels)
     return private.loss, evaluate(model, client.test.inputs, client.test.labels)
-
-
-def _train(client: Client, local: Local, drawn: Drawn) -> tuple[nn.Module, Tensor]:
-    inputs = public_inputs(client, drawn)  # before any work
-    model = client.model(client.state.get("model"))
-    fit(model, client.train.inputs, client.train.labels, local, client.seed)
-    remember(client, model, drawn)
-    return model, inputs
 
 
 def _predict(model: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
@@ -275,30 +274,13 @@ def ask(
     fed: Federation,
     server: Server,
     only_new: bool = False,
-) -> tuple[list[str], Tensor]:
-    """Clients train and predict; returns the clients with valid predictions, and the predictions."""
-    how = _question(indices, temperature, local, server, only_new)
-    return usable(fed.map(train_and_predict, clients, **how), fed)
-
-
-def ask_and_assess(
-    clients: Sequence[str],
-    indices: Tensor,
-    temperature: float,
-    local: Local,
-    fed: Federation,
-    server: Server,
-    only_new: bool = False,
+    task: Task = train_and_predict,
 ) -> tuple[list[str], Tensor, Replies]:
-    """The same, with the whole replies (see Assessed)."""
-    replies = fed.map(train_and_assess, clients, **_question(indices, temperature, local, server, only_new))
-    return *usable(replies, fed), replies
-
-
-def _question(indices: Tensor, temperature: float, local: Local, server: Server, only_new: bool) -> dict[str, Any]:
+    """Clients train and predict; the clients with valid predictions, the predictions, and the whole replies."""
     drawn = Drawn(indices.int(), server.public.digest)
     how: dict[str, Any] = {"local": local, "only_new": only_new, "temperature": temperature}
-    return {"drawn": drawn, "classes": server.num_classes, **how}
+    replies = fed.map(task, clients, drawn=drawn, classes=server.num_classes, **how)
+    return *usable(replies, fed), replies
 
 
 def question(indices: Tensor, server: Server) -> dict[str, Any]:

@@ -14,7 +14,7 @@ models, the score of model i is the sum of d(i, j) over the n - f - 2 models nea
 All models count the same, whatever their numbers of examples: a Byzantine client could claim any.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
@@ -30,11 +30,11 @@ from ...train.aggregate import uniform_mean
 from ...train.fitting import evaluate
 from ...train.norms import parameter_names
 from ...train.robust import by_number, clip_updates, weighted_median
-from ...train.teachers import Frozen, drop_worst
+from ...train.teachers import Build, Frozen, drop_worst
 from .averaging import average_of
-from .fusion import side_by_side
+from .fusion import finite_models, side_by_side
 from .heads import head_of
-from .training import Update
+from .training import Sent, Update
 
 Selection = Literal["krum", "multi_krum", "bulyan"]
 Combined = Literal["weighted", "uniform", "median", "trimmed_mean", "krum", "multi_krum", "bulyan"]
@@ -66,8 +66,13 @@ class Screen(Slot):
         },
     }
 
-    def uploads(self, x: Replies, M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
-        """The uploads, as they count from here on; M are the models that were sent."""
+    @property
+    def individual(self) -> bool:
+        """Whether it needs the clients' models, and not only their mean."""
+        return self.buffers != "mean"
+
+    def uploads(self, x: Replies, sent: Sent, fed: Federation, server: Server) -> Replies:
+        """The uploads, as they count from here on; `sent` are the models that clients were sent."""
         return x
 
     def members(self, models: dict[str, Frozen], x: Replies, fed: Federation, server: Server) -> dict[str, Frozen]:
@@ -77,6 +82,15 @@ class Screen(Slot):
     def teachers(self, models: dict[str, Frozen], fed: Federation, server: Server) -> dict[str, Frozen]:
         """Those of them whose models teach."""
         return models
+
+    def screened(
+        self, x: Replies, sent: Sent, probe: Tensor, fed: Federation, server: Server, build: Build | None = None
+    ) -> tuple[Replies, dict[str, Frozen], dict[str, Frozen]]:
+        """All of that: the uploads as they count, the clients that count, and those whose models teach. Models whose
+        logits on `probe` are not finite are rejected."""
+        x = self.uploads(x, sent, fed, server)
+        members = self.members(finite_models(x, probe, fed, server, build=build), x, fed, server)
+        return x, members, self.teachers(members, fed, server)
 
     def averages(self, x: Replies, members: Iterable[str], fed: Federation, server: Server) -> dict[str, Weights]:
         """The average of each architecture's clients; architectures without a client are left out."""
@@ -116,7 +130,6 @@ class Robust(Screen):
     update_clip: Positive | None = None  # largest norm of a client's update, in multiples of its architecture's median
 
     def problems(self) -> Iterator[Problem]:
-        """Settings that contradict each other."""
         if self.drop_outliers and not self.drop_worst:
             yield "drop_outliers = true has no effect without drop_worst = true"
 
@@ -126,13 +139,14 @@ class Robust(Screen):
         if self.drop_worst and server.validation is None:
             yield "drop_worst needs a validation set on the server: set data.validation"
 
+    @property
+    def individual(self) -> bool:
+        return self != Robust(self.average) or self.average not in ("weighted", "uniform")
+
     def for_dry_run(self) -> Self:
         return replace(self, drop_worst=False, drop_outliers=False) if self.drop_worst else self  # zeros: all dropped
 
-    def uploads(self, x: Replies, M: dict[str, Weights], fed: Federation, server: Server) -> Replies:
-        return self.clipped(x, lambda k: M[fed.architecture(k)], fed, server)
-
-    def clipped(self, x: Replies, sent: Callable[[str], Weights], fed: Federation, server: Server) -> Replies:
+    def uploads(self, x: Replies, sent: Sent, fed: Federation, server: Server) -> Replies:
         """The uploads, with each update's norm clipped to `update_clip` times the median of its architecture's clients.
 
         An update is the difference from the model that the client was sent.

@@ -4,7 +4,8 @@ Every option is one class. The defaults of `Teaching` do nothing: the clients' m
 sampled, on all public samples of the round. `Several` joins options in the order in which they are listed.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -17,10 +18,10 @@ from ...core.settings import NonNegative, PositiveInt, Problem, Slot, settings, 
 from ...core.tensors import Weights
 from ...method import Method, name_of
 from ...scenario.server import Server
+from ...train.aggregate import uniform_mean
 from ...train.distill import Distill
 from ...train.fitting import evaluate
 from ...train.norms import parameter_names
-from ...train.posterior import swag
 from ...train.teachers import Build, Frozen, Rule, frozen, lowest_entropy
 from .fusion import Asked, copies_of, kept, logits_problems, side_by_side, validation_problems, with_statistics
 
@@ -143,13 +144,10 @@ class Swag(Teaching):
     def join(self, teachers: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Frozen]:
         fed, server, d = at.fed, at.server, at.d
         (A,) = server.architectures
-        order = torch.randperm(len(d), generator=torch.Generator().manual_seed(fed.seed("norm")))
-        inputs = server.public[d[order[:NORM_SAMPLES]]]
         uploads = [m.weights for k, m in teachers.items() for _ in range(fed.copies.get(k, 1))]
         names = parameter_names(server.template(A))
         drawn = swag(uploads, names, self.samples, fed.seed("swag"), self.scale)
-        if len(inputs) > 1:
-            drawn = [with_statistics(A, weights, inputs, server) for weights in drawn]
+        drawn = with_public_statistics(A, drawn, d, NORM_SAMPLES, fed.seed("norm"), server)
         joined = {k: m.weights for k, m in teachers.items()} if self.include_clients else {}
         joined |= {f"swag-{i}": weights for i, weights in enumerate(drawn)}
         members = [(A, weights) for weights in joined.values()]
@@ -244,3 +242,62 @@ def teaching_problems(method: Any, server: Server) -> Iterator[str]:
         yield from logits_problems(name_of(method), server)
     elif method.teaching != Teaching():
         yield "method.fusion.steps = 0: method.teaching concerns distillation and needs steps"
+
+
+# ---- SWAG (Maddox et al., NeurIPS 2019) around models ---------------------------------------------------------
+
+# Moments are float64. Only parameters are sampled. The buffers of a sample (BatchNorm statistics) are those of the mean
+# and do not fit its parameters; `with_public_statistics` computes new ones.
+
+
+def with_public_statistics(
+    A: str, models: list[Weights], d: Tensor, most: int, seed: int, server: Server
+) -> list[Weights]:
+    """Models of architecture A with BatchNorm statistics from at most `most` of the public samples d."""
+    order = torch.randperm(len(d), generator=torch.Generator().manual_seed(seed))
+    inputs = server.public[d[order[:most]]]
+    return [with_statistics(A, weights, inputs, server) for weights in models] if len(d) > 1 else models
+
+
+def swag(
+    models: Sequence[Weights], names: Collection[str], samples: int, seed: int, scale: float = 0.5
+) -> list[Weights]:
+    """mu + sqrt(scale) (sqrt(v) eps1 + D' eps2 / sqrt(m - 1)): D has the m deviations from the mean as its rows.
+
+    eps2 is the same for all tensors, so that a sample varies along whole client models. scale = 1/2 gives SWAG's
+    factors. With one model, every sample is that model.
+    """
+    g, base = torch.Generator().manual_seed(seed), uniform_mean(models)
+    mean, variance = moments(models, [1.0] * len(models), names)
+    rank, out = math.sqrt(max(len(models) - 1, 1)), []
+    for _ in range(samples):
+        along = torch.randn(len(models), generator=g, dtype=torch.float64)
+        sample = dict(base)
+        for a in names:
+            low_rank = _combine(along, [m[a].double() - mean[a] for m in models]) / rank
+            around = variance[a].sqrt() * noise(mean[a], g) + low_rank
+            sample[a] = (mean[a] + math.sqrt(scale) * around).to(base[a].dtype)
+        out.append(sample)
+    return out
+
+
+def moments(models: Sequence[Weights], n: Sequence[float], names: Collection[str]) -> tuple[Weights, Weights]:
+    """Mean and variance over the models, weighted by n, of the tensors `names`, in float64."""
+    share = torch.tensor(n, dtype=torch.float64) / sum(n)
+    mean, variance = {}, {}
+    for name in names:
+        mean[name] = _combine(share, [m[name].double() for m in models])
+        variance[name] = _combine(share, [(m[name].double() - mean[name]).square() for m in models])
+    return mean, variance
+
+
+def noise(like: Tensor, g: torch.Generator) -> Tensor:
+    """Standard normal numbers in the shape of `like`, in float64."""
+    return torch.randn(like.shape, generator=g, dtype=torch.float64)
+
+
+def _combine(share: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    total = torch.zeros_like(tensors[0])
+    for a, t in zip(share, tensors, strict=True):
+        total += a * t
+    return total

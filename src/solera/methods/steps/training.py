@@ -3,7 +3,7 @@
 Algorithm 2 of FedDF (Lin et al., NeurIPS 2020), which is FedAvg's ClientUpdate (McMahan et al., AISTATS 2017).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -18,6 +18,11 @@ from ...train.objectives import proximal
 from ...train.teachers import Build
 
 Sent = Callable[[str], Weights]  # client -> the model it receives
+
+
+def by_architecture(M: Mapping[str, Weights], fed: Federation) -> Sent:
+    """Each client receives the model of its architecture."""
+    return lambda k: M[fed.architecture(k)]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import torch
 
 from solera.core.federation import Federation
 from solera.core.task import Data
-from solera.methods.steps.averaging import average_of, average_round, mean_of, models_of
+from solera.methods.fedavg import FedAvg
+from solera.methods.steps.averaging import average_of, models_of
 from solera.methods.steps.training import Update, local_update
 from solera.train.fitting import Local
 from toys import Quadratic, World, quadratic_data, replies_of
@@ -60,7 +61,8 @@ def test_only_the_clients_that_are_named_are_averaged(world):
 def test_a_round_of_averaging_moves_each_architecture_to_the_mean_of_its_clients(world, how, expected):
     """One step of length 1 takes every client to its own optimum."""
     x = {"q": number(0.0), "r": number(0.0)}
-    found = average_round(x, world.fed.sample(), world.fed, how, Local(steps=1, lr=1.0))
+    method = FedAvg(Local(steps=1, lr=1.0), how)
+    found = method.mean(local_update, x, world.fed.sample(), world.fed, mu=0.0)
     assert found["q"].weights["x"].item() == pytest.approx(expected, abs=1e-12)
     assert found["r"].weights["x"].item() == pytest.approx(-3.0, abs=1e-12)
     assert found.counts == {"q": 3, "r": 1}
@@ -69,17 +71,9 @@ def test_a_round_of_averaging_moves_each_architecture_to_the_mean_of_its_clients
 def test_the_proximal_term_reaches_the_clients(world):
     """Two steps of 0.1 towards b, pulled back to 0 by mu = 1 in the second: 0.1 b, then 0.18 b."""
     x = {"q": number(0.0), "r": number(0.0)}
-    found = average_round(x, ["c1", "c3"], world.fed, "uniform", Local(steps=2, lr=0.1), mu=1.0)
+    found = FedAvg(Local(steps=2, lr=0.1), "uniform").mean(local_update, x, ["c1", "c3"], world.fed, mu=1.0)
     assert found["q"].weights["x"].item() == pytest.approx(0.18 * 2, abs=1e-12)
     assert found["r"].weights["x"].item() == pytest.approx(0.18 * -3, abs=1e-12)
-
-
-@pytest.mark.parametrize(("how", "expected"), [("weighted", 25 / 8), ("uniform", 7 / 3)])
-def test_mean_of_asks_the_cohort_with_the_models_of_its_architectures(world, how, expected):
-    x = {"q": number(0.0), "r": number(-3.0)}  # r is where its client wants it
-    found = mean_of(local_update, x, world.fed, how, local=Local(steps=1, lr=1.0), mu=0.0)
-    assert found["q"].weights["x"].item() == pytest.approx(expected, abs=1e-12)
-    assert found["r"].weights["x"].item() == pytest.approx(-3.0, abs=1e-12)
 
 
 def test_models_to_evaluate_have_their_architecture_and_weights():

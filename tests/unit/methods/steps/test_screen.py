@@ -7,7 +7,7 @@ from solera.core.errors import ConfigError
 from solera.core.task import Data
 from solera.methods.feddf import FedDF
 from solera.methods.steps.screen import Robust, Screen
-from solera.methods.steps.training import Update
+from solera.methods.steps.training import Update, by_architecture
 from solera.train.distill import Distill
 from toys import Constant, Quadratic, World, quadratic_data, replies_of
 
@@ -22,7 +22,7 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_of_its_architecture(tmp_pa
     world = World(tmp_path, {"q": Quadratic, "r": Quadratic}, parties, classes=2)
     x = replies_of({k: Update(number(u)) for k, u in zip(world.fed.clients, (2.0, -1.0, 31.0, 500.0), strict=True)})
     M = {"q": number(1.0), "r": number(0.0)}
-    screened = Robust(update_clip=1.5).uploads(x, M, world.fed, world.server)
+    screened = Robust(update_clip=1.5).uploads(x, by_architecture(M, world.fed), world.fed, world.server)
     found = {k: u.weights["x"].item() for k, u in screened.items()}
     assert found == {"c0": 2.0, "c1": -1.0, "c2": pytest.approx(4.0), "c3": 500.0}
     assert [e["client"] for e in world.events("update_clipped")] == ["c2"]
@@ -34,7 +34,7 @@ def test_an_update_is_what_changed_since_the_model_that_was_sent(tmp_path):
     world = World(tmp_path, {"q": Quadratic}, parties, classes=2)
     x = replies_of({k: Update(number(u)) for k, u in zip(world.fed.clients, (1.0, 12.0, 130.0), strict=True)})
     sent = {"c0": number(0.0), "c1": number(10.0), "c2": number(100.0)}
-    got = Robust(update_clip=1.5).clipped(x, sent.__getitem__, world.fed, world.server)
+    got = Robust(update_clip=1.5).uploads(x, sent.__getitem__, world.fed, world.server)
     assert {k: u.weights["x"].item() for k, u in got.items()} == {"c0": 1.0, "c1": 12.0, "c2": pytest.approx(103.0)}
 
 
@@ -42,7 +42,7 @@ def test_without_a_factor_uploads_stay(tmp_path):
     world = World(tmp_path, {"q": Quadratic}, [("q", Data(*quadratic_data(1, 1)))], classes=2)
     x = replies_of({"c0": Update(number(1e9))})
     for screen in (Screen(), Robust()):
-        assert screen.uploads(x, {"q": number(0.0)}, world.fed, world.server) is x
+        assert screen.uploads(x, {"c0": number(0.0)}.__getitem__, world.fed, world.server) is x
         assert x["c0"].weights == number(1e9)
     assert world.server.events == []
 

@@ -22,7 +22,7 @@ def test_a_jump_of_the_statistics_does_not_shorten_the_parameters_change(tmp_pat
         k: Update(start | {BIAS: start[BIAS] + a * unit[BIAS], MEAN: start[MEAN] + b * unit[MEAN]})
         for k, (a, b) in moves.items()
     }
-    found = Robust(update_clip=factor).clipped(replies_of(uploads), lambda k: start, world.fed, world.server)
+    found = Robust(update_clip=factor).uploads(replies_of(uploads), lambda k: start, world.fed, world.server)
     wanted = {"c0": (2.0, 1.0), "c1": (2.0, factor), "c2": (2 * factor, 1.0)}
     for k, (a, b) in wanted.items():
         assert (found[k].weights[BIAS] - start[BIAS]).norm().item() == pytest.approx(a, rel=1e-5)

@@ -2,7 +2,7 @@
 
 import torch
 
-from solera.train.posterior import normalised_gaussian
+from solera.methods.framework.ensemble_trainers import normalised_gaussian
 
 
 def test_the_length_of_a_sample_is_the_mean_length_by_examples():

@@ -8,17 +8,16 @@ import torch
 from torch import nn
 
 from solera.core.tensors import weights_of
-from solera.train.distill import Distill, distill
-from solera.train.posterior import (
+from solera.methods.framework.ensemble_trainers import (
     dirichlet,
     dirichlet_coefficients,
     gaussian,
-    moments,
     normalised_gaussian,
     sharpen,
     sharpened,
-    swag,
 )
+from solera.methods.steps.teaching import moments, swag
+from solera.train.distill import Distill, distill
 from solera.train.teachers import Ensemble
 from toys import Constant, Conv, images, same_bits
 
