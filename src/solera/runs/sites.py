@@ -1,8 +1,8 @@
 """The two sides of a run whose clients are sites elsewhere: the site's host, and the server's scenario.
 
-Both come from the same tables ([data], [public], [models], [sites.NAME], [run]). The server's file need not say where a
-site's data is, a site's file need not mention the other sites. A simulation of all sites with the same tables ends with
-the same digest.
+Both come from the same tables ([data], [public], [models], [sites.NAME], [run]). The server's file need not name a
+site's data, and a site's file need not mention the other sites. A simulation of all sites with the same tables ends
+with the same digest.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Sc
 
 
 def site_host(config: Config, name: str) -> SiteHost:
-    """The `Host` of the site `name`, made of its own table and its own data alone; `.hello()` introduces it.
+    """The `Host` of the site `name`, built only from its own table and data; `.hello()` describes it to the server.
 
     With `public.where = "server"` its `public` is None until the server's arrives: `host.public = ...`.
     """
@@ -84,10 +84,10 @@ def site_host(config: Config, name: str) -> SiteHost:
 
 
 def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
-    """The server's side of a run whose sites are elsewhere: `.server`, `.test` and `.roster` for `runner.loop.run`.
+    """The server's side of a run whose sites are elsewhere: `.server`, `.test` and `.roster` for `runs.loop`.
 
-    Who takes part is the list of sites in the server's own configuration; `hellos` (by the name that each site has
-    proved, not the one it says) give their sizes. A site that is set up for another run is refused, and named.
+    The clients are the sites in the server's own configuration. `hellos`, by authenticated name, give their sizes. A
+    site that is configured for another run is refused by name.
     """
     _check_deployable(config)
     if missing := [k for k in config.sites if k not in hellos]:
@@ -98,7 +98,7 @@ def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
 
 
 def expected_hellos(scenario: Scenario, public: bool) -> dict[str, Hello]:
-    """What each site must say for its run to be this one. `public`: whether it must have the public data itself."""
+    """The hello that each site must send to belong to this run. `public`: it must hold the public data itself."""
     expected = {}
     theirs = scenario.public.digest if public and scenario.public is not None else ""
     for A in scenario.server.architectures:
@@ -116,7 +116,7 @@ def _check_deployable(config: Config) -> None:
 
 
 def spec_of_site(config: Config, name: str) -> Spec:
-    """What the samples of the site `name` look like: it reads texts with its own model's tokenizer."""
+    """The spec of the samples of site `name`, whose texts are read with its own model's tokenizer."""
     model = _model_of(name, config.sites[name])
     return stated_spec(config.data).read_by(tokenizer_of(model, config.models.options))
 
@@ -146,7 +146,7 @@ def stated_spec(data: DataConfig) -> Spec:
 
 
 def server_data(data: DataConfig, spec: Spec, seed: int) -> Dataset:
-    """The server's own samples, on which models are judged."""
+    """The server's own samples, on which models are evaluated."""
     if data.path is not None and data.name in ("folder", TABLE):
         train, test = read_source(data.path, spec, (), SiteConfig.label_column, "data.path")
         if test is None and data.validation:
@@ -174,7 +174,7 @@ def server_data(data: DataConfig, spec: Spec, seed: int) -> Dataset:
 
 
 def _as_stated(found: Dataset, data: DataConfig, spec: Spec) -> Dataset:
-    """The classes of a table in the order of data.classes: a table alone knows only those that are in it, by name."""
+    """The classes of a table in the order of data.classes: a table has only the names of the classes in it."""
     if data.name != TEXTS or found.classes > spec.classes:
         return found
     numbers = spec.numbers(found.class_names or range(found.classes), f"data.path = {data.path!r}")

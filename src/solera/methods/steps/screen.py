@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...core.federation import Federation, Replies
-from ...core.settings import Hint, Liars, NonNegative, Positive, Problem, Slot, settings
+from ...core.settings import ByzantineCount, Hint, NonNegative, Positive, Problem, Slot, settings
 from ...core.tensors import Weights
 from ...scenario.server import Server
 from ...train.aggregate import uniform_mean
@@ -123,7 +123,7 @@ class Robust(Screen):
     kind: str = field(default="robust", init=False)
     average: Combined = "weighted"  # type: ignore[assignment]  # the last four tolerate max_byzantine clients
     teachers_by: Literal["all", "krum", "multi_krum", "bulyan"] = "all"  # whose models teach, in each architecture
-    max_byzantine: Liars = 1  # f: Byzantine clients tolerated per architecture by krum, bulyan, trimmed_mean
+    max_byzantine: ByzantineCount = 1  # f: Byzantine clients tolerated per architecture by krum, bulyan, trimmed_mean
     drop_worst: bool = False  # clients near chance on the validation set are neither averaged nor teachers
     drop_threshold: NonNegative = 1.2  # in multiples of chance
     drop_outliers: bool = False  # if no client is near chance, drop those far below the others
