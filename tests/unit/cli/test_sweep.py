@@ -325,12 +325,12 @@ import solera.lab.sweep
 from solera.cli.lab_commands import SweepDisplay
 from solera.runs.config import load_config
 
-def chatty(config, *args):
+def chatty(config, *args, **options):
     print("a word", flush=True)
     warnings.warn("a warning")
     raise ValueError("the last word")
 
-solera.lab.sweep.execute = chatty
+solera.lab.sweep.loop.run = chatty
 config = load_config({"method": {"name": "fedavg"}})
 with SweepDisplay(Console(force_terminal=True)) as display:
     ended = solera.lab.sweep.run_all({"one": config, "two": config}, Path(sys.argv[1]), 1, display.update)
