@@ -2,7 +2,7 @@
 
 import re
 
-# Ends the reason of a training that diverged at its first step: the learning rate cannot be the cause.
+# In the reason of a training that diverged before it changed a weight: the learning rate cannot be the cause.
 AT_ONCE = "no weight has changed yet: look at the model it began with (a poisoned average?) and the samples, not lr"
 
 

@@ -48,7 +48,7 @@ def conduct(grid: Any, folder: Path, name: str, file: str, insecure: bool = Fals
     if Path(file).name != file:
         raise ConfigError(f"config = {file[:100]!r}: the name of a file in the server's folder")
     try:
-        with code_allowed(folder):  # code is allowed: the user who starts the server named it
+        with code_allowed(folder):  # the user who starts the server named this code
             config = load_config(folder / file, trusted=True)
             return _conduct(grid, folder, home, config, insecure)
     except SoleraError as e:

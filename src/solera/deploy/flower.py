@@ -113,7 +113,7 @@ class _Task:
     nonce: str = ""
     absent_since: float | None = None
     said: float = 0.0
-    ends: float = 0.0  # the time at which Flower reports a missing reply
+    ends: float = 0.0  # the latest time at which Flower reports a missing reply
 
 
 class Flower:

@@ -51,7 +51,7 @@ CODES = {
     8: "its process died",
 }
 
-# ---- what runs an app -------------------------------------------------------------------------------
+# ---- programs that run an app -----------------------------------------------------------------------
 
 GATED = {  # the programs that run an app: the module that unpacks it, the module of the command, the command
     "flwr-serverapp": ("flwr.superlink.runtime.run_serverapp", "flwr.superlink.cli", "flwr_serverapp"),

@@ -44,7 +44,7 @@ def init(
     `proxy`, HOST:PORT, sites get its address.
     """
     tables = _read(config)
-    with code_allowed(config.parent):  # code is allowed: the user who deploys it named it
+    with code_allowed(config.parent):  # the user who deploys it named this code
         loaded = load_config(config, trusted=True)  # report problems now, not on each machine
     models = loaded.models
     # A site knows its own model only, so it could not find out which head all models need.

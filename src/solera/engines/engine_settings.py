@@ -34,7 +34,7 @@ GREETING, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 class EngineSettings(Protocol):
-    """Base of an engine's settings."""
+    """The settings of an engine, as a run uses them."""
 
     @property
     def workers(self) -> int:

@@ -58,7 +58,7 @@ LONGEST_FOLDER = 32  # Ray keeps sockets below it, and the system limits the len
 
 
 def connect(address: str, cpus: int) -> Callable[[], None]:
-    """Connect to a cluster, or start Ray here. Returns a function that undoes it, unless Ray was connected."""
+    """Connect to a cluster, or start Ray here. Returns a function that disconnects, unless it was connected before."""
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if address not in ("", AUTO, here):
@@ -314,7 +314,7 @@ class Ray(Pool):
             ray.kill(seat.actor, no_restart=False)
 
     def replace(self, seat: _Seat) -> None:
-        """Wait for the same actor, which Ray restarts."""
+        """Use the same actor again, once Ray has restarted it."""
         seat.gone, seat.reference = False, seat.actor.about.remote()
         self.busy.append(seat)
 

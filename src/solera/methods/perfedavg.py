@@ -94,7 +94,7 @@ def after_a_step(alpha: float, inner: Batches, curvature: Batches | None = None,
     def objective(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         w: Weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
         device = device_of(model)
-        with full_precision(device):  # full precision: this gradient is not scaled
+        with full_precision(device):  # this gradient is not scaled
             g = _gradient(_loss_at(model, w, next(inner)), w)
         adapted = {n: p - alpha * g[n] for n, p in w.items()}
         if curvature is None:

@@ -397,7 +397,7 @@ class Loop:
         for f in record.failures:
             self.callbacks.tell("warn", f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
         self.callbacks.tell("saved", record)
-        for event in noted:  # after `saved`: a display counts warnings per round, and these must be shown
+        for event in noted:  # after `saved`: a display counts warnings per round, and shows these for sure
             self.callbacks.tell("warn", f"round {t}: {event['reason']}")
         return state
 

@@ -106,7 +106,7 @@ def _larger(clients: list[str], length: int) -> str | None:
 
 
 def _size(name: str, length: int) -> int:
-    """The number of parameters of a built-in model, without allocating them; some need a maximum text length."""
+    """The number of parameters of a built-in model, without allocating them; text models take up to `length` tokens."""
     info = model_info(name)
     shape, vocabulary = SIZED_ON[info.kind]
     shape = shape if info.kind == "image" else (min(shape[0], length),)

@@ -25,7 +25,7 @@ from .record import OWN, WAYS, RoundRecord
 
 OURS = ".solera"  # suffix of our event files: no others are ever removed
 BATCH = 100  # values in one request to MLflow
-SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # URI schemes of MLflow's servers
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # of MLflow tracking URIs
 LONGEST = 500  # characters of a parameter's value
 
 

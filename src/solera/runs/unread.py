@@ -27,7 +27,7 @@ class Rule(NamedTuple):
 
     keys: tuple[str, ...]
     read: Callable[[Any], bool]  # of a namespace of the tables
-    why: str  # the values with which they are read
+    why: str  # their owner, or the values with which they are read
     choices: tuple[str, ...]
 
 

@@ -77,7 +77,7 @@ class Server:
         self._templates: dict[str, nn.Module] = {}
         self.parallel = Parallel(workers)
         self.lent: Packed | None = None  # the public samples as clients are sent them, if they do not hold them
-        self.clock: Clock | None = None  # the simulated clock, if the run has one
+        self.clock: Clock | None = None  # the simulated clock, if there is one
         self.move(place or Placement())
         self.begin()
 

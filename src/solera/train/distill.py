@@ -210,9 +210,7 @@ def distill(
             reestimate(student, take(public, walk.flatten()[: min(len(chosen), NORM_SAMPLES)]))
     if cfg.swa_every is not None and step and (mean.total or not diverged):
         diverged = not best.look(step) or diverged
-    if untrained is not None and (
-        best.accuracy is None or untrained > best.accuracy
-    ):  # on a tie the trained student is kept
+    if untrained is not None and (best.accuracy is None or untrained > best.accuracy):  # a tie keeps the trained one
         best.step, best.weights, best.accuracy = 0, start, untrained
     student.load_state_dict(best.weights)
     student.eval()
