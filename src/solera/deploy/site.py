@@ -321,7 +321,7 @@ def _call(facts: Mapping[str, Any], blob: bytes, site: Site, asked: dict[str, An
             site.lend(host, _read_public(site, public))
         site.check(task, asked, host)
         reply = serve(call, host, ClientStates(run), site.place)
-        if reply.error is None and reply.version == call.after:  # `serve` did not run: nothing was saved
+        if reply.error is None and reply.version == call.after:  # without new state `serve` does not check the reply
             decode(reply.message, TASKS[task].returns, asked)
         return reply
 
