@@ -36,7 +36,7 @@ from solera.engines import ClientStates, InProcess
 from solera.place.placement import Placement
 from solera.runs.config import load_config
 from solera.runs.loop import federation_of
-from solera.scenario.scenario import Scenario, build_scenario
+from solera.scenario.scenario import Scenario
 from solera.train.fitting import evaluate
 
 NOTED = pathlib.Path(__file__).parent / "results" / "robustness.json"
@@ -146,7 +146,7 @@ def malicious(scenario: Scenario, count: int) -> list[str]:
 def run(tables: Tables, liars: int, how: str) -> dict[str, Any]:
     """One run: the accuracy of every model, and the CPU seconds."""
     began, cfg = time.process_time(), load_config(tables)
-    scenario = build_scenario(cfg.data, cfg.partition, cfg.public, cfg.models, cfg.run.seed, 1)
+    scenario = Scenario(cfg.data, cfg.models, cfg.partition, cfg.public, seed=cfg.run.seed, workers=1)
     server, method, test, void = scenario.server, cfg.method, scenario.test, 0
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as tmp:

@@ -431,14 +431,14 @@ class Recorder:
             key, self.tree = git("rev-parse", f"{tree}:src"), ROOT
         else:
             key = git("rev-parse", "--verify", f"{rev}:src")
-            self.tree = ROOT / "build" / "same-as" / "trees" / key[:16]
+            self.tree = (ROOT / "build" / "same-as").resolve() / "trees" / key[:16]
         with contextlib.suppress(OSError):
             processor = [
                 x for x in pathlib.Path("/proc/cpuinfo").read_text().split("\n") if x[:5] in ("model", "flags")
             ]
         machine = [platform.machine(), sys.version, importlib.metadata.version("torch"), sorted(set(processor))]
         machine += [os.environ.get("SOLERA_DATA", "")]
-        self.folder = ROOT / "build" / "same-as" / f"{key[:16]}-{digest([machine, FORMAT])[:8]}"
+        self.folder = (ROOT / "build" / "same-as").resolve() / f"{key[:16]}-{digest([machine, FORMAT])[:8]}"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rev, self.took = rev, 0.0
 

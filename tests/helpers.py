@@ -1,5 +1,9 @@
 """Small things several tests use."""
 
+import os
+import subprocess
+import time
+
 import torch
 from torch import nn
 
@@ -20,3 +24,20 @@ class Site:
         n = self.roster[k].num_examples
         data = Data(torch.zeros(n, 2), torch.zeros(n, dtype=torch.int64))
         return Client(k, self.roster[k].architecture, data, data, None, 2, seed, state, self.template)
+
+
+def wait(true, seconds=30):
+    """Until `true()` is."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def ask_standby(folder, cwd, *words, **more):
+    """The program in `folder` that hands over to the standby there."""
+    more.setdefault("env", {**os.environ, "MINE": "yes"})
+    return subprocess.Popen(
+        [folder / "flwr-clientapp", *words], cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, **more,
+    )  # fmt: skip

@@ -29,12 +29,13 @@ from solera.methods.fedeed import FedEED
 from solera.methods.fedet import FedET
 from solera.methods.mnfl import MNFL
 from solera.methods.steps.fusion import fuse, public_indices
+from solera.models.factory import Architecture, ModelsConfig
 from solera.place.placement import keep_freed_memory
 from solera.runs.callbacks import Callback
 from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.loop import simulate
 from solera.runs.record import RoundRecord
-from solera.scenario.scenario import Architecture, Scenario
+from solera.scenario.scenario import Scenario
 from solera.train.distill import Distill, distill, visits
 from solera.train.fitting import Local, evaluate
 from solera.train.teachers import Ensemble
@@ -74,7 +75,7 @@ class Fleet:
     def scenario(self) -> Scenario:
         data = made_up.image_set(self.clients * self.samples, 1000, self.shape)
         split = made_up.equal_parts(self.clients * self.samples, self.clients)
-        return Scenario(data, [self.model], split, PublicConfig(source="none"), norm=self.norm)
+        return Scenario(data, ModelsConfig(clients=[self.model], norm=self.norm), split, PublicConfig(source="none"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,11 +373,8 @@ def _mixed(clients: int, samples: int, public: int, workers: int, server: str | 
     """Three architectures with heads of one shape."""
     data = made_up.image_set(clients * samples + public, 500, MNIST)
     split = made_up.equal_parts(clients * samples, clients)
-    models = ["lenet5", "mlp", "tiny-cnn"]
-    return Scenario(
-        data, models, split, PublicConfig(source="held-out", size=public), server=server, head="shared",
-        client_test=0.2, workers=workers,
-    )  # fmt: skip
+    models = ModelsConfig(clients=["lenet5", "mlp", "tiny-cnn"], server=server, head="shared")
+    return Scenario(data, models, split, PublicConfig(source="held-out", size=public), client_test=0.2, workers=workers)
 
 
 def _against_serial(name: str, title: str, make: Callable[[int], Setting], laps: int) -> Case:

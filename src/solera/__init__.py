@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from .core.federation import FederationConfig
     from .data import PartitionConfig, PublicConfig, from_tensors, from_torch
     from .engines import EngineConfig
+    from .models.factory import ModelsConfig
     from .runs.callbacks import Callback
     from .runs.compare import compare
     from .runs.config import Config, RunConfig, StopConfig, load_config
     from .runs.loop import Result, resume, run, simulate
     from .runs.read import frame
     from .runs.tracking import TrackConfig
-    from .scenario.scenario import DataConfig, ModelsConfig, Scenario
+    from .scenario.scenario import Scenario
+    from .scenario.task_data import DataConfig
 
 _NAMES = {
     "": ("data", "engines", "method", "methods", "models", "testing"),  # modules
@@ -41,7 +43,9 @@ _NAMES = {
     "runs.loop": ("Result", "resume", "run", "simulate"),
     "runs.read": ("frame",),
     "runs.tracking": ("TrackConfig",),
-    "scenario.scenario": ("DataConfig", "ModelsConfig", "Scenario"),
+    "models.factory": ("ModelsConfig",),
+    "scenario.scenario": ("Scenario",),
+    "scenario.task_data": ("DataConfig",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from solera.runs.config import load_config
-from solera.scenario.scenario import build_scenario
+from solera.scenario.scenario import Scenario
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -17,7 +17,7 @@ import liar  # noqa: E402
 
 def scenario():
     cfg = load_config(liar.merged(liar.BASE, liar.ROWS["feddf"][1]))
-    return build_scenario(cfg.data, cfg.partition, cfg.public, cfg.models, 0, 1)
+    return Scenario(cfg.data, cfg.models, cfg.partition, cfg.public, seed=0, workers=1)
 
 
 def test_malicious_clients_flip_labels_or_answer_with_one_class():

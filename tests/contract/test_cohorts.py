@@ -15,6 +15,7 @@ from cohorts import HELD_OUT, PARTIES, SCAFFOLD, UNIFORM, WEIGHTED, Federated, a
 from solera.core.wire import digest
 from solera.method import METHODS
 from solera.methods.fedftg import FineTune
+from solera.methods.framework.global_trainers import Codistilling
 from solera.methods.steps.screen import Robust, Screen
 from solera.methods.steps.teaching import ByAccuracy, Swag
 from solera.train.similarity import Coefficients
@@ -24,14 +25,14 @@ EVERYBODY = ["c0", "c1", "c2", "c3", "c4"]
 ONE_GROUP = {name: {"K": 1} for name in ("framework", "fedeed", "fedensemble", "codistillation")}
 STILL = {  # what would otherwise depend on a client's seed or place
     **ONE_GROUP,
-    "codistillation": {"K": 1, "W": 1},
+    "codistillation": {"K": 1, "global_trainer": Codistilling(warmup=1)},
     "fedgen": {"generated_weight": 0.0},  # latents are drawn with the client's seed
     "fedftg": {"tune": FineTune(steps=2, generator_steps=0, student_lr=0.05)},  # a generator step for each client
     "hierarchical": {"grouping": "blocks"},
     "heterofl": {"rates": [1.0, 0.5, 1.0, 1.0]},  # c4 and its twin have the same
     "fedgkt": {"server_rounds": [], "server_epochs": [], "server_hidden": 16, "server_layers": 1},
     "mnflparam": {"coefficients": Coefficients(lr=0.1)},
-    "mnfl": {"coefficients": Coefficients(lr=0.1)},
+    **{name: {"coefficients": Coefficients(lr=0.1)} for name in ("mnfl", "mnfl-code", "mnfl-twice")},
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, STILL.get(name, {})) for name in sorted(METHODS)} | {
     "strata": ("framework", {"K": 2, "schedule": "strata"}),
@@ -51,7 +52,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, STILL.get(name, 
     "heterofl, weighted": ("heterofl", {"average": "weighted", **STILL["heterofl"]}),
     "fedgen, own heads": ("fedgen", {"share_head": False, **STILL["fedgen"]}),
     "fedgems, all": ("fedgems", {"selective": False}),
-    "mnfl, of the code": ("mnfl", {"order": "code", "c_loss": "mse", **STILL["mnfl"]}),
     "mnflparam, sim": ("mnflparam", {"rule": "sim"}),
     "scaffold, option I": ("scaffold", {"option": "I"}),
     "dsfl, logits": ("dsfl", {"era_input": "logits"}),
@@ -104,10 +104,10 @@ def voices(a: Federated) -> list[float]:
 # ---- drawn twice -----------------------------------------------------------------------------------
 
 # A client of these learns from each other client as itself, however often that one was drawn.
-ONCE = ("local", "mnfl", "mnflparam", "simpfl", "topkpfl", "fedamp", "fedfomo")
+ONCE = ("local", "mnfl", "mnfl-code", "mnfl-twice", "mnflparam", "simpfl", "topkpfl", "fedamp", "fedfomo")
 # A variate, an embedding, a table and a stratum of one's own are there once, so a twin is something else: tests of
 # their own.
-OTHERWISE = ("scaffold", "framework, scaffold", "pfedhn", "fd", "strata")
+OTHERWISE = ("scaffold", "scaffold-up", "framework, scaffold", "pfedhn", "fd", "strata")
 
 
 @pytest.mark.parametrize("variant", variants(*ONCE, *OTHERWISE))
@@ -143,6 +143,8 @@ def test_a_client_that_fails_is_as_if_it_had_not_been_drawn(variant, played, tmp
 
 EXISTS = {  # what the others notice of an architecture that is absent
     "mnfl": "N is that of all clients",
+    "mnfl-code": "the same",
+    "mnfl-twice": "the same",
     "mnflparam": "has one architecture",
     "pfedhn": "embeddings are drawn for all clients",
     "hierarchical": "groups are dealt to all clients",
@@ -213,7 +215,7 @@ def test_a_newcomer_to_a_personal_method_starts_as_if_it_were_the_first(variant,
 # ---- without examples, and in another order --------------------------------------------------------
 
 # mnfl's N is that of all clients, and where all take part an empty one learns from the others.
-EMPTY_COUNTS = ("mnfl", "mnflparam", "simpfl", "topkpfl")
+EMPTY_COUNTS = ("mnfl", "mnfl-code", "mnfl-twice", "mnflparam", "simpfl", "topkpfl")
 BY_PLACE = {  # what follows from a client's name or its place in the roster
     "hierarchical": "its group",
     "heterofl": "its rate",

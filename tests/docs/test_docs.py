@@ -33,7 +33,7 @@ from solera.models import MODELS
 from solera.runs import loop
 from solera.runs.config import Config, load_config
 from solera.runs.loop import check_fit
-from solera.scenario.scenario import build_scenario
+from solera.scenario.scenario import Scenario
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -245,11 +245,11 @@ def test_every_command_can_be_understood(page, line, monkeypatch):
     config = understood(line)
     if config is None or config.data.name != "fashion-mnist" or config.public.source == "dataset":
         return
-    monkeypatch.setattr("solera.scenario.scenario.load", load_once)
+    monkeypatch.setattr("solera.scenario.task_data.load", load_once)
     # Enough for 100 clients with two samples of each class.
     small = dataclasses.replace(config.data, train_size=2500, test_size=100)
     public = dataclasses.replace(config.public, size=100)
-    check_fit(config.method, build_scenario(small, config.partition, public, config.models, 0, 1))
+    check_fit(config.method, Scenario(small, config.models, config.partition, public, seed=0, workers=1))
 
 
 @pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda p: p.stem)

@@ -27,7 +27,8 @@ from solera.methods.pfedme import Envelope
 from solera.methods.steps.low_bit import LowBit, LowBitUpload
 from solera.methods.steps.screen import Robust
 from solera.methods.steps.teaching import ByAccuracy, LowEntropy, Memory, Several, Swag
-from solera.scenario.scenario import DataConfig, ModelsConfig
+from solera.models.factory import ModelsConfig
+from solera.scenario.task_data import DataConfig
 from solera.train.distill import Distill
 from solera.train.fitting import Local
 

@@ -30,8 +30,9 @@ from solera.engines import ENGINES, EngineConfig, InProcess, engine_info, engine
 from solera.method import METHODS, find_method, name_of, register
 from solera.methods import FedAvg
 from solera.models import MODELS, build, model_info, register_model
+from solera.models.factory import ModelsConfig
 from solera.runs.config import load_config, to_toml
-from solera.scenario.scenario import Scenario, build_scenario
+from solera.scenario.scenario import Scenario
 from solera.testing import check_engine, check_method, small, toy
 
 
@@ -129,7 +130,7 @@ def test_everything_of_ones_own_from_a_file_beside_the_toml(own, tmp_path, monke
     assert imports(own.parent) == 1
     assert (type(config.method).__name__, config.method.extra, name_of(config.method)) == ("Mine", 3, "own.py:Mine")
     assert (type(config.engine).__name__, config.engine.greeting) == ("Counting", "hello")
-    scenario = build_scenario(config.data, config.partition, config.public, config.models, 0, 1)
+    scenario = Scenario(config.data, config.models, config.partition, config.public, seed=0, workers=1)
     assert scenario.server.architectures == ["make_small", "wide"]
     assert (scenario.dataset.name, len(scenario.dataset.train)) == ("own.py:points", 180)
     text = to_toml(config)
@@ -298,7 +299,9 @@ def test_a_data_set_by_decorator(tmp_path):
 def test_models_by_path_from_python(own):
     data = toy().dataset
     with code_allowed(own.parent):
-        scenario = Scenario(data, ["own.py:Wide", "mlp", "own.py:Wide"], server="own.py:make_small")
+        scenario = Scenario(
+            data, ModelsConfig(clients=["own.py:Wide", "mlp", "own.py:Wide"], server="own.py:make_small")
+        )
         mixed = Scenario(data, {"mine": "own.py:Wide", "other": lambda: nn.Linear(8, 3)})
     assert (scenario.server.architectures, scenario.server.large) == (["mlp", "wide"], "make_small")
     assert scenario.roster.architecture_of[:3].tolist() == [0, 1, 0]

@@ -22,11 +22,14 @@ from solera.data import PartitionConfig, PublicConfig, from_folder, from_tensors
 from solera.data.partition import Partition
 from solera.engines import default_workers
 from solera.methods import FedAvg, FedAvgFT, FedDF, FedMD
+from solera.models.factory import ModelsConfig
+from solera.place.placement import Placement
 from solera.report.figures import report_data
 from solera.report.loading import read_all
 from solera.runs.config import EngineConfig, RunConfig, load_config, to_toml
 from solera.runs.loop import scenario_of, simulate
 from solera.scenario.scenario import Scenario
+from solera.scenario.task_data import DataConfig
 from solera.testing import small, toy
 from solera.train.fitting import Local
 
@@ -244,7 +247,8 @@ CALLED = ["charite-berlin", "lyon", "st.-mary-s"]
 def sites(n=ROWS, **options):
     data = vectors(n, users=[SITES[i % 3] for i in range(n)])
     options = {"partition": PartitionConfig(kind="user"), "public": PublicConfig("none"), **options}
-    return Scenario(data, {"small": lambda: nn.Linear(2, 3), "large": lambda: mlp()}, **options)
+    models = ModelsConfig(clients=["small", "large"], assign=options.pop("assign", "even"))
+    return Scenario(data, models, modules={"small": lambda: nn.Linear(2, 3), "large": lambda: mlp()}, **options)
 
 
 def mlp():
@@ -305,12 +309,13 @@ def test_names_are_in_all_that_a_run_leaves(tmp_path):
         return Broken()
 
     data = vectors(users=[SITES[i % 3] for i in range(ROWS)])
+    assign = {"charite-berlin": "good", "lyon": "broken", "st.-mary-s": "good"}
     scenario = Scenario(
         data,
-        {"good": lambda: nn.Linear(2, 3), "broken": broken},
+        ModelsConfig(clients=["good", "broken"], assign=assign),
         PartitionConfig(kind="user"),
         PublicConfig("none"),
-        assign={"charite-berlin": "good", "lyon": "broken", "st.-mary-s": "good"},
+        modules={"good": lambda: nn.Linear(2, 3), "broken": broken},
         client_test=0.2,
     )
     simulate(scenario, small(FedAvgFT()), tmp_path, RunConfig(rounds=1), engine=EngineConfig("inprocess"))
@@ -527,3 +532,26 @@ def test_normalisation_constants_of_a_configuration_replace_those_of_the_data_se
 def test_normalisation_constants_that_cannot_be_are_refused(given, said):
     with pytest.raises(ConfigError, match=said):
         load_config({"method": {"name": "fedavg"}, "data": given})
+
+
+def test_arguments_replace_the_settings_of_their_name():
+    data = DataConfig(train_size=60, test_size=10, client_test=0.5, validation=0.5)
+    split, public = PartitionConfig("iid", clients=2), PublicConfig("none")
+    told = Scenario(data, ["mlp"], split, public)
+    assert (len(told.validation), len(told.client("c00", 0, {}).test)) == (30, 8)
+    one = (torch.zeros(2, 28, 28, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+    given = Scenario(data, ["mlp"], split, public, validation=one, client_test=0.1)
+    assert (len(given.validation), len(given.client("c00", 0, {}).test)) == (2, 3)
+
+
+def test_every_client_is_a_host_of_its_own_part():
+    own, model = (torch.randn(6, 2), torch.arange(6) % 3), nn.Linear(2, 3)
+    for scenario in (sites(), Scenario(vectors(), sites={"a": (own, model), "b": (own, model)})):
+        for i, k in enumerate(scenario.roster):
+            host = scenario.hosts[k]
+            assert host.roster == {k: scenario.roster[k]}
+            assert len(host.train) == int(scenario.held(i).sum())
+            alone, here = host.client(k, 0, {}, Placement()), scenario.client(k, 0, {})
+            assert torch.equal(alone.train.inputs, here.train.inputs)
+            with pytest.raises(KeyError):
+                host.client("another", 0, {}, Placement())

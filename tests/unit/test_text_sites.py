@@ -24,8 +24,8 @@ from solera.place.placement import Placement
 from solera.runs import loop
 from solera.runs.config import RunConfig, load_config
 from solera.runs.loop import scenario_of
-from solera.runs.sites import server_of_sites, site_host, stated_spec
-from solera.scenario.scenario import DataConfig
+from solera.runs.sites import server_of_sites, site_host
+from solera.scenario.task_data import DataConfig, stated_spec
 from solera.train.fitting import Local, logits_of
 from solera.use.predict import predict
 from solera.use.trained import open_run
@@ -177,10 +177,10 @@ def test_a_site_holds_the_tokens_of_its_own_model_alone_whoever_else_is_there(ho
             assert torch.equal(*(logits_of(c.model(), c.train.inputs) for c in (client, itself)))
             assert scenario.hosts[k].hello() == host.hello()
     texts = [text for text, _ in sentences(16, 4)]
-    north = alone["north"].holding
+    north = alone["north"]
     assert sorted(north.texts) == sorted(t for t in texts if t in north.texts)
-    assert torch.equal(north.train.inputs, tokenize(north.texts, 24)), "the site of the LSTM reads words"
-    assert torch.equal(alone["west"].holding.train.inputs, BYTES.encode(alone["west"].holding.texts, 24)[0])
+    assert torch.equal(north.train.of.inputs, tokenize(north.texts, 24)), "the site of the LSTM reads words"
+    assert torch.equal(alone["west"].train.of.inputs, BYTES.encode(alone["west"].texts, 24)[0])
 
 
 def test_classes_have_the_order_that_is_stated_not_that_of_their_names(home, tables):
@@ -197,7 +197,7 @@ def test_all_samples_in_one_place_are_read_by_every_model(home, tables, tmp_path
     with code_allowed(home):
         scenario = scenario_of(config_of(home, tables))
         whole = scenario.server.all_train
-        texts = [text for k in ("east", "north", "west") for text in scenario.hosts[k].holding.texts]
+        texts = [text for k in ("east", "north", "west") for text in scenario.hosts[k].texts]
         assert torch.equal(whole.inputs, scenario.dataset.tokens(texts))
         assert loop.run(config_of(home, tables), tmp_path / "run").digest
 
@@ -211,7 +211,7 @@ def test_a_server_alone_may_have_another_tokenizer(home, tables):
         scenario = scenario_of(config_of(home, tables))
     assert [c.encoding.name.partition("-")[0] for c in scenario.dataset.columns] == ["words", "wordpiece"]
     assert scenario.client("east", 1, {}).train.inputs.shape[1] == 24
-    assert scenario.spec_for("lstm").tokenizer == ""
+    assert scenario.specs["lstm"].tokenizer == ""
 
 
 def test_what_is_sent_of_public_texts_is_the_texts(home, tables):
@@ -423,6 +423,6 @@ def test_the_classes_of_a_named_set_have_its_names_at_the_server_and_at_the_site
         "method": {"name": "fedavg"},
     }
     hosts = hosts_of(tmp_path, tables)
-    assert hosts["a"].holding.train.labels.tolist() == [1, 0]
+    assert hosts["a"].train.labels.tolist() == [1, 0]
     scenario = server_of_sites(config_of(tmp_path, server_file(tables)), {"a": hosts["a"].hello()})
     assert scenario.dataset.class_names == ("negative", "positive")

@@ -15,8 +15,8 @@ app = ClientApp()
 @app.query("call")
 def call(message: Message, context: Context) -> Message:
     """Answer what the server asks."""
-    from .site import OwnSite, answer
+    from .site import answer, site_of
 
     folder = Path(os.environ[FOLDER])
     keep_journal(folder / "log" / "site.jsonl")
-    return Message(answer(message.content, OwnSite(folder)), reply_to=message)
+    return Message(answer(message.content, site_of(folder)), reply_to=message)

@@ -6,22 +6,26 @@ the people who are responsible for the data.
 """
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from ..core.calls import SHA256, Call, Host, Reply, text_in
 from ..core.errors import ConfigError, SoleraError
-from ..core.plugins import code_allowed
+from ..core.plugins import code_allowed, is_path
 from ..core.task import TASKS
 from ..core.tensors import weights_of
 from ..core.version import __version__
@@ -29,15 +33,17 @@ from ..core.wire import Limits, Packed, WireError, decode, digest, safe_name
 from ..data import Public
 from ..data.encodings import from_bytes
 from ..data.public import Samples
+from ..data.spec import Spec
 from ..engines.serve import serve
 from ..engines.states import ClientStates
 from ..method import prepare_scoring
+from ..models.hf import PREFIX
 from ..place.devices import compute_of
 from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Placement
-from ..runs.config import load_config
-from ..runs.sites import site_host, spec_of_site
-from ..scenario.host import SiteHost
+from ..runs.config import Config, load_config
+from ..runs.sites import site_host, site_model, spec_of_site
+from ..scenario.host import ClientHost
 from .agreed import check_asked, noted
 from .commands import settings_of
 from .flower import PROTOCOL, pack, unpack
@@ -50,18 +56,22 @@ PATHS = re.compile(r"""(?<=')/[^']*|(?<=")/[^"]*|(?<![\w./])/\S.*?(?=[:;,] |[()'
 
 
 class Site(Protocol):
-    """What a site brings. Its clients are itself alone."""
+    """A site, which is its own only client."""
 
     name: str
     folder: Path
-    place: Placement  # where it computes
+
+    @property
+    def place(self) -> Placement:
+        """The device on which it computes."""
+        ...
 
     def host(self, run_seed: int) -> Host:
         """Its data and its model, as a run's seed initialises it."""
         ...
 
     def about(self, run_seed: int) -> Mapping[str, Any]:
-        """What it says of itself before a run: nothing of its data but how much there is."""
+        """Its facts for the server before a run: nothing of its data but how much there is."""
         ...
 
     def hello(self, host: Any) -> str:
@@ -90,7 +100,9 @@ class OwnSite:
         with code_allowed(folder):
             self.config = load_config(folder / "site.toml")
         prepare_scoring()
-        self.place = compute_of(self.config.engine).place()
+        self.seed: int | None = None  # of the run for which it is kept
+        self.kept: ClientHost | None = None
+        self.model: nn.Module | None = None
         if set(self.config.sites) != {self.name}:
             raise ConfigError(
                 f"{folder / 'site.toml'} describes {', '.join(sorted(self.config.sites)) or 'no site'}, deploy.toml "
@@ -98,11 +110,62 @@ class OwnSite:
             )
         self.own = self.config.sites[self.name]
 
-    def host(self, run_seed: int) -> SiteHost:
-        """Its own data and model."""
-        seeded = dataclasses.replace(self.config, run=dataclasses.replace(self.config.run, seed=run_seed))
+    @cached_property
+    def place(self) -> Placement:
+        """The device on which it computes. Only the process that does may ask: one that forks must not open it."""
+        return compute_of(self.config.engine).place()
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The spec of its samples."""
         with code_allowed(self.folder):
-            return site_host(seeded, self.name)
+            return spec_of_site(self.config, self.name)
+
+    def keep(self) -> None:
+        """Make its model, and read its samples, for the messages to come. The seed is that of the last run.
+
+        Samples that own code gives are asked for with each message: there is no telling whether they have changed.
+        """
+        seed = self.config.run.seed
+        with contextlib.suppress(OSError, ValueError):
+            seed = int(self._seed_file.read_text())
+        if seed == self.seed:
+            return
+        compute = compute_of(self.config.engine)
+        place = Placement("cpu", 1.0, compute.precision, compute.deterministic, compute.portable)
+        with place.training(threads=1), code_allowed(self.folder):
+            config = self._seeded(seed)
+            self.seed, self.kept, self.model = None, None, site_model(config, self.name)
+            _ = self.spec
+            public = self.config.public
+            if not (is_path(self.own.data) or (public.where == "everywhere" and is_path(public.name))):
+                self.kept = site_host(config, self.name, self.model)
+                self.kept.hello()  # makes digests of its model and its public samples, which copies take over
+            self.seed = seed
+
+    def host(self, run_seed: int) -> ClientHost:
+        """Its own data and model; of a host that is kept a copy, so that no call sees what another has changed."""
+        if run_seed == self.seed and self.kept is not None:
+            return copy.copy(self.kept)
+        if run_seed != self.seed:
+            with contextlib.suppress(OSError):
+                if not self._seed_file.is_file() or self._seed_file.read_bytes() != str(run_seed).encode():
+                    self._seed_file.write_text(str(run_seed))
+        with code_allowed(self.folder):
+            return site_host(self._seeded(run_seed), self.name, self.model if run_seed == self.seed else None)
+
+    def _seeded(self, run_seed: int) -> Config:
+        return dataclasses.replace(self.config, run=dataclasses.replace(self.config.run, seed=run_seed))
+
+    @property
+    def _seed_file(self) -> Path:
+        return self.folder / "state" / "seed"
+
+    def watched(self) -> list[Path]:
+        """The files and folders that its host is made of, beside code."""
+        model = self.config.models.variant(self.own.model or "").model
+        found = [self.own.data, self.config.data.path, self.config.public.path, model.removeprefix(PREFIX)]
+        return [self.folder / name for name in found if name and not is_path(name)]
 
     def about(self, run_seed: int) -> dict[str, Any]:
         """The hello of its host, and the versions of what it computes with."""
@@ -112,27 +175,83 @@ class OwnSite:
         versions = {"solera": __version__, "torch": torch.__version__}
         return {**told, "weights": weights, **versions, "fingerprint": fingerprint(self.place.portable)}
 
-    def hello(self, host: SiteHost) -> str:
+    def hello(self, host: ClientHost) -> str:
         """Of its host as it is now."""
         return host.hello().digest
 
-    def check(self, task: str, arguments: Mapping[str, Any], host: SiteHost) -> None:
+    def check(self, task: str, arguments: Mapping[str, Any], host: ClientHost) -> None:
         """By the tasks and bounds in its file."""
         check_asked(self.name, self.own.tasks, self.own.bounds or {}, task, arguments, host)
 
     def public_of(self, samples: Samples) -> Public:
         """Normalised and augmented as its own file says; texts are read with its own model's tokenizer."""
-        with code_allowed(self.folder):
-            spec = spec_of_site(self.config, self.name)
-        public = self.config.public
+        spec, public = self.spec, self.config.public
         texts = None if samples.lengths is None else from_bytes(samples.raw, samples.lengths)
         raw = samples.raw if texts is None else spec.tokens(texts)
         steps = public.augment if public.fresh else ()
         return Public(raw, spec.mean, spec.std, samples.labels, steps, texts=texts)
 
-    def lend(self, host: SiteHost, public: Public) -> None:
-        """Its host had none."""
+    def lend(self, host: ClientHost, public: Public) -> None:
+        """Attach the server's public samples."""
         host.public = public
+
+
+# ---- a site that is kept between messages -------------------------------------------------------------
+
+_KEPT: dict[Path, OwnSite] = {}  # by folder
+
+
+def site_of(folder: Path) -> OwnSite:
+    """The site of this folder, as this process keeps it or made anew."""
+    return _KEPT.get(folder) or OwnSite(folder)
+
+
+def keep_site(folder: Path) -> Callable[[], bool]:
+    """Make the site of this folder ready for `site_of`. Returns a function to call before each message: whether what
+    the site is made of (its files, its data, its own code) has changed, so that this process cannot serve any longer.
+
+    A site that cannot be made is left to each message, which says why.
+    """
+    before, watched = set(sys.modules), [folder / "site.toml", folder / "deploy.toml"]
+    stamps = _stamps(watched)
+
+    def keep() -> None:
+        try:
+            with contextlib.chdir(folder):
+                site = _KEPT.pop(folder, None) or OwnSite(folder)
+                new = [path for path in site.watched() if path not in stamps]
+                watched.extend(new)
+                stamps.update(_stamps(new))
+                site.keep()
+            _KEPT[folder] = site
+        except (Exception, SystemExit) as e:
+            log.warning("%s is not ready for messages: %s", folder, e)
+
+    def changed() -> bool:
+        if _stamps(watched) != stamps:
+            return True
+        if folder in _KEPT:
+            keep()  # if the seed has changed
+        return False
+
+    keep()
+    code = [Path(file) for name in set(sys.modules) - before if (file := getattr(sys.modules[name], "__file__", None))]
+    watched += code
+    stamps |= _stamps(code)
+    return changed
+
+
+def _stamps(paths: Iterable[Path]) -> dict[Path, Any]:
+    """Sizes, times and identities of files, and of all files in folders."""
+    found: dict[Path, Any] = {}
+    for path in paths:
+        inside = [Path(home, name) for home, _, names in os.walk(path, followlinks=True) for name in names]
+        for file in (path, *inside):
+            found[file] = None
+            with contextlib.suppress(OSError):
+                seen = file.stat()
+                found[file] = (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+    return found
 
 
 def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:

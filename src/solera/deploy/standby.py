@@ -1,9 +1,10 @@
-"""A site's process that has loaded Flower, torch and Solera, and splits off a new process for each message.
+"""A site's process that has loaded Flower, torch, Solera and the site, and splits off a new process for each message.
 
 Flower starts a program for every message, and a new Python with torch takes seconds of a core to get ready. Here it
 starts a few lines (`handover.py`) that ask this process for a copy of itself. The copy does what the program would have
 done, with the program's arguments, environment and output, behind the same gate, and ends. So every message still has a
-process of its own, which nothing outlives; the site's own code is read anew each time.
+process of its own, which nothing outlives. The site's files, code, data and model are read once, before the first
+message (`site.keep_site`). When any of them has changed, this process starts itself anew before the next message.
 
 Linux only, like everything here that forks. Nothing listens on a network: the socket is a file in the site's folder,
 which only its owner can enter.
@@ -20,17 +21,19 @@ import socketserver
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .flower_inside import GATED
 from .gate import main as behind_the_gate
 from .handover import SOCKET
-from .programs import die_with_parent
+from .programs import FOLDER, die_with_parent
 
 PROGRAM = "flwr-clientapp"
 LOAD = ("solera.deploy.site", "solera.deploy.clientapp", *GATED[PROGRAM][:2])
 MOST_BYTES = 1 << 22  # of a request: arguments and environment
+AGAIN = ("-m", "solera.deploy.standby")  # what this process is, for starting it anew
 PATIENCE_S = 10.0  # until a request must be whole
 
 
@@ -64,15 +67,33 @@ class Copy(socketserver.BaseRequestHandler):
 
 
 class Standby(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
-    """Answers requests at a socket in `folder`, one copy each."""
+    """Answers requests at a socket in `folder`, one copy each. `listener`: the socket, where it is open already."""
 
     request_queue_size = 128
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, listener: int | None = None):
         os.chdir(folder)  # the path of a socket must be short
-        Path(SOCKET).unlink(missing_ok=True)
-        super().__init__(SOCKET, Copy)
-        os.chmod(SOCKET, 0o600)
+        self.folder = folder
+        self.changed: Callable[[], bool] = lambda: False  # whether what the copies begin with is out of date
+        if listener is None:
+            Path(SOCKET).unlink(missing_ok=True)
+        super().__init__(SOCKET, Copy, bind_and_activate=listener is None)
+        if listener is None:
+            os.chmod(SOCKET, 0o600)
+        else:
+            self.socket.close()
+            self.socket = socket.socket(fileno=listener)
+            os.set_inheritable(listener, False)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next request; where the site has changed, it is left to a new process at the same socket."""
+        if self.changed():
+            print("the site has changed: starting anew", flush=True)
+            self.collect_children(blocking=True)
+            os.set_inheritable(self.fileno(), True)
+            os.chdir(os.environ[FOLDER])
+            os.execv(sys.executable, [sys.executable, *AGAIN, str(self.folder), str(self.fileno())])  # noqa: S606
+        return super().get_request()
 
 
 def _read(connection: socket.socket, size: int) -> dict[str, Any]:
@@ -110,11 +131,14 @@ def _become(asked: dict[str, Any], streams: list[int]) -> int:
         sys.stderr.flush()
 
 
-def main(folder: str) -> None:
+def main(folder: str, listener: str | None = None) -> None:
     """Load everything, then wait for requests."""
-    standby = Standby(Path(folder))  # a request that comes early waits in line
+    standby = Standby(Path(folder), None if listener is None else int(listener))  # an early request waits in line
     for name in LOAD:
         importlib.import_module(name)
+    from .site import keep_site  # torch takes seconds to load
+
+    standby.changed = keep_site(Path(os.environ[FOLDER]))
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the copies
     print("ready", flush=True)
@@ -122,4 +146,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -23,7 +23,7 @@ from ..runs.groups import group_runs
 from ..runs.read import Run, read_run
 from ..runs.results import Lines, Result, compared_results, spent
 from ..runs.stand_ins import NOT_RUN, StandIns, listed
-from ..scenario.scenario import build_scenario
+from ..scenario.scenario import Scenario
 from .estimate import estimated
 from .papers import NOT_PRINTED, PAPERS, Cell, Paper, load_paper, paper_names
 from .scales import EMBEDDED, scaled, scaled_round, told
@@ -316,7 +316,7 @@ def _computed(text: str, value: str, measure: str) -> dict[str, Any]:
     tables = tomllib.loads(text)
     try:
         config = load_config(tables)
-        made = build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, 1)
+        made = Scenario(config.data, config.models, config.partition, config.public, seed=config.run.seed, workers=1)
         if value == "size":  # million parameters of a model
             found = sum(p.numel() for p in made.server.template(measure).parameters()) / 1e6
         else:  # the mean number of classes of which a client has samples

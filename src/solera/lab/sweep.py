@@ -42,7 +42,7 @@ from ..runs.dotted import flat, show
 from ..runs.groups import compared
 from ..runs.loop import check_start
 from ..runs.record import count_lines
-from ..scenario.scenario import build_scenario
+from ..scenario.scenario import Scenario
 
 CASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
 LONGEST_NAME = 100  # characters of a folder's name; a checksum replaces the rest
@@ -317,9 +317,9 @@ def _check_all(runs: list[tuple[str, str]]) -> list[tuple[str, str, int]]:
                 found.append((name, *absent[data]))
                 continue
             config.track.require()
-            scenario = build_scenario(
-                config.data, config.partition, config.public, config.models, config.run.seed, 1
-            )  # fmt: skip
+            scenario = Scenario(
+                config.data, config.models, config.partition, config.public, seed=config.run.seed, workers=1
+            )
             check_start(config.method, scenario, config.federation)
         except SoleraError as e:
             found.append((name, str(e), e.exit_code))

@@ -69,7 +69,7 @@ class Encoder(nn.Module):
         return tokens[:, 0] if pooled is None else pooled
 
     def _seen(self, mask: Tensor) -> Tensor:
-        """Which tokens attention sees: as the library wants it or, where it would read from the device whether there is
+        """The tokens that attention sees: as the library wants it or, where it would read from the device if there is
         any padding at all, as what it makes of that, to be added to the scores."""
         if tricks_of(mask.device).reads_in_steps or self.model.config.model_type not in ADDED:
             return mask.long()
@@ -97,7 +97,7 @@ def hf_info(name: str, key: str | None = None) -> ModelInfo:
 
 
 def is_folder(where: str) -> bool:
-    """Whether this is a folder, by its form: repositories are owner/name."""
+    """True for a folder, by its form: repositories are owner/name."""
     return where.startswith(("./", "../", "/", "~"))
 
 
@@ -140,7 +140,7 @@ def _body(model: PreTrainedModel, tokenizer: Any, origin: dict[str, str], mean: 
 
 
 def longest_of(config: PretrainedConfig) -> int | None:
-    """How many tokens a model has positions for; some begin to count after the padding's id."""
+    """The number of tokens for which a model has positions; some begin to count after the padding's id."""
     most = getattr(config, "max_position_embeddings", None)
     after = config.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "data2vec-text", "mpnet")
     return most - 2 if most is not None and after else most
@@ -156,7 +156,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def origins_of(model: nn.Module) -> list[dict[str, str]]:
-    """Where the weights of a model are from; empty for one that begins with random numbers, as is usual."""
+    """The origins of a model's weights; empty for one that begins with random numbers, as is usual."""
     return [part.origin for part in model.modules() if isinstance(part, Encoder)]
 
 
@@ -193,7 +193,7 @@ def _encode(backend: Any, tokenizer: Any) -> Any:
 @contextlib.contextmanager
 def _serial() -> Iterator[None]:
     """No threads of the libraries' own. Workers are forked later, and a fork copies no thread. And those that load
-    weights end some time after the call: to who watches the generators they are a stranger at work."""
+    weights end some time after the call, which the watch on random generators would report."""
     wanted = {"TOKENIZERS_PARALLELISM": "false", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -306,7 +306,7 @@ def _first(some: list[str], total: int) -> str:
 
 
 def _lacks_pooler(folder: Path, config: PretrainedConfig, name: str) -> bool:
-    """Whether the weights were saved without a pooler, as those of masked language models are, for a model that works
+    """True if the weights were saved without a pooler, as those of masked language models are, for a model that works
     without one, too: then its features are the first token's."""
     kind = imported("transformers", name).MODEL_MAPPING[type(config)]
     if "add_pooling_layer" not in inspect.signature(kind).parameters:
@@ -335,7 +335,7 @@ def _unusable(folder: Path, name: str, error: Exception) -> ConfigError:
 
 
 def _sizes_only() -> bool:
-    """Whether tensors have no values now: somebody counts parameters."""
+    """True where tensors have no values: parameters are being counted."""
     return torch.get_default_device().type == "meta"
 
 
@@ -365,7 +365,7 @@ def _tokenizer(folder: Path, name: str) -> Any:
 
 
 def _takes_mean(folder: Path) -> bool:
-    """Whether it was trained to give a text's meaning as the mean over its tokens (sentence transformers say so)."""
+    """True if it was trained to give a text's meaning as the mean over its tokens (sentence transformers say so)."""
     try:
         return bool(json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))["pooling_mode_mean_tokens"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -75,14 +75,14 @@ class Repository:
             return None
 
     def _known(self, folder: Path) -> bool:
-        """Whether the cache knows which files the commit has: other programs fetch single ones without asking."""
+        """True if the cache knows which files the commit has: other programs fetch single ones without asking."""
         try:
             return bool(self.hub.get_cached_repo_tree(self.id, revision=folder.name))
         except self.hub.errors.CachedRepoTreeNotFoundError:
             return False
 
     def _files(self, revision: str) -> dict[str, int]:
-        """What the hub has, with sizes in bytes."""
+        """The files on the hub, with sizes in bytes."""
         wait = self.hub.constants.HF_HUB_ETAG_TIMEOUT
         told = self.hub.model_info(self.id, revision=revision or None, files_metadata=True, timeout=wait)
         return {file.rfilename: file.size or 0 for file in told.siblings}

@@ -62,7 +62,7 @@ def lora_from(given: Any, key: str) -> Lora | None:
 
 
 def lora_problems(given: Any, key: str) -> Iterator[Problem]:
-    """What is wrong with `lora` of one architecture."""
+    """The problems of `lora` of one architecture."""
     try:
         lora_from(given, key)
     except SettingsError as e:

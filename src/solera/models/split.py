@@ -129,7 +129,7 @@ def wrap(
 
 
 def is_split(model: nn.Module) -> TypeGuard[SplitModel]:
-    """Whether the model is split into body, adapter and head."""
+    """True if the model is split into body, adapter and head."""
     return isinstance(model, SplitModel)
 
 

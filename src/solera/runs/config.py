@@ -58,8 +58,8 @@ from ..data.sources import source_info
 from ..engines import ENGINES, EngineConfig, EngineSettings
 from ..method import METHODS, Method, name_of
 from ..models import model_info
-from ..models.options import variant_of
-from ..scenario.scenario import DataConfig, ModelsConfig
+from ..models.factory import ModelsConfig
+from ..scenario.task_data import DataConfig
 from .dotted import dig, flat
 from .supply import supplied
 from .tracking import TrackConfig
@@ -339,7 +339,7 @@ def _names(tables: Mapping[str, Any]) -> Iterator[tuple[Callable[[str, str], Any
     named += [("models.clients", name) for name in ([] if sites else models.clients)]
     for key, name in [*named, ("models.server", models.server)]:
         if name is not None:
-            model = variant_of(name, models.options).model
+            model = models.variant(name).model
             other = model != name and key.startswith("models.")
             yield model_info, model, f"models.options.{name}.model" if other else key
     for key, source in (("data.name", data.name), ("public.name", public.name)):

@@ -79,7 +79,7 @@ def facts_of(
         "public": None if scenario.public is None else scenario.public.digest[:16],
     }
     takes: dict[str, Any] = {"shape": data.shape, "mean": data.mean, "std": data.std, "vocabulary": data.vocabulary}
-    if scenario.hosts or scenario.elsewhere:
+    if scenario.sites:
         experiment["clients"]["sites"] = list(roster)
     if federation.availability is None:
         del experiment["federation"]["availability"]

@@ -34,7 +34,7 @@ from ..models import require_split
 from ..place.devices import compute_of, resolved
 from ..place.fingerprint import fingerprint
 from ..place.placement import TRICKS, Training, numerics
-from ..scenario.scenario import Scenario, build_scenario
+from ..scenario.scenario import Scenario
 from ..scenario.server import Server
 from ..train.aggregate import pairs_of
 from ..train.chain import chain
@@ -124,7 +124,7 @@ def scenario_of(config: Config) -> Scenario:
     workers = config.engine.workers or default_workers()
     if config.sites:
         return build_sites(config)
-    return build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, workers)
+    return Scenario(config.data, config.models, config.partition, config.public, seed=config.run.seed, workers=workers)
 
 
 def resume(out: str | os.PathLike[str], *, callbacks: Sequence[Callback] = (), trust_code: bool = False) -> Result:

@@ -7,80 +7,70 @@ the same digest.
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 
 import torch
+from torch import nn
 
 from ..core.errors import ConfigError
-from ..core.plugins import architectures, is_path
+from ..core.plugins import architectures
 from ..core.randomness import seed_from
-from ..core.task import Data
-from ..data import Dataset, load, make_public
-from ..data.catalogue import SOURCES
-from ..data.encodings import VOCABULARY
-from ..data.site_data import Holding, SiteConfig, read_site, read_source
+from ..data import make_public
+from ..data.site_data import Holding, SiteConfig, read_site
 from ..data.spec import Spec
 from ..data.transforms import check_steps
 from ..engines import default_workers
 from ..models import check_output
-from ..scenario.host import Hello, Remote, SiteHost, check_hellos, form_digest, layout_digest
-from ..scenario.scenario import DataConfig, Scenario, builder_of, share_for_sites, tokenizer_of
-from ..scenario.server import Server
+from ..models.factory import ModelFactory, tokenizer_of
+from ..scenario.host import ClientHost, Hello, Remote, View, check_hellos, form_digest, layout_digest
+from ..scenario.scenario import Scenario
+from ..scenario.server import initialised
+from ..scenario.task_data import share_for_sites, stated_spec
 from .config import Config
-
-TEXTS = "texts"  # data.name of the server's own texts
-TABLE = "table"  # data.name of the server's own samples, where they are in a table
 
 
 def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Scenario:
     """The scenario of the sites in a configuration. With `hellos`, that of a server whose sites are elsewhere."""
-    data, models, seed = config.data, config.models, config.run.seed
     sites: dict[str, tuple[Holding | Remote, str]] = {}
+    share, seed = share_for_sites(config.data.client_test), config.run.seed
     for k, site in sorted(config.sites.items()):
         model = _model_of(k, site)
         if hellos is None:
-            own = spec_of_site(config, k)
-            sites[k] = (read_site(k, site, own, share_for_sites(data.client_test), seed), model)
+            sites[k] = (read_site(k, site, spec_of_site(config, k), share, seed), model)
         else:
             sites[k] = (Remote(hellos[k].num_examples, hellos[k].num_test), model)
-    return Scenario(
-        server_data(data, stated_spec(data), seed),
-        public=config.public,
-        sites=sites,
-        server=models.server,
-        validation=data.validation,
-        client_test=share_for_sites(data.client_test),
-        augment=data.augment,
-        norm=models.norm,
-        head=models.head,
-        options=models.options,
-        weights=models.weights,
-        lora=models.lora,
-        seed=seed,
-        workers=config.engine.workers or default_workers(),
-    )
+    workers = config.engine.workers or default_workers()
+    return Scenario(config.data, config.models, public=config.public, sites=sites, seed=seed, workers=workers)
 
 
-def site_host(config: Config, name: str) -> SiteHost:
+def site_host(config: Config, name: str, model: nn.Module | None = None) -> ClientHost:
     """The `Host` of the site `name`, made of its own table and its own data alone; `.hello()` introduces it.
 
-    With `public.where = "server"` its `public` is None until the server's arrives: `host.public = ...`.
+    With `public.where = "server"` its `public` is None until the server's arrives: `host.public = ...`. `model` is
+    that of `site_model`, where it was built before.
     """
     _check_deployable(config)
     if name not in config.sites:
         raise ConfigError(f"there is no [sites.{name}] in this configuration; it has {', '.join(config.sites)}")
     site, data, public, seed = config.sites[name], config.data, config.public, config.run.seed
-    models, model = config.models, _model_of(name, site)
     spec = spec_of_site(config, name)
-    A = next(iter(architectures([model])))
-    holding = read_site(name, site, spec, share_for_sites(data.client_test), seed)
-    check_steps("data.augment", data.augment, holding.train.inputs, f"site {name}")
+    held = read_site(name, site, spec, share_for_sites(data.client_test), seed)
+    check_steps("data.augment", data.augment, held.train.inputs, f"site {name}")
     elsewhere = public.source == "none" or public.where == "server"
     samples = None if elsewhere else make_public(public, spec, torch.empty(0), seed_from(seed, "public"))
-    made = builder_of(A, model, models.norm, models.head, spec, models.options, models.weights, models.lora)
-    server = Server({A: made}, [A], seed, spec.classes)
-    check_output(server.template(A), spec.shape, spec.classes, A, bool(spec.vocabulary))
-    return SiteHost(name, holding, spec, A, partial(server.template, A), samples, data.augment, seed)
+    A = next(iter(architectures([_model_of(name, site)])))
+    made = site_model(config, name) if model is None else model
+    train, test, augment = View(held.train), View(held.test), tuple(data.augment)
+    return ClientHost(name, spec, train, test, A, lambda: made, samples, augment, seed, held.texts)
+
+
+def site_model(config: Config, name: str) -> nn.Module:
+    """The model of the site `name` as the run's seed initialises it."""
+    model, spec = _model_of(name, config.sites[name]), spec_of_site(config, name)
+    A = next(iter(architectures([model])))
+    factory = ModelFactory(spec, config.models, {A: model})
+    made = initialised(lambda: factory.make(A), config.run.seed, A)
+    check_output(made, spec.shape, spec.classes, A, bool(spec.vocabulary))
+    return made
 
 
 def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
@@ -98,11 +88,11 @@ def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
 
 
 def expected_hellos(scenario: Scenario, public: bool) -> dict[str, Hello]:
-    """What each site must say for its run to be this one. `public`: whether it must have the public data itself."""
-    expected = {}
+    """The hello of each site whose run is this one. `public`: whether it must have the public data itself."""
     theirs = scenario.public.digest if public and scenario.public is not None else ""
-    for A in scenario.server.architectures:
-        spec, layout = scenario.spec_for(A), layout_digest(scenario.server.template(A))
+    expected = {}
+    for A, spec in scenario.specs.items():
+        layout = layout_digest(scenario.server.template(A))
         expected[A] = Hello("", A, 0, 0, scenario.seed, form_digest(spec), layout, theirs, spec.tokenizer)
     return {
         k: dataclasses.replace(expected[info.architecture], name=k, num_examples=info.num_examples)
@@ -116,70 +106,9 @@ def _check_deployable(config: Config) -> None:
 
 
 def spec_of_site(config: Config, name: str) -> Spec:
-    """What the samples of the site `name` look like: it reads texts with its own model's tokenizer."""
+    """The spec of the samples of the site `name`: it reads texts with its own model's tokenizer."""
     model = _model_of(name, config.sites[name])
-    return stated_spec(config.data).read_by(tokenizer_of(model, config.models.options))
-
-
-def stated_spec(data: DataConfig) -> Spec:
-    """The spec of samples, from the configuration alone: no site's data is read."""
-    if data.task != "classification":
-        raise ConfigError(f"data.task = {data.task!r} with [sites]: sites learn to classify; leave data.task out")
-    info = None if is_path(data.name) else SOURCES.get(data.name)
-    text = info is not None and info.is_text
-    shape = tuple(data.shape) or ((data.length,) if text else info.shape if info else ())
-    classes = len(data.classes) or (info.classes if info else 0)
-    for key, value, example in (("shape", shape, "[3, 32, 32]"), ("classes", classes, '["benign", "malignant"]')):
-        if not value:
-            raise ConfigError(
-                f"data.{key} is missing: sites cannot find it in each other's data; for example {example}"
-            )
-    mean, std = (data.mean, data.std) if data.mean or not info else (info.mean or (), info.std or ())
-    if text and shape != (data.length,):
-        raise ConfigError(
-            f"data.shape = {list(shape)}: of {data.name}, a sample is the first {data.length} tokens of a text; leave "
-            "data.shape out, and set data.length"
-        )
-    vocabulary = VOCABULARY if text else 0
-    names = tuple(data.classes) or (info.class_names if info else ())
-    return Spec(data.name, shape, classes, tuple(mean), tuple(std), vocabulary, names)
-
-
-def server_data(data: DataConfig, spec: Spec, seed: int) -> Dataset:
-    """The server's own samples, on which models are judged."""
-    if data.path is not None and data.name in ("folder", TABLE):
-        train, test = read_source(data.path, spec, (), SiteConfig.label_column, "data.path")
-        if test is None and data.validation:
-            raise ConfigError(f"data.validation = {data.validation}: {data.path} has no test split of its own")
-        found = Dataset(
-            data.name, spec.classes, vocabulary=spec.vocabulary, train=train.data, test=(test or train).data
-        )
-    else:
-        found = load(
-            data.name, data.path, data.train_size, data.test_size, seed, data.length, data.image_size,
-            text_column=data.text_column, pair_column=data.pair_column, label_column=data.label_column,
-        )  # fmt: skip
-        found = _as_stated(found, data, spec)
-    if found.vocabulary and not spec.vocabulary:
-        raise ConfigError(
-            f"data.name = {data.name!r} has texts, but sites cannot know that: use a named data set of texts, or "
-            f"data.name = {TEXTS!r} with a table at data.path"
-        )
-    if (found.shape, found.classes, found.vocabulary) != (spec.shape, spec.classes, spec.vocabulary):
-        raise ConfigError(
-            f"data.name = {data.name!r} has samples of shape {found.shape} in {found.classes} classes; data.shape and "
-            f"data.classes say {spec.shape} in {spec.classes}"
-        )
-    return dataclasses.replace(found, mean=spec.mean, std=spec.std, class_names=spec.class_names or found.class_names)
-
-
-def _as_stated(found: Dataset, data: DataConfig, spec: Spec) -> Dataset:
-    """The classes of a table in the order of data.classes: a table alone knows only those that are in it, by name."""
-    if data.name != TEXTS or found.classes > spec.classes:
-        return found
-    numbers = spec.numbers(found.class_names or range(found.classes), f"data.path = {data.path!r}")
-    train, test = (Data(part.inputs, numbers[part.labels]) for part in (found.train, found.test))
-    return dataclasses.replace(found, train=train, test=test, classes=spec.classes, class_names=spec.class_names)
+    return stated_spec(config.data).read_by(tokenizer_of(model, config.models))
 
 
 def _model_of(name: str, site: SiteConfig) -> str:

@@ -14,7 +14,8 @@ from ..core.federation import FederationConfig
 from ..data import PartitionConfig, PublicConfig
 from ..method import Method, Traits
 from ..models import build, model_info
-from ..scenario.scenario import DataConfig, ModelsConfig
+from ..models.factory import ModelsConfig
+from ..scenario.task_data import DataConfig
 
 CLIENT_TEST = 0.2  # share of each client's samples
 LARGE = {

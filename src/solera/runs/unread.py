@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from ..core.errors import ConfigError
 from ..core.settings import OfCohort, declared, default_of, hints, show
 from ..models import model_info
-from ..models.options import variant_of
 
 
 class Unread(NamedTuple):
@@ -95,7 +94,7 @@ def unread(tables: Mapping[str, Any]) -> Iterator[Unread]:
 def _options(models: Any) -> Iterator[Unread]:
     """[models.options.NAME] of architectures that the run does not have."""
     names = [*models.clients, *([models.server] if models.server else [])]
-    used = {*names, *(variant_of(name, models.options).model for name in names)}
+    used = {*names, *(models.variant(name).model for name in names)}
     for name in models.options:
         if name not in used:
             told = f"[models.options.{name}] is not read: models.clients and models.server are {', '.join(names)}"

@@ -1,22 +1,23 @@
-"""The host of one site: a client made of its own data and its own model, and of nothing else.
+"""The host of one client: its own part of the data, its own model, and nothing else.
 
-A simulation of sites is made of these hosts, and a deployment runs one of them at each site. So both give a task the
-same `Client`, to the bit, and a task cannot tell which of the two it is in.
+A simulation is made of these hosts, and a deployment runs one of them at each site. So all give a task the same
+`Client`, to the bit, and a task cannot tell which of them it is in.
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from torch import Tensor, nn
 
 from ..core.calls import ClientInfo, Roster
 from ..core.errors import ConfigError
 from ..core.task import Client, Data
-from ..core.tensors import Brought, Weights
+from ..core.tensors import Brought, Weights, sent
 from ..data import Public
-from ..data.site_data import Holding
+from ..data.encodings import Text
 from ..data.spec import Spec
 from ..data.transforms import Name, Step, drawn_anew
 from ..models.lora import base_digest
@@ -25,7 +26,7 @@ from ..place.placement import Placement
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """What a site says of itself before a run: enough to find out that it is set up for another one."""
+    """Facts about a site before a run, enough to find out that it is set up for another one."""
 
     name: str
     architecture: str
@@ -51,66 +52,109 @@ class Remote:
     num_test: int = 0
 
 
-class SiteHost:
-    """The `Host` of one site. `template` gives its model as the run's seed initialises it."""
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Some rows of stored samples, or all of them. Many clients share the samples, each with its own rows."""
+
+    of: Data[Tensor]
+    rows: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.of if self.rows is None else self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """Their classes."""
+        return self.of.labels if self.rows is None else self.of.labels[self.rows]
+
+    def ready(self, spec: Spec, place: Placement, augment: Sequence[Name | Step] = ()) -> Data:
+        """The samples as input of a model. The whole set is put in place once, and then cut there."""
+        if spec.task == "causal-lm":
+            inputs = place.put(self.of.inputs) if place.fits(self.of.inputs) else self.of.inputs
+            rows = slice(None) if self.rows is None else sent(self.rows, inputs.device)
+            blocks = sent(inputs[rows], place.device)
+            return Data(blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous())
+        labels, here = place.put(self.of.labels), place.fits(self.of.inputs)
+        inputs = place.put(self.of.inputs) if here else self.of.inputs
+        if self.rows is not None:
+            inputs, labels = inputs.index_select(0, self.rows.to(inputs.device)), labels[self.rows.to(place.device)]
+        if augment:
+            return Data(drawn_anew(inputs, augment, spec.prepare, place.device), labels)
+        return Data(spec.prepare(inputs) if here else Brought(inputs, place.device, spec.prepare), labels)
+
+
+class ClientHost:
+    """The `Host` of one client. `template` gives its model as the run's seed initialises it.
+
+    Of a site, `texts` are those of its training samples, if known.
+    """
 
     def __init__(
         self,
         name: str,
-        holding: Holding,
         spec: Spec,
+        train: View,
+        test: View,
         architecture: str,
         template: Callable[[], nn.Module],
         public: Public | None,
         augment: Sequence[Name | Step],
         seed: int,
+        texts: Sequence[Text] | None = None,
     ):
-        self.name, self.holding, self.spec, self.architecture = name, holding, spec, architecture
-        self.template, self.public, self.augment, self.seed = template, public, tuple(augment), seed
-        self.roster = Roster.of({name: ClientInfo(architecture, len(holding.train))})
+        self.name, self.spec, self.train, self.test, self.texts = name, spec, train, test, texts
+        self.architecture, self.template = architecture, template
+        self.public, self.augment, self.seed = public, augment, seed
+
+    @cached_property
+    def roster(self) -> Roster:
+        """This client alone."""
+        return Roster.of({self.name: ClientInfo(self.architecture, len(self.train))})
+
+    @cached_property
+    def layout(self) -> str:
+        """sha256 of what its model looks like."""
+        return layout_digest(self.template())
 
     def client(self, k: str, seed: int, state: dict[str, Weights], place: Placement) -> Client:
-        """The site as a client, for one call."""
+        """The client for one call, with its data ready for a model."""
         if k != self.name:
             raise KeyError(k)
-        train = prepared(self.holding.train, slice(None), place, self.spec.prepare, self.augment)
-        test = prepared(self.holding.test, slice(None), place, self.spec.prepare)
+        train = self.train.ready(self.spec, place, self.augment)
+        test = self.test.ready(self.spec, place)
         template = place.module(self.template())
         public = None if self.public is None else self.public.at(place)
-        return Client(k, self.architecture, train, test, public, self.spec.classes, seed, state, template)
+        return Client(k, self.architecture, train, test, public, self.spec.outputs, seed, state, template)
 
     def hello(self) -> Hello:
-        """What the site says of itself."""
+        """Its facts for the server."""
         return Hello(
             self.name,
             self.architecture,
-            len(self.holding.train),
-            len(self.holding.test),
+            len(self.train),
+            len(self.test),
             self.seed,
             form_digest(self.spec),
-            layout_digest(self.template()),
+            self.layout,
             "" if self.public is None else self.public.digest,
             self.spec.tokenizer,
         )
 
 
-def prepared(
-    of: Data[Tensor],
-    rows: Tensor | slice,
-    place: Placement,
-    prepare: Callable[[Tensor], Tensor],
-    augment: Sequence[Name | Step] = (),
-) -> Data:
-    """Some samples, ready for a model. The whole set is put in place once, and then cut there."""
-    labels, here = place.put(of.labels), place.fits(of.inputs)
-    inputs = place.put(of.inputs) if here else of.inputs
-    if isinstance(rows, slice):
-        inputs, labels = inputs[rows], labels[rows]
-    else:
-        inputs, labels = inputs.index_select(0, rows.to(inputs.device)), labels[rows.to(place.device)]
-    if augment:
-        return Data(drawn_anew(inputs, augment, prepare, place.device), labels)
-    return Data(prepare(inputs) if here else Brought(inputs, place.device, prepare), labels)
+class Hosts(Mapping[str, ClientHost]):
+    """The hosts of simulated clients, made when asked for: there may be a million."""
+
+    def __init__(self, roster: Roster, make: Callable[[str], ClientHost]):
+        self.roster, self.make = roster, make
+
+    def __getitem__(self, k: str) -> ClientHost:
+        return self.make(k)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.roster)
+
+    def __len__(self) -> int:
+        return len(self.roster)
 
 
 def form_digest(spec: Spec) -> str:

@@ -1,4 +1,4 @@
-"""What the server itself owns: architectures, public data, a validation set; and where a round leaves its notes."""
+"""The server: its architectures, public data and validation set, and the notes of a round."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +40,10 @@ class EnsembleReport:
     alike: Mapping[str, list[list[int]]] | None = None  # members to compare with each other; left out: all of them
 
 
-def init_seed(run_seed: int, A: str, copy_number: int = 0) -> int:
-    """The seed from which architecture `A` is initialised in a run."""
-    return seed_from(run_seed, "init", A, copy_number)
+def initialised(build: Builder, run_seed: int, A: str, copy_number: int = 0) -> nn.Module:
+    """A model of architecture `A` as a run's seed initialises it."""
+    with numerics(threads=1):
+        return repeatable(seed_from(run_seed, "init", A, copy_number), build)
 
 
 class Server:
@@ -110,8 +111,7 @@ class Server:
     def _build(self, A: str, copy_number: int) -> nn.Module:
         if A not in self.builders:
             raise ConfigError(f"no architecture is called {A!r}; known here: {', '.join(self.builders)}")
-        with numerics(threads=1):
-            return repeatable(init_seed(self.run_seed, A, copy_number), self.builders[A])
+        return initialised(self.builders[A], self.run_seed, A, copy_number)
 
     def init(self, A: str, copy_number: int = 0) -> Weights:
         """Initial weights of architecture `A`. They depend on the run's seed only, never on the method."""
@@ -137,7 +137,7 @@ class Server:
         return (self.num_classes,) if self.positions is None else (self.positions, self.num_classes)
 
     def feature_dim(self, A: str) -> int:
-        """How many features the body of architecture `A` gives; only models that are split have them."""
+        """The number of features that the body of architecture `A` gives; only models that are split have them."""
         dim = getattr(self.template(A), "feature_dim", None)
         if not isinstance(dim, int):
             raise ConfigError(

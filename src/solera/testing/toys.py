@@ -13,6 +13,7 @@ from ..data import PartitionConfig, PublicConfig, from_tensors
 from ..engines import EngineSettings, engine_named
 from ..method import Method
 from ..models import wrap
+from ..models.factory import ModelsConfig
 from ..runs.config import RunConfig
 from ..runs.loop import Result, simulate
 from ..scenario.scenario import Scenario
@@ -63,7 +64,10 @@ def large() -> nn.Module:
 def toy(
     models: dict[str, Any] | None = None, clients: int = 8, seed: int = 0, samples: int = 400, **options: Any
 ) -> Scenario:
-    """A federation that trains in a fraction of a second: three classes of points in eight dimensions."""
+    """A federation that trains in a fraction of a second: three classes of points in eight dimensions.
+
+    `options` are settings of [models] and arguments of `Scenario`; `server` is a name and what builds the model.
+    """
     g = torch.Generator().manual_seed(7)
     centres = torch.randn(3, 8, generator=g) * 2
 
@@ -74,7 +78,12 @@ def toy(
     data = from_tensors(draw(samples), draw(150), classes=3, name="toy")
     options = {"client_test": 0.25, "validation": 0.1, "public": PublicConfig(size=60), **options}
     split = options.pop("partition", PartitionConfig(clients=clients, alpha=1.0, variant="class", min_size=4))
-    return Scenario(data, models or {"wide": wide, "deep": deep}, split, seed=seed, **options)
+    modules = dict(models or {"wide": wide, "deep": deep})
+    told = {f.name: options.pop(f.name) for f in dataclasses.fields(ModelsConfig) if f.name in options}
+    names = list(modules)
+    if (own := told.get("server")) is not None:
+        told["server"], modules[own[0]] = own
+    return Scenario(data, ModelsConfig(clients=names, **told), split, modules=modules, seed=seed, **options)
 
 
 def small(method: Method) -> Method:

@@ -36,19 +36,13 @@ def export(trained: Trained, form: Format, out: Path, names: list[str]) -> dict[
     models = {name: trained.model(name) for name in names}  # build all before anything is written
     try:
         out.mkdir(parents=True, exist_ok=True)
-        listed = []
+        listed, shares = [], dict(trained.members)
         for name, model in models.items():
-            file = out / f"{name}{ENDING[form]}"
+            file, A = out / f"{name}{ENDING[form]}", trained.architectures[name]
             _write(form, model, trained, name, file)
-            listed.append(
-                {
-                    "name": name,
-                    "file": file.name,
-                    "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-                    "architecture": trained.architectures[name],
-                    **({"share": dict(trained.members)[name]} if name in dict(trained.members) else {}),
-                }
-            )
+            sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+            share = {"share": shares[name]} if name in shares else {}
+            listed.append({"name": name, "file": file.name, "sha256": sha256, "architecture": A, **share})
         manifest = _manifest(trained, form, listed)
         (out / "manifest.json").write_text(json.dumps(manifest, indent=2))
     except OSError as e:

@@ -15,9 +15,8 @@ from ..data.spec import Spec
 from ..data.tables import Given
 from ..data.unlabelled import holds_texts, read_samples, texts_in
 from ..place.placement import numerics
-from ..runs.sites import server_data, stated_spec
 from ..runs.trust import code_of_run, warn_if_changed
-from ..scenario.scenario import DataConfig, load_data
+from ..scenario.task_data import DataConfig, load_data, server_data
 from ..train.fitting import logits_of
 from .trained import Trained
 
@@ -42,16 +41,16 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        if self.labels is None:
-            return None
-        return float((self.classes == self.labels).double().mean())
+        return None if self.labels is None else float((self.classes == self.labels).double().mean())
 
     def rows(self, every: bool = False) -> Iterator[dict[str, Any]]:
         """One row for each sample: its name, its class (with the class name, if known) and the probability of that
         class; with `every`, the probabilities of all classes."""
         for i, (name, k) in enumerate(zip(self.names, self.classes.tolist(), strict=True)):
             row: dict[str, Any] = {"input": name, "class": k}
-            row |= {"text": _shown(self.texts[i])} if self.texts else {}
+            if self.texts:
+                text = self.texts[i]
+                row["text"] = text if isinstance(text, str) else " | ".join(text)
             row |= {"name": self.class_names[k]} if self.class_names else {}
             row["probability"] = round(float(self.probabilities[i, k]), 6)
             if self.labels is not None:
@@ -73,13 +72,13 @@ def predict(trained: Trained, source: Path | None, model: str | None = None, ens
         by = trained.choose(model)
         module = trained.model(by)
         ask = lambda x: logits_of(module, x).softmax(-1)  # noqa: E731
-    labels, texts, spec = None, [], trained.spec
-    if trained.run.config.get("data", {}).get("task") == "causal-lm":
+    labels, texts, spec, data = None, [], trained.spec, trained.run.config.get("data", {})
+    if data.get("task") == "causal-lm":
         raise RunError(f"{trained.run.path}: its models predict the next token, and texts have no class")
     if source is None:
         names, samples, labels = _own_test_set(trained)
     elif spec.vocabulary and holds_texts(source):
-        texts = texts_in(source, _columns(trained))
+        texts = texts_in(source, Given(data.get("text_column"), data.get("pair_column")))
         if not texts:
             raise DataError(f"{source}: there are no texts in it")
         names, samples = [str(i) for i in range(len(texts))], trained.tokens(texts)
@@ -105,19 +104,9 @@ def prepared(spec: Spec, samples: Tensor, what: str) -> Tensor:
     return known.prepare(known.test.inputs)
 
 
-def _shown(text: Text) -> str:
-    return text if isinstance(text, str) else " | ".join(text)
-
-
-def _columns(trained: Trained) -> Given:
-    """The columns in which the run had its texts."""
-    data = trained.run.config.get("data", {})
-    return Given(data.get("text_column"), data.get("pair_column"))
-
-
 def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
     """The samples that the run was judged on, made again by the same steps."""
-    config, seed = trained.run.config, int(trained.run.settings.get("run.seed", 0))
+    config = trained.run.config
     try:
         data = DataConfig(**config.get("data", {}))
     except TypeError as e:  # a setting that this version does not have
@@ -125,7 +114,8 @@ def _own_test_set(trained: Trained) -> tuple[list[str], Tensor, Tensor]:
             f"{trained.run.path}: its test set cannot be made again ({e}); name the samples to predict"
         ) from e
     with code_of_run(trained.run.path, trained.trust_code):
-        known = server_data(data, stated_spec(data), seed) if config.get("sites") else load_data(data, seed)
-    known = known.encoded(trained.encodings) if trained.encodings else known
+        known = (server_data if config.get("sites") else load_data)(data, trained.seed)
+    if trained.columns:
+        known = known.encoded([c.encoding for c in trained.columns])
     warn_if_changed(trained.run.path, data.name)
     return [str(i) for i in range(len(known.test))], known.test.inputs, known.test.labels

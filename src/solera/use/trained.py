@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,15 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError, RunError
 from ..core.files import check_file, open_file
-from ..core.plugins import architectures
-from ..core.randomness import repeatable
-from ..data.encodings import WORDS, Columns, Encoding, Text, reading, unique
+from ..data.encodings import Columns, Text
 from ..data.spec import Spec
-from ..models import build, encoding_of, model_info
-from ..models.hf import drop_poolers
-from ..models.lora import Lora, adapted, base_digest, lora_from, merged
-from ..models.options import variant_of
+from ..models.factory import ModelFactory, ModelsConfig, tokenizer_of
+from ..models.lora import base_digest, lora_from, merged
 from ..place.placement import numerics
 from ..runs.dotted import dig
 from ..runs.read import Run, read_run
 from ..runs.trust import code_of_run, warn_if_changed
-from ..scenario.server import init_seed
+from ..scenario.server import initialised
 from ..train.teachers import Ensemble
 
 log = logging.getLogger("solera")
@@ -59,28 +55,32 @@ class Trained:
         """The models, without the members of the ensemble."""
         return [name for name in self.architectures if not MEMBER.fullmatch(name)]
 
+    @property
+    def seed(self) -> int:
+        return int(self.run.settings.get("run.seed", 0))
+
+    @cached_property
+    def models(self) -> ModelsConfig:
+        """The models as the run's configuration describes them."""
+        tables = self.run.config.get("models", {})
+        try:
+            return ModelsConfig(**{**tables, "lora": lora_from(tables.get("lora", False), "models.lora")})
+        except (TypeError, ConfigError) as e:
+            raise RunError(f"{self.run.path}: its models cannot be built again ({e})") from None
+
     @cached_property
     def columns(self) -> tuple[Columns, ...]:
         """The columns of each tokenizer in a sample; empty if all models have the data set's."""
         if not self.tokenizers:
             return ()
-        found = unique(encoding_of(given) or WORDS for given in self._given().values())
-        here = {e.name: e for e in found}
-        if missing := [name for name, _ in self.tokenizers if name not in here]:
-            there = ", ".join(here)
-            raise RunError(
-                f"{self.run.path} was trained with the tokenizer {missing[0]!r}; its models now have {there}"
-            )
-        columns, start = [], 0
+        here = {e.name: e for e in (tokenizer_of(given, self.models) for given in self.models.called.values())}
+        columns, end = [], 0
         for name, length in self.tokenizers:
-            columns.append(Columns(here[name], start, start + length))
-            start += length
+            if name not in here:
+                there = ", ".join(here)
+                raise RunError(f"{self.run.path} was trained with the tokenizer {name!r}; its models now have {there}")
+            columns.append(Columns(here[name], end, end := end + length))
         return tuple(columns)
-
-    @property
-    def encodings(self) -> list[Encoding]:
-        """The tokenizers that the models bring; empty if they have the data set's."""
-        return [c.encoding for c in self.columns]
 
     def tokens(self, texts: Sequence[Text]) -> Tensor:
         """Texts as samples of these models."""
@@ -104,63 +104,28 @@ class Trained:
     @numerics()
     def model(self, name: str) -> nn.Module:
         """The model, rebuilt and in eval mode."""
-        kind, options = self.architectures[name], self.run.config.get("models", {})
-        everywhere = lora_from(options.get("lora", False), "models.lora")
-        variant = variant_of(self._given().get(kind, kind), options.get("options", {}), everywhere)
-        given = variant.model
+        A = self.architectures[name]
         with code_of_run(self.run.path, self.trust_code):
             try:
-                given = model_info(given, "architecture").name
+                spec = dataclasses.replace(self.spec, columns=self.columns)
+                factory = ModelFactory(spec, self.models, {A: self.models.called.get(A, A)})
             except ConfigError as e:
                 raise RunError(f"{self.run.path}: {e}; {_load_it_yourself(self.run.path, name)}") from e
-        warn_if_changed(self.run.path, given)
-        shape, vocabulary, read = self.spec.shape, self.spec.vocabulary, None
-        if self.columns:
-            wanted = encoding_of(given) or WORDS
-            read = next(c for c in self.columns if c.encoding == wanted)
-            shape, vocabulary = (read.length,), wanted.vocabulary
-        text: dict[str, Any] = ({"vocabulary": vocabulary} if vocabulary else {}) | variant.build
-        if "weights" in model_info(given).options:
-            text["weights"] = "random"  # those of the run are loaded below
-            if variant.lora is not None:  # but for those that never travelled
-                text["weights"] = options.get("weights", "pretrained")
-        norm, head = options.get("norm", "batch"), options.get("head", "plain")
-        model = self._initialised(
-            kind, variant.lora, lambda: build(given, self.spec.outputs, shape, norm, head, **text)
-        )
-        model = model if read is None else reading(model, read)
+        warn_if_changed(self.run.path, factory.infos[A].name)
         check_sha256(self.run, self.file(name))
         try:
             weights = safetensors.torch.load_file(self.file(name))
-            if variant.lora is None:
-                drop_poolers(model, weights)
-            model.load_state_dict(weights)
+            model = initialised(lambda: factory.make(A, weights), self.seed, A)
         except (RuntimeError, OSError, safetensors.SafetensorError) as e:
-            raise RunError(f"{self.file(name)} does not fit {kind!r}: {' '.join(str(e).split())[:200]}") from None
-        if variant.lora is not None:
-            model = merged(model)
-        model.eval()
-        return model
-
-    def _initialised(self, kind: str, lora: Lora | None, make: Callable[[], nn.Module]) -> nn.Module:
-        """The model as it was initialised. With LoRA its frozen base counts: it is made again as in the run, from the
-        same files or the same seed, and compared."""
-        if lora is None:
-            return make()
-        model = repeatable(init_seed(int(self.run.config["run"]["seed"]), kind), lambda: adapted(make(), lora, kind))
-        wanted, found = self.bases.get(kind), base_digest(model)
-        if wanted != found:
+            raise RunError(f"{self.file(name)} does not fit {A!r}: {' '.join(str(e).split())[:200]}") from None
+        if (found := base_digest(model)) != (wanted := self.bases.get(A)):
             raise RunError(
-                f"{self.run.path}: {kind!r} was trained on a frozen base (LoRA) with the digest {wanted}, but the one "
+                f"{self.run.path}: {A!r} was trained on a frozen base (LoRA) with the digest {wanted}, but the one "
                 f"found here has {found}: use the pretrained weights with which it was trained"
             )
+        model = model if found is None else merged(model)
+        model.eval()
         return model
-
-    def _given(self) -> dict[str, str]:
-        """The names of the architectures in the run, mapped to their names in the configuration."""
-        clients = self.run.settings.get("models.clients")
-        names = [*(clients if isinstance(clients, list) else []), self.run.settings.get("models.server")]
-        return architectures(name for name in names if isinstance(name, str))
 
     def file(self, name: str) -> Path:
         return self.run.path / "models" / f"{name}.safetensors"

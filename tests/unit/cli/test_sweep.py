@@ -28,7 +28,7 @@ from solera.methods.steps.training import local_update
 from solera.runs import loop
 from solera.runs.config import load_config
 from solera.runs.loop import check_start
-from solera.scenario.scenario import build_scenario
+from solera.scenario.scenario import Scenario
 
 TINY = SELF_TEST | {
     "engine": {"name": "inprocess"},
@@ -325,12 +325,12 @@ import solera.lab.sweep
 from solera.cli.lab_commands import SweepDisplay
 from solera.runs.config import load_config
 
-def chatty(config, *args):
+def chatty(config, *args, **options):
     print("a word", flush=True)
     warnings.warn("a warning")
     raise ValueError("the last word")
 
-solera.lab.sweep.execute = chatty
+solera.lab.sweep.loop.run = chatty
 config = load_config({"method": {"name": "fedavg"}})
 with SweepDisplay(Console(force_terminal=True)) as display:
     ended = solera.lab.sweep.run_all({"one": config, "two": config}, Path(sys.argv[1]), 1, display.update)
@@ -377,5 +377,5 @@ class AsksFirst(FedAvg):
 
 def test_a_start_that_asks_clients_is_left_to_the_run():
     config = load_config(TINY)
-    scenario = build_scenario(config.data, config.partition, config.public, config.models, 0, 1)
+    scenario = Scenario(config.data, config.models, config.partition, config.public, seed=0, workers=1)
     check_start(AsksFirst(), scenario, config.federation)

@@ -14,7 +14,7 @@ from solera.methods.feddf import FedDF
 from solera.runs import loop
 from solera.runs.config import Config, load_config, merged, to_toml
 from solera.runs.loop import check_start
-from solera.scenario.scenario import Scenario, build_scenario
+from solera.scenario.scenario import Scenario
 from solera.train.distill import Distill
 from solera.train.fitting import Local
 
@@ -26,7 +26,7 @@ REFUSED = {"mnflparam": "needs clients of one architecture, models.clients has l
 
 
 def scenario_of(config: Config) -> Scenario:
-    return build_scenario(config.data, config.partition, config.public, config.models, config.run.seed, 1)
+    return Scenario(config.data, config.models, config.partition, config.public, seed=config.run.seed, workers=1)
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -8,6 +8,7 @@ from solera.core.errors import ConfigError, DataError
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.data.sampling import torch_rng
 from solera.data.transforms import augmented, drawn_anew
+from solera.models.factory import ModelsConfig
 from solera.runs.config import load_config
 
 NAMED = ["crop", "flip"]
@@ -100,10 +101,9 @@ def test_only_training_samples_of_clients_are_augmented():
     inputs = pictures(40)
     y = torch.arange(40) % 3
     data = from_tensors((inputs, y), (inputs, y))
-    options = {"client_test": 0.25, "validation": 0.1, "server": "mlp"}
-    made = Scenario(
-        data, ["mlp"], PartitionConfig(clients=2, kind="iid"), PublicConfig(size=8), augment=NAMED, **options
-    )
+    models = ModelsConfig(clients=["mlp"], server="mlp")
+    split, public = PartitionConfig(clients=2, kind="iid"), PublicConfig(size=8)
+    made = Scenario(data, models, split, public, augment=NAMED, client_test=0.25, validation=0.1)
     client = made.client("c00", 0, {})
     assert client.train.inputs.fresh
     assert len(client.train.inputs) == len(client.train.labels) == len(client.train)

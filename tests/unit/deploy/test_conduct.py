@@ -3,7 +3,9 @@ wrote it, no network."""
 
 import contextlib
 import json
+import pathlib
 import shutil
+import sys
 
 import pytest
 import tomli_w
@@ -15,10 +17,11 @@ from solera.core.errors import ConfigError, SoleraError
 from solera.core.federation import QuorumNotMet
 from solera.core.plugins import code_allowed
 from solera.core.wire import Limits
+from solera.deploy import site as deployed
 from solera.deploy.conduct import conduct
 from solera.deploy.flower import PROTOCOL, pack, unpack
 from solera.deploy.init import init
-from solera.deploy.site import OwnSite, answer
+from solera.deploy.site import OwnSite, answer, keep_site, site_of
 from solera.models import hf
 from solera.place.fingerprint import fingerprint
 from solera.runs import loop
@@ -28,6 +31,7 @@ from solera.runs.read import read_run
 from solera.runs.rehearsal import rehearse_config
 from text_sites import OWN, sentences, text_sites
 
+ROOT = pathlib.Path(deployed.__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("in_a_flower_task")
 LOCAL = "[method.local]\nepochs = 1\nbatch = 16\nlr = 0.05"
 FEDDF = f'name = "feddf"\n{LOCAL}\n[method.fusion]\nsteps = 3\nbatch = 16'
@@ -52,6 +56,7 @@ class Parties:
         (home / "own.py").write_text(code)
         (home / "federation.toml").write_text(config)
         init(home / "federation.toml", home / "d", "127.0.0.1:8000")
+        self.made = OwnSite  # how a message finds its site
         self.grid = KeyedGrid(OwnSite(self.site(k)) for k in SITES)
 
     def site(self, k):
@@ -59,7 +64,7 @@ class Parties:
 
     def run(self, name="first"):
         for number, site in self.grid.sites.items():  # each message finds the files as they are now
-            self.grid.sites[number] = OwnSite(site.folder)
+            self.grid.sites[number] = self.made(site.folder)
         with contextlib.chdir(self.server):  # as its program is started
             return conduct(self.grid, self.server, name, "server.toml")
 
@@ -153,6 +158,52 @@ def test_sites_with_different_tokenizers_are_deployed_as_they_were_rehearsed(tmp
     assert sent["east"] == sent["north"] == sent["west"], "all get the same texts, whatever their tokenizers"
     texts = [text for text, _ in sentences(24, 2)]
     assert sum(map(len, texts)) / 2 < sent["east"][0] < 2 * sum(map(len, texts)), "and no tokens"
+
+
+def test_sites_that_are_kept_answer_run_after_run_as_new_ones(tmp_path, monkeypatch):
+    p = text_parties(tmp_path, "mnfl", "server")
+    wanted = p.run().digest
+    for k in SITES:
+        keep_site(p.site(k))
+    made = set()
+    plain = deployed.site_host
+    monkeypatch.setattr(deployed, "site_host", lambda c, k, model: made.add((k, model is None)) or plain(c, k, model))
+    p.made = site_of
+    assert [p.run(name).digest for name in ("second", "third")] == [wanted, wanted]
+    assert made == {("west", False)}, "its samples are given by code; its model is not built again"
+    deployed._KEPT.clear()
+
+
+def test_few_files_are_between_a_message_and_the_task_at_a_site_that_is_kept(tmp_path, monkeypatch):
+    """Counted are those that pass it on, not the ground that all parts stand on: core, place, train and data."""
+    p = text_parties(tmp_path, "mnfl", "server")
+    p.run()
+    for k in SITES:
+        keep_site(p.site(k))
+    p.made, passed = site_of, {}
+
+    def counted(record, site):
+        seen = []
+
+        def look(frame, event, _):
+            file = pathlib.Path(frame.f_code.co_filename)
+            if event == "call" and file.is_relative_to(ROOT):
+                name = "/".join(file.relative_to(ROOT).parts)
+                if name.startswith("methods/"):
+                    passed.setdefault(site.name, list(seen))
+                elif name not in seen and name.partition("/")[0] not in ("core", "place", "train", "data"):
+                    seen.append(name)
+
+        sys.setprofile(look)
+        try:
+            return answer(record, site)
+        finally:
+            sys.setprofile(None)
+
+    monkeypatch.setattr("grids.answer", counted)
+    p.run("second")
+    assert len(passed["east"]) <= 8, passed["east"]
+    deployed._KEPT.clear()
 
 
 def test_a_site_whose_tokenizer_differs_is_named_before_any_work(tmp_path):

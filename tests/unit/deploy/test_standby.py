@@ -6,10 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
+from helpers import ask_standby as start
+from helpers import wait
 from solera.deploy.gate import write_programs
 from solera.deploy.handover import SOCKET
 
@@ -53,21 +54,6 @@ def ready(tmp_path):
 def listens(folder):
     with contextlib.chdir(folder), contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as s:
         return s.connect(SOCKET) is None
-
-
-def wait(true, seconds=30):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def start(folder, cwd, *words, **more):
-    env = {**os.environ, "MINE": "yes"}
-    return subprocess.Popen(
-        [folder / "flwr-clientapp", *words], cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, **more,
-    )  # fmt: skip
 
 
 def test_a_copy_has_the_arguments_folder_environment_and_streams_of_the_program(ready, tmp_path):

@@ -10,7 +10,7 @@ from solera.core.errors import ConfigError
 from solera.lab import tune as tuning_
 from solera.lab.tune import Found, Search, Tuning, check_tuning, extended, read_tuned, trial_config, tune
 from solera.runs.config import load_config
-from solera.scenario.scenario import build_scenario
+from solera.scenario.scenario import Scenario
 
 SMALL = (
     "run.rounds=1", "data.train_size=200", "data.test_size=60", "data.validation=0.2", "partition.clients=2",
@@ -151,7 +151,7 @@ def test_own_models_are_scored_on_samples_that_are_neither_trained_on_nor_tested
     plain = load_config("ditto/laptop")
     rows = []
     for c in (plain, config):
-        s = build_scenario(c.data, c.partition, c.public, c.models, 0, 1)
+        s = Scenario(c.data, c.models, c.partition, c.public, seed=0, workers=1)
         rows.append([(set(s._train.indices(i).tolist()), set(s._test.indices(i).tolist())) for i in range(12)])
     for (train, test), (less, scored) in zip(*rows, strict=True):
         assert less | scored == train

@@ -19,6 +19,7 @@ from solera.methods.fedet import ConsensusTeacher, FedET
 from solera.methods.steps.heads import head_of
 from solera.methods.steps.screen import Robust, Screen
 from solera.models import as_split, build, wrap
+from solera.models.factory import ModelsConfig
 from solera.runs.config import EngineConfig, RunConfig
 from solera.runs.loop import check_server, simulate
 from solera.scenario.scenario import Scenario
@@ -274,7 +275,10 @@ def test_transformed_public_images_run(tmp_path, fresh):
         PublicConfig(size=40, augment=["crop", "flip", "jitter", "gray"], fresh=fresh),
         PartitionConfig("iid", clients=4),
     )
-    scenario = Scenario(data, models, parts, public, server=("large", BUILDERS["large"]))
+    scenario = Scenario(
+        data, ModelsConfig(clients=list(models), server="large"), parts, public,
+        modules={**models, "large": BUILDERS["large"]},
+    )  # fmt: skip
     result = simulate(scenario, FEDET, tmp_path, RunConfig(rounds=1), engine=EngineConfig("inprocess"))
     assert set(result.models) == {"large", "c", "m"}
 

@@ -10,10 +10,11 @@ from solera.core.task import Data
 from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.steps.low_bit import LowBitUpload, coarse_names, quantise_activations
+from solera.models.factory import ModelsConfig
 from solera.runs import loop
 from solera.runs.config import load_config, to_toml
 from solera.runs.loop import check_start
-from solera.scenario.scenario import ModelsConfig, build_scenario
+from solera.scenario.scenario import Scenario
 from solera.train.distill import Distill
 from solera.train.fitting import Local, logits_of
 from toys import World, images, mlp, same_bits
@@ -135,7 +136,7 @@ def test_one_network_in_two_precisions_from_toml(tmp_path):
 def test_options_of_the_model_itself():
     plain = TOML.replace("bits = 1\nactivations = 2", "hidden = [7]").replace('"low-bit"\nbits = 32', '"whole"')
     config = load_config(tomllib.loads(plain))
-    scenario = build_scenario(config.data, config.partition, config.public, config.models, 0, 1)
+    scenario = Scenario(config.data, config.models, config.partition, config.public, seed=0, workers=1)
     widths = {A: {len(t) for t in scenario.server.init(A).values() if t.ndim == 2} for A in ("mlp", "mlp-1bit")}
     assert 7 in widths["mlp-1bit"]
     assert 7 not in widths["mlp"]

@@ -21,10 +21,11 @@ from solera.methods.feddf import FedDF
 from solera.methods.local import LocalOnly
 from solera.methods.mnfl import MNFL, MNFLCode, MNFLTwice
 from solera.methods.mnflparam import MNFLParameters
-from solera.methods.pfeddf import PFedDF, score_tuned
+from solera.methods.pfeddf import PFedDF
 from solera.methods.simpfl import SimPFL, TopKPFL, cosines
 from solera.methods.steps import predictions
 from solera.methods.steps.coefficients import uniform_matrix
+from solera.methods.steps.personal import score_tuned
 from solera.methods.steps.screen import Robust
 from solera.methods.steps.teaching import Memory
 from solera.runs.config import load_config, recipe_names

@@ -14,6 +14,7 @@ from solera.core.errors import ConfigError
 from solera.core.plugins import absolute, architectures
 from solera.data import PartitionConfig, PublicConfig, from_texts
 from solera.models import buckets, build, encoding_of, model_info
+from solera.models.factory import ModelsConfig
 from solera.models.hf import ADDED, Encoder, _random, digest_of, origins_of
 from solera.models.zoo import encoders
 from solera.place.placement import TRICKS
@@ -310,8 +311,8 @@ def test_a_tokenizer_much_smaller_than_its_model_is_told(own, caplog):
         (own / "config.json").write_text(json.dumps(told | {"vocab_size": ids}))
         caplog.clear()
         Scenario(
-            from_texts(texts, texts, length=16), [f"hf:{own}"], PartitionConfig(kind="iid", clients=2),
-            PublicConfig(source="none"), weights="random",
+            from_texts(texts, texts, length=16), ModelsConfig(clients=[f"hf:{own}"], weights="random"),
+            PartitionConfig(kind="iid", clients=2), PublicConfig(source="none"),
         )  # fmt: skip
         both = f"mine: its tokenizer has 60 token ids, the model knows {ids}: do they belong together?"
         assert (both in caplog.messages) == suspicious

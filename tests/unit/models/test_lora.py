@@ -12,10 +12,9 @@ from solera.core.errors import ConfigError
 from solera.core.tensors import copy_of, frozen_of, is_finite, weights_of
 from solera.methods.steps.screen import byzantine_mean
 from solera.models import as_split, build, encoding_of
+from solera.models.factory import ModelsConfig
 from solera.models.lora import Lora, adapted, base_digest, merged, sizes_of
-from solera.models.options import variant_of
 from solera.scenario.host import layout_digest
-from solera.scenario.scenario import ModelsConfig
 from solera.train.aggregate import uniform_mean, weighted_mean
 from solera.train.chain import resized
 from solera.train.fitting import Local, fit
@@ -183,7 +182,8 @@ def test_low_precision_and_lora_are_refused_together():
 
 def test_options_of_one_model_come_before_those_of_all():
     options = {"a": {"lora": {"rank": 4}}, "b": {"lora": False}, "c": {"lora": True}}
-    found = {name: variant_of(name, options, Lora(rank=2)).lora for name in "abcd"}
+    models = ModelsConfig(clients=list("abcd"), options=options, lora=Lora(rank=2))
+    found = {name: models.variant(name).lora for name in "abcd"}
     assert found == {"a": Lora(rank=4), "b": None, "c": Lora(), "d": Lora(rank=2)}
 
 
