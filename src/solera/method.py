@@ -65,21 +65,21 @@ class Traits:
     configuration gives a value to needed settings that are unset (`supply.py`)."""
 
     architectures: Literal["any", "one"] = "any"  # of the clients' models
-    across: Literal["nothing", "predictions", "knowledge"] = "nothing"  # what different architectures share
-    public: Literal["none", "server", "everywhere"] = "none"  # who needs the public samples
+    across: Literal["nothing", "predictions", "knowledge"] = "nothing"  # shared between architectures
+    public: Literal["none", "server", "everywhere"] = "none"  # the parties that need the public samples
     public_labels: Literal["unused", "used", "needed"] = "unused"  # used: where there are any
     # What every model must be: split into body, adapter and head ("split"); split, with features or heads of the same
     # shape in all models; a plain chain of Conv2d and Linear layers; or cuttable to a part (the method checks it).
     split: Literal["none", "split", "shared features", "shared head", "chain", "cut"] = "none"
     server_model: Literal["none", "own", "larger"] = "none"  # of the server's own; larger: models.server names it
-    may_name_server: bool = False  # models.server may name one where it need not
+    may_name_server: bool = False  # models.server is optional
     batchnorm: bool = True  # models may have running statistics
     next_token: bool = False  # also learns language models: data.task = "causal-lm"
-    products: bool = False  # averages of weights are of whole models, so that LoRA's products can take their place
-    precision: Literal["full", "mixed"] = "full"  # of clients' weights; mixed: a few bits where models.options says so
+    products: bool = False  # averages are of whole models, so that LoRA's products can replace them
+    precision: Literal["full", "mixed"] = "full"  # of clients' weights; mixed: a few bits if models.options sets them
     replies: Literal["none", "means", "individual", "data"] = "individual"  # what the method uses of them
     personal: bool = False  # scored by each client's own model, on its own test split
-    bytes_vary: str = ""  # why the bytes of a run depend on what is learned, as text; empty: they do not
+    bytes_vary: str = ""  # the reason why the bytes of a run depend on training results; empty: they do not
     groups: str = ""  # name of the setting for how many clients of each architecture must be active in a round
 
 
@@ -190,8 +190,8 @@ class Method(ABC):
                 yield from (f"method.{f.name}.{problem}" for problem in slot.fits(server))
 
     def for_dry_run(self) -> Self:
-        """The method as a dry run takes it, where no model has learned anything: with `Slot.for_dry_run` of its slots.
-        Override it if the method has other rules that drop clients by their models' accuracy."""
+        """The method for a dry run, where models are untrained: with `Slot.for_dry_run` of its slots. Override it if
+        the method has other rules that drop clients by their models' accuracy."""
         slots = {f.name: s for f in dataclasses.fields(self) if isinstance(s := getattr(self, f.name), Slot)}
         changed = {name: s.for_dry_run() for name, s in slots.items() if s.for_dry_run() is not s}
         return dataclasses.replace(self, **changed) if changed else self

@@ -1,1 +1,1 @@
-"""The command line. It reads arguments and prints results; what happens in between is the library's."""
+"""The command line. It reads arguments and prints results; the library does the rest."""

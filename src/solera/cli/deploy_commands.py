@@ -32,7 +32,7 @@ Firewall = Annotated[
 
 
 class DeploymentFailed(SoleraError):
-    """A run on a network that did not come to its end."""
+    """A run on a network that did not finish."""
 
     exit_code = 4
 

@@ -235,7 +235,7 @@ def devices() -> list[tuple[str, str]]:
     told = [("torch's devices", f"built for {', '.join([CPU, *built])}{cuda}")]
     there = [d for kind in found().values() for d in kind]
     for d in there:
-        memory = "memory not told" if d.memory is None else f"{d.memory / 2**30:.1f} GiB"
+        memory = "memory unknown" if d.memory is None else f"{d.memory / 2**30:.1f} GiB"
         told.append((d.name, f"{d.title}, {memory}; engine.precision: {', '.join(d.precisions)}"))
     if not there:
         told.append(("accelerators", "none that torch finds here"))

@@ -1,1 +1,1 @@
-"""Messages and rounds: what every other room rests on."""
+"""Messages and rounds: what every other package builds on."""

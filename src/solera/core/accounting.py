@@ -20,9 +20,9 @@ from .randomness import seed_from
 from .settings import BelowOne, Positive, Problem, settings
 
 SPANS = 64  # limit of a round's spans in its record
-LOST = "dropped out during the round (federation.availability.dropout)"  # the reason of a failure ...
-LATE = "late: "  # ... and how another one begins
-HALFWAY = 0.5  # where in its work a client that drops out is lost
+LOST = "dropped out during the round (federation.availability.dropout)"  # reason of a failure
+LATE = "late: "  # the start of another reason
+HALFWAY = 0.5  # a client that drops out is lost after this share of its work
 
 
 @settings
@@ -39,7 +39,7 @@ class Availability:
     server_speed: Positive = 10000.0  # training samples per second
 
     def problems(self) -> Iterator[Problem]:
-        """Lists without a value."""
+        """Report lists without a value."""
         for name in ("online", "speed", "down_mbit", "up_mbit"):
             if not getattr(self, name):
                 yield f"{name} = []: give one value for all clients, or several that they have in turn"
@@ -47,7 +47,7 @@ class Availability:
 
 @dataclasses.dataclass
 class Trip:
-    """A call's way through simulated time."""
+    """The times of one call by the simulated clock."""
 
     sent: float
     start: float  # when its client is there
@@ -57,7 +57,7 @@ class Trip:
     lost: bool = False
 
     def back(self, size: int) -> None:
-        """The reply of so many bytes is on its way."""
+        """Record that a reply of `size` bytes is sent."""
         self.end = self.ready + size / self.up_bytes_s
 
 
@@ -89,7 +89,7 @@ class Clock:
         return found
 
     def send(self, i: int, k: str, size: int, samples: int) -> Trip:
-        """A call of `size` bytes to the client with number `i`, which trains on so many samples."""
+        """Send a call of `size` bytes to the client with number `i`, which trains on `samples` samples."""
         c = self.config
         start = self.now if c.period_s is None else next_visit(self.now, i * c.period_s / self.clients, c.period_s)
         works = size / _bytes_s(self._of(c.down_mbit, i)) + samples / self._of(c.speed, i)
@@ -107,7 +107,7 @@ class Clock:
         return f"{LATE}{took:.0f} simulated seconds, federation.availability.deadline_s is {limit:g}"
 
     def collected(self, trips: Mapping[str, Trip]) -> None:
-        """The server has waited for these calls."""
+        """Advance the clock to the end of the server's wait for these calls."""
         limit = math.inf if self.config.deadline_s is None else self.config.deadline_s
         for k, trip in trips.items():
             self.dropped += trip.lost
@@ -115,7 +115,7 @@ class Clock:
             self.now = max(self.now, min(trip.end, trip.sent + limit))
 
     def worked(self, samples: float) -> None:
-        """The server has trained on so many samples."""
+        """Advance the clock by the server's training on `samples` samples."""
         took = samples / self.config.server_speed
         if took:
             self.spans.append((self.now, "server", self.now + took))

@@ -84,7 +84,7 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, told: Any) -> "Version | None":
-        """The version that `told` is, or None for none; WireError if it is neither."""
+        """The version in these facts; None for None. Raises WireError for anything else."""
         if told is None:
             return None
         match told:
@@ -101,20 +101,20 @@ class Call:
     task: str
     step: int  # round * 1000 + exchange
     seed: int
-    run_seed: int  # of the whole run: with it a host elsewhere initialises its models as the server does
-    message: Packed  # shared by all calls that send the same
+    run_seed: int  # the run's seed: a remote host initialises its models from it, as the server does
+    message: Packed  # one object for all calls with equal content
     after: Version | None = None  # the client's state that this call builds on; None: it has none
     keep: tuple[Version, ...] = ()  # states of this client that the run may go back to
-    keep_from: int = 0  # the first step of this round: what is older and not in `keep` can go
-    deadline_s: float | None = None  # how long the client may take
+    keep_from: int = 0  # the first step of this round: older states that are not in `keep` can be deleted
+    deadline_s: float | None = None  # time limit of the client
 
     def facts(self) -> dict[str, Any]:
-        """All of the call but its message, in values that JSON has."""
+        """All of the call except its message, as JSON values."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "message"}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], message: Packed) -> "Call":
-        """The call with these facts, from a sender that is not trusted: WireError if one is missing or impossible."""
+        """The call with these facts from an untrusted sender. Raises WireError if one is missing or impossible."""
         ends = {"step": STEPS_END, "keep_from": STEPS_END, "seed": 1 << 63, "run_seed": 1 << 63}
         for name, end in ends.items():
             if not _is_number(facts.get(name), end):
@@ -149,12 +149,12 @@ class Reply:
     fatal: Literal["", "task", "run"] = ""
 
     def facts(self) -> dict[str, Any]:
-        """All of the reply but its message and its sender, in values that JSON has."""
+        """All of the reply except its message and its sender, as JSON values."""
         return {name: getattr(self, name) for name in ("version", "error", "seconds", "fatal")}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], client: str, message: bytes) -> "Reply":
-        """The reply with these facts, from a sender that is not trusted: WireError if one is missing or impossible."""
+        """The reply with these facts from an untrusted sender. Raises WireError if one is missing or impossible."""
         fatal, seconds = facts.get("fatal", ""), facts.get("seconds")
         if fatal not in ("", "task", "run"):
             raise WireError(f"fatal = {str(fatal)[:20]!r}")
@@ -166,7 +166,7 @@ class Reply:
 
 
 def text_in(facts: Mapping[str, Any], name: str) -> str:
-    """A short text among facts; WireError if there is none of that name."""
+    """The short text `name` among facts. Raises WireError if it is missing."""
     text = facts.get(name)
     if not isinstance(text, str) or len(text) > LONGEST_TEXT:
         raise WireError(f"{name} = {str(text)[:40]!r}: expected a short text")
@@ -178,7 +178,7 @@ def _is_number(told: Any, end: int) -> bool:
 
 
 class Host(Protocol):
-    """Where clients live: their list, and a `Client` for one call, on the device of its worker."""
+    """The holder of clients: gives their list, and a `Client` for one call on the device of its worker."""
 
     @property
     def roster(self) -> Roster: ...

@@ -2,7 +2,7 @@
 
 import re
 
-# In the reason of a training that diverged before it changed a weight, so that no learning rate can be the cause.
+# In the reason of a training that diverged before it changed a weight: the learning rate cannot be the cause.
 AT_ONCE = "no weight has changed yet: look at the model it began with (a poisoned average?) and the samples, not lr"
 
 
@@ -24,7 +24,7 @@ PORTABLE = {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2"}
 
 
 class NotPortable(ConfigError):
-    """`engine.portable` without `PORTABLE` in the environment; the command line begins anew with it."""
+    """`engine.portable` without `PORTABLE` in the environment; the command line restarts with it."""
 
 
 class DataError(SoleraError):
@@ -45,7 +45,7 @@ def without_addresses(text: str) -> str:
 
 
 def one_line(e: BaseException, longest: int = 300) -> str:
-    """What an error of another library says, in one line; the cause of a long story comes last."""
+    """The text of another library's error as one line; if that is too long, its last line, which names the cause."""
     lines = [" ".join(line.split()) for line in str(e).splitlines() if line.strip()]
     whole = " ".join(lines) or type(e).__name__
     return whole if len(whole) <= longest else lines[-1][:longest]

@@ -47,7 +47,7 @@ _SHA256: dict[str, str] = {}  # path -> sha256 of the file it was imported from
 
 
 def is_path(name: object) -> bool:
-    """Whether a name has the form of a path to code."""
+    """True if a name has the form of a path to code."""
     return isinstance(name, str) and not name.startswith(RESERVED) and PATH.fullmatch(name) is not None
 
 
@@ -95,7 +95,7 @@ def paths_in(tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with_names(tables: Mapping[str, Any], change: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """The tables with `change(name, key)` in the place of every name that may be a path. The given ones stay."""
+    """The tables with `change(name, key)` instead of every name that may be a path. The input is not changed."""
     out, sites = dict(tables), tables.get("sites")
     wanted = [key.split(".") for key in KEYS]
     wanted += [["sites", site, leaf] for site in (sites if isinstance(sites, Mapping) else ()) for leaf in SITE_KEYS]
@@ -203,7 +203,7 @@ def files_of_code() -> dict[str, bytes]:
 
 
 def take_over(files: Mapping[str, bytes]) -> None:
-    """Import files that another process has imported, which need not be on this machine. They are code."""
+    """Import code files that another process has imported; they need not be on this machine."""
     for file, source in files.items():
         _file(Path(file), source)
 

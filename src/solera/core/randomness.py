@@ -157,7 +157,7 @@ class Watch:
         self._before, self._entered, self._seed = fingerprint(), _SECTIONS.entered, _SECTIONS.seed
 
     def clean(self) -> bool:
-        """Whether they were not used. A draw inside `isolated` shows only in `entered`. Code that always sets the same
+        """True if they were not used. A draw inside `isolated` shows only in `entered`. Code that always sets the same
         seed shows only in a state that does not belong to the current seed."""
         now = fingerprint()
         if now != self._before or _SECTIONS.entered != self._entered:
@@ -190,7 +190,7 @@ def repeatable(seed: int, work: Callable[[], T]) -> T:
             with isolated(seed):  # threads that take turns disturb two results in the same way
                 others, end = _others(), time.monotonic() + 10 * took + 0.5
                 time.sleep(took + 0.001)
-                while _undisturbed(others) and time.monotonic() < end:  # until they have had a turn
+                while _undisturbed(others) and time.monotonic() < end:  # until the other threads have run
                     time.sleep(0.001)
                 accepted = not _undisturbed(others) and fingerprint() == _fresh(seed)
         if accepted:
@@ -218,7 +218,7 @@ def _equal(a: tuple[Any, Exception | None], b: tuple[Any, Exception | None]) -> 
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Whether two results are bitwise equal: tensors, models, containers of them, and anything with `==`."""
+    """True if two results are bitwise equal: tensors, models, containers of them, and anything with `==`."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor):
@@ -259,7 +259,7 @@ def _worked_ns(thread: threading.Thread | None) -> int | None:
 
 
 def _undisturbed(before: dict[int, int | None]) -> bool:
-    """Whether no other thread was active since `before`."""
+    """True if no other thread was active since `before`."""
     return None not in before.values() and _others() == before
 
 

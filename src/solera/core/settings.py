@@ -65,7 +65,7 @@ NonNegativeInt = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Ge(1)]
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
-Liars = Annotated[int, Ge(0), OfCohort]  # Byzantine clients of a round
+ByzantineCount = Annotated[int, Ge(0), OfCohort]  # Byzantine clients in a round's cohort
 Share = Annotated[float, Ge(0), Le(1)]
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 
@@ -99,7 +99,7 @@ class Slot:
     """
 
     kind: str
-    BESIDE: typing.ClassVar[Mapping[str, str]] = {}  # keys that once stood beside the slot, and what they are now
+    BESIDE: typing.ClassVar[Mapping[str, str]] = {}  # keys that were once beside the slot, and their new names
 
     def __init_subclass__(cls) -> None:
         if "kind" not in vars(cls):
@@ -118,7 +118,7 @@ class Slot:
         return ()
 
     def for_dry_run(self) -> typing.Self:
-        """The same without rules that judge models by what they have learned: in a dry run that is nothing."""
+        """The same without rules that judge trained models: a dry run trains none."""
         return self
 
 
@@ -207,7 +207,7 @@ class Declared(NamedTuple):
     markers: tuple[Any, ...]  # of Annotated, also inside an optional type
 
     def has(self, marker: type) -> bool:
-        """Whether it is marked so, by the class or an instance of it."""
+        """True if the type has this marker: the class or an instance of it."""
         return any(m is marker or isinstance(m, marker) for m in self.markers)
 
 
@@ -363,7 +363,7 @@ def words(wanted: Any) -> str:
         text = "a function"
     else:
         text = _article(inner.__name__) if isinstance(inner, type) else str(inner)
-    if origin not in UNIONS:  # its members have said their own
+    if origin not in UNIONS:  # its members already printed their own limits
         text = f"{text} {_limits(wanted)}".rstrip()
     return f'{text} (or "{OFF}")' if optional else text
 

@@ -19,7 +19,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Flag:
-    """Whether a run was asked to stop, and by which signal."""
+    """The request to stop a run, and the signal that made it."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

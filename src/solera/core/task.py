@@ -29,7 +29,7 @@ class Trains:
     """Marks an argument that says how much a task trains: `Annotated[Local, Trains(on="public")]`.
 
     Unmarked, everything with a method `visits(rows)` counts: `Local` on the client's own samples, `Distill` on public
-    ones. Mark an argument that is meant otherwise.
+    ones. Mark an argument that means something else.
     """
 
     on: Literal["own", "public"]
@@ -53,14 +53,14 @@ class Data(Generic[X]):
         return len(self.labels)
 
     def at(self, place: Placement) -> "Data[Inputs]":
-        """The same samples in `place`: put there once if they fit, otherwise brought there as they are asked for."""
+        """The same samples in `place`: copied there once if they fit, otherwise rows are copied when they are read."""
         return Data(
             brought(self.inputs, place) if isinstance(self.inputs, Tensor) else self.inputs, place.put(self.labels)
         )
 
 
 def brought(inputs: Tensor, place: Placement, prepare: Callable[[Tensor], Tensor] = lambda x: x) -> Inputs:
-    """Samples in `place`, `prepare`d there. What does not fit comes a block of rows at a time."""
+    """Samples in `place`, `prepare`d there. If they do not fit, they are copied in blocks of rows."""
     return prepare(place.put(inputs)) if place.fits(inputs) else Brought(inputs, place.device, prepare)
 
 

@@ -1,4 +1,4 @@
-"""Weights (tensors by name) and samples (tensors by row), which everything computes with."""
+"""The two forms of data in every computation: weights (tensors by name) and samples (tensors by row)."""
 
 import copy
 import warnings
@@ -18,22 +18,22 @@ Shapes = dict[str, list[int]]
 LARGE = 1 << 16  # bytes from which on a tensor that another process has sent is not copied
 
 
-CPU = torch.device("cpu")  # where weights are, everywhere; models, samples and answers may be on another device
+CPU = torch.device("cpu")  # weights are always here; models, samples and answers may be on another device
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """A copy of the parameters and buffers of `model` on the CPU, in one memory layout whatever the model's own."""
+    """A copy of the parameters and buffers of `model` on the CPU, always in the same memory layout."""
     return {
         name: t.detach().to(CPU, copy=True, memory_format=torch.contiguous_format)
         for name, t in model.state_dict().items()
     }
 
 
-FROZEN = "frozen_names"  # attribute of a module: those of its buffers that never change, as LoRA's base
+FROZEN = "frozen_names"  # attribute of a module: names of its buffers that never change, such as LoRA's base
 
 
 def frozen_of(model: nn.Module) -> Weights:
-    """The tensors of `model` that are no part of its weights, because they never change; usually none."""
+    """The tensors of `model` that are not part of its weights because they never change; usually none."""
     return {
         f"{path}.{name}" if path else name: getattr(module, name)
         for path, module in model.named_modules()
@@ -54,32 +54,32 @@ def device_of(model: nn.Module, otherwise: torch.device = CPU) -> torch.device:
 
 
 def beside(model: nn.Module, weights: Weights) -> Weights:
-    """`weights` on the device of `model`, for a training that computes with both; themselves where they are there."""
+    """`weights` on the device of `model`, for a training that uses both; not copied if they are already there."""
     device = device_of(model)
     return weights if device == CPU else {name: sent(t, device) for name, t in weights.items()}
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`. Nothing waits for what the device has still to do, unless the numbers come from there."""
+    """`tensor` on `device`. Only a copy from an accelerator waits for the work that is queued there."""
     return tensor if tensor.device == device else tensor.to(device, non_blocking=tensor.device == CPU)
 
 
 def is_finite(weights: Weights) -> bool:
-    """Whether no number in `weights` is infinite or not a number."""
+    """True if no number in `weights` is infinite or NaN."""
     numbers = [t for t in weights.values() if t.is_floating_point()]
     if not numbers or numbers[0].device == CPU:
         return all(bool(torch.isfinite(t).all()) for t in numbers)
-    return bool(finite_there(weights))  # a device is asked once
+    return bool(finite_there(weights))  # one read from the device
 
 
 def finite_there(weights: Weights) -> Tensor:
-    """The same, as a tensor that stays on the device of the weights, of which there must be some."""
+    """The same, as a tensor that stays on the device of the weights. `weights` must not be empty."""
     return torch.stack([torch.isfinite(t).all() for t in weights.values() if t.is_floating_point()]).all()
 
 
 def to_bytes(t: Tensor) -> Any:
-    """A tensor as another process gets it without a copy: an array of bytes, and how to look at it. Its strides are
-    kept, because the order in memory decides how kernels add up."""
+    """A tensor for another process, without a copy: an array of bytes, dtype, shape and strides. The strides are
+    kept, because the order in memory determines the order of sums in kernels."""
     if t.layout != torch.strided or t.device.type != "cpu" or t.is_quantized or not t.numel():
         return t.__reduce_ex__(2)[:2]
     plain = t.detach()
@@ -90,12 +90,12 @@ def to_bytes(t: Tensor) -> Any:
 
 
 def _span(t: Tensor) -> int:
-    """The number of elements from a tensor's first place in memory to its last."""
+    """The number of elements between a tensor's first and last position in memory, both included."""
     return 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
 
 
 def from_bytes(told: Any) -> Tensor:
-    """The tensor again. A large one looks at memory that processes may share: it is never written to."""
+    """Rebuild the tensor of `to_bytes`. A large one views memory that processes may share: never write to it."""
     if len(told) == 2:
         make, arguments = told
         return make(*arguments)
@@ -110,10 +110,10 @@ def from_bytes(told: Any) -> Tensor:
 
 
 class Samples(Protocol):
-    """Samples ready for a model. By [] they look the same each time; that is how models are asked and judged.
+    """Samples ready for a model. `[]` always gives the same values: it is used to predict and to evaluate.
 
-    What a training step sees is `draw`: the same rows with the same seed look the same, and where they are `fresh`,
-    another seed shows them differently. Then an answer to a sample holds for one draw and is not kept by position.
+    A training step uses `draw`: the same rows with the same seed give the same values. If samples are `fresh`,
+    another seed gives other values (augmentation). A prediction then holds for one draw and cannot be cached by row.
     """
 
     @property
@@ -123,12 +123,12 @@ class Samples(Protocol):
     def draw(self, rows: Tensor, seed: int) -> Tensor: ...
 
 
-Inputs = Tensor | Samples  # a tensor has its samples as rows, and none of them ever changes
+Inputs = Tensor | Samples  # a tensor has one sample per row, the same at every draw
 
 
 @dataclass(frozen=True)
 class Views:
-    """Samples that are made as they are asked for: by [], and anew for the seed of each draw."""
+    """Samples that are computed when they are read: by `[]`, or by `draw` for a seed."""
 
     size: int
     taken: Callable[[Tensor], Tensor]
@@ -147,7 +147,7 @@ class Views:
 
 @dataclass(frozen=True)
 class Brought:
-    """Samples that are too many for a device: rows come there as they are asked for, and are made ready for a model."""
+    """Samples that do not fit on a device: rows are copied there when they are read, and prepared for a model."""
 
     kept: Tensor
     device: torch.device
@@ -165,7 +165,7 @@ class Brought:
 
 
 def rows_of(*tables: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """The rows of `tables` at some positions, as a function. Tables are brought to where positions are, once."""
+    """The rows of `tables` at some positions, as a function. Tables are copied once to the device of the positions."""
     there: dict[torch.device, tuple[Tensor, ...]] = {}
 
     def look_up(positions: Tensor) -> tuple[Tensor, ...]:
@@ -178,24 +178,24 @@ def rows_of(*tables: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
 
 
 def is_fresh(inputs: Inputs) -> bool:
-    """Whether samples look different at each draw."""
+    """True if samples differ between draws."""
     return getattr(inputs, "fresh", False)
 
 
 def take(inputs: Inputs, rows: Tensor) -> Tensor:
-    """These samples as they always look."""
+    """These samples, the same values at every call."""
     if isinstance(inputs, Tensor):
         return inputs.index_select(0, sent(rows, inputs.device))  # five times as fast as []
     return inputs[rows]
 
 
 def draw(inputs: Inputs, rows: Tensor, seed: int) -> Tensor:
-    """These samples as a training step sees them."""
+    """These samples as drawn for a training step."""
     return inputs.draw(rows, seed) if is_fresh(inputs) else take(inputs, rows)  # type: ignore[union-attr]
 
 
 def batches(inputs: Inputs, size: int) -> Iterable[Tensor]:
-    """All samples in their order, as they always look, so many at a time."""
+    """All samples in order, in batches, as `take` gives them."""
     if isinstance(inputs, Tensor):
         return inputs.split(size)
     return (inputs[rows] for rows in torch.arange(len(inputs)).split(size))

@@ -59,7 +59,7 @@ class Limits:
     finite: bool = True  # no NaN and no infinity in a tensor
 
 
-# For files that a run wrote itself: any size, and NaN as it was written (100 MB is the header limit of safetensors).
+# For files that a run wrote itself: any size, NaN allowed (100 MB is the header limit of safetensors).
 OWN_FILES = Limits(bytes=1 << 62, tensors=1 << 31, header=100_000_000, finite=False)
 
 

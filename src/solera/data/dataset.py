@@ -240,7 +240,7 @@ def classes_in(name: str, labels: np.ndarray, way_out: str) -> int:
 
 
 def _refuse_mixed(name: str, texts: Mapping[str, Sequence[Text]]) -> None:
-    """All samples are texts, or all are pairs: models that tell the two apart would see another kind in the test."""
+    """Refuse a mix of texts and pairs: models that distinguish the two would see another kind in the test."""
     first: dict[bool, str] = {}  # where there is a text, where there is a pair
     for split, rows in texts.items():
         for i, text in enumerate(rows):
@@ -368,7 +368,7 @@ def _same_kind(a: Tensor, b: Tensor) -> bool:
 
 
 def check_samples(what: str, data: Data[Tensor], classes: int, vocabulary: int) -> None:
-    """Refuse samples that are not finite, or that have other labels or tokens than there can be."""
+    """Refuse samples that are not finite, or whose labels or tokens are out of range."""
     inputs, labels = data.inputs, data.labels
     if len(inputs) != len(labels):
         raise DataError(f"{what}: {len(inputs)} inputs but {len(labels)} labels")

@@ -25,7 +25,7 @@ Encode = Callable[[Sequence[Text], int], tuple[Tensor, int]]
 
 @dataclass(frozen=True)
 class Encoding:
-    """A tokenizer: what its ids mean to a model, and how to make them."""
+    """A tokenizer: facts about its ids that a model needs, and the function that makes them."""
 
     name: str  # of the tokenizer: models of one name share the ids
     vocabulary: int  # number of token ids
@@ -102,7 +102,7 @@ def as_bytes(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
 
 
 def from_bytes(raw: Tensor, lengths: Tensor) -> list[Text]:
-    """The texts that `as_bytes` was given. A DataError if these two cannot be its."""
+    """The texts encoded by `as_bytes`. Raises DataError if the two tensors do not fit together."""
     shaped = raw.dtype == torch.uint8 and raw.ndim == 1 and lengths.dtype == torch.int64 and lengths.ndim == 2
     if not shaped or lengths.shape[1] not in (1, 2) or bool((lengths < 0).any()) or int(lengths.sum()) != len(raw):
         raise DataError(f"texts of {len(raw)} bytes do not have the lengths that they are said to have")

@@ -74,7 +74,7 @@ def stack_pictures(items: Sequence[Any], what: str, channels: int | None = None,
 
 
 def fitted(files: Sequence[Path | tuple[str, Any]], shape: tuple[int, ...], deep: bool | None = None) -> Tensor:
-    """Images of any size (files, or contents with a name for errors) as [n, *shape]. `deep` as of `stack_pictures`."""
+    """Images of any size (files, or contents with a name for errors) as [n, *shape]. `deep` as in `stack_pictures`."""
 
     def named(file: Path | tuple[str, Any]) -> tuple[str, Any]:
         return (str(file), file.read_bytes()) if isinstance(file, Path) else file

@@ -156,7 +156,7 @@ class Public:
         return torch.randperm(len(self), generator=torch_rng(seed, "public round"))[:per_round].sort().values
 
     def read_by(self, own: Columns) -> "Public":
-        """The same texts with the tokens of one tokenizer alone, as a party makes them that has no other."""
+        """The same texts with the tokens of one tokenizer only, for a party that has no other."""
         if self.texts is None:
             raise ConfigError(
                 "public samples are token ids of several tokenizers; give texts: every site reads them with its own"
@@ -196,7 +196,7 @@ class Public:
 
 @dataclass(frozen=True)
 class Samples:
-    """Public samples as they are sent: texts as texts, because every site has its own tokenizer."""
+    """The form in which public samples are sent: texts as text, because every site has its own tokenizer."""
 
     raw: Tensor  # of texts: their bytes
     labels: Tensor | None
@@ -204,7 +204,7 @@ class Samples:
 
 
 def samples_of(public: Public) -> Samples:
-    """Public samples as they are sent."""
+    """The public samples in the form in which they are sent."""
     raw, lengths = (public.raw, None) if public.texts is None else as_bytes(public.texts)
     return Samples(raw, public.labels, lengths)
 

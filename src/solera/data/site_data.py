@@ -53,13 +53,13 @@ class SiteConfig:
 
 
 class Rows(NamedTuple):
-    """Samples as a source gives them, and the texts that they were, if so."""
+    """Samples from a source, and their texts if they were texts."""
 
     data: Data[Tensor]
     texts: tuple[Text, ...] | None = None
 
     def take(self, rows: Tensor) -> "Rows":
-        """Some of them."""
+        """The samples with these positions."""
         texts = None if self.texts is None else tuple(self.texts[i] for i in rows.tolist())
         return Rows(Data(self.data.inputs[rows], self.data.labels[rows]), texts)
 
@@ -117,7 +117,7 @@ def _divided(name: str, train: Rows, test: Rows | None, spec: Spec, share: float
 
 
 def _checked(data: Data[Tensor], spec: Spec, what: str) -> Data[Tensor]:
-    """`data`, if it is as the spec says."""
+    """`data`, checked against the spec."""
     found = tuple(data.inputs.shape[1:])
     if len(data) and found != spec.shape:
         raise DataError(f"{what}: samples of shape {found}; data.shape is {spec.shape}, the same for all sites")
@@ -166,7 +166,7 @@ def _texts(texts: Sequence[Text], labels: Tensor, spec: Spec, what: str) -> Rows
 
 
 def _not_only_tokens(data: Data[Tensor], spec: Spec, what: str) -> Data[Tensor]:
-    """`data`, unless it is token ids and the site's model has a tokenizer of its own."""
+    """`data`; refused if it has token ids and the site's model has its own tokenizer."""
     if spec.columns and data.inputs.dtype == torch.int64:
         raise DataError(
             f"{what}: samples are token ids, but the site's model reads texts with its own tokenizer, "

@@ -1,7 +1,7 @@
 """The agreement on what a server may ask of a site: which tasks, and with which arguments beside tensors.
 
-`solera deploy init` goes through the run without training (`asked_by`) and writes what it asks into each site's file. A
-site refuses everything else, so a server that lies gets from it what the agreed run gets.
+`solera deploy init` goes through the run without training (`asked_by`) and writes the requests into each site's file. A
+site refuses everything else, so even a dishonest server gets only what the agreed run gets.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ from ..scenario.host import Hello
 from .templates import NO_TASKS
 
 Scalar = bool | int | float | str
-ANY, OWN = "*", "own examples"  # of an argument: whatever it is; the number of the site's training samples
-LARGEST = 1 << 32  # no amount is larger: such an integer is a seed
-ROUNDS = 3  # at least: some tasks are only asked of clients that have taken part before
-SIZES = 101  # samples of the first site, and one more for each that follows: numbers that no setting has
+ANY, OWN = "*", "own examples"  # bounds of an argument: any value; the number of the site's training samples
+LARGEST = 1 << 32  # integers above this are seeds, not amounts
+ROUNDS = 3  # at least: some tasks are only sent to clients that have taken part before
+SIZES = 101  # samples of the first site, one more for each further site: numbers that no setting has
 MOST_NOTED, MOST_VALUES, MOST_TEXT = 2000, 8, 64  # characters of a log line, values of an argument, letters of a value
 
 
@@ -51,7 +51,7 @@ def scalars(value: Any, path: str = "") -> Iterator[tuple[str, Scalar]]:
 
 
 def noted(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The scalars of a call for the site's log, as many as fit into a line."""
+    """The scalars of a call for the site's log, limited to one line."""
     told: dict[str, Any] = {}
     room = MOST_NOTED
     for path, values in _grouped(scalars(arguments)).items():
@@ -82,7 +82,7 @@ def check_asked(
     arguments: Mapping[str, Any],
     host: Host,
 ) -> None:
-    """Refuse a task that the site's file does not name, and scalars outside of the bounds there."""
+    """Refuse a task that is not in the site's file, and scalars outside of its bounds."""
     if tasks is None:
         raise ConfigError(NO_TASKS.format(name=site))
     if task not in tasks:
@@ -114,7 +114,7 @@ def _within(bound: Any, value: Scalar) -> bool:
 
 
 class Noting(Dry):
-    """A dry run that notes which tasks it is asked, with which scalars."""
+    """A dry-run engine that records the tasks that it is sent, with their scalars."""
 
     def __init__(self, roster: Roster):
         super().__init__(roster)
@@ -133,7 +133,7 @@ class Noting(Dry):
         return super()._answer(call)
 
     def bounds(self, sizes_vary: bool) -> dict[str, Any]:
-        """The values that each argument may have: those that it had."""
+        """The bounds of each argument, from the values that it had."""
         return {
             path: _bound(path, [v for _, v in values], sizes_vary) if path in self.not_own else OWN
             for path, values in sorted(self.found.items())
@@ -145,7 +145,7 @@ def _bound(path: str, values: Sequence[Scalar], sizes_vary: bool) -> Any:
     numbers = sorted(v for v in values if not isinstance(v, bool | str))
     if (numbers and numbers[-1] > LARGEST) or (others and all(SHA256.fullmatch(str(v)) for v in others)):
         return ANY
-    # What varies and is no setting follows from what was learned, which is nothing here: other numbers will come.
+    # A value that varies and is no setting depends on training results, which are other numbers in the run.
     if "." not in path and len(numbers) > 1 and (sizes_vary or any(isinstance(v, float) for v in numbers)):
         numbers = [-LARGEST, LARGEST]
     known = [*others, *numbers[:1], *numbers[1:][-1:]]
@@ -153,7 +153,7 @@ def _bound(path: str, values: Sequence[Scalar], sizes_vary: bool) -> Any:
 
 
 def asked_by(config: Config) -> tuple[list[str], dict[str, Any]]:
-    """The tasks that the run of a configuration asks of its sites, and the bounds of their arguments.
+    """The tasks that the run of a configuration sends to its sites, and the bounds of their arguments.
 
     The method goes through its rounds as in a dry run. No site's data is read.
     """

@@ -14,7 +14,7 @@ app = ClientApp()
 
 @app.query("call")
 def call(message: Message, context: Context) -> Message:
-    """Answer what the server asks."""
+    """Answer the server's message."""
     from .site import answer, site_of
 
     folder = Path(os.environ[FOLDER])

@@ -49,14 +49,14 @@ REASONS = (
         final=True,
     ),
 )
-SAY_AGAIN_S = 60.0  # how often it is said that the server cannot be reached
+SAY_AGAIN_S = 60.0  # between two reports that the server cannot be reached
 DATABASE, JOURNAL = Path("state", "superlink.db"), Path("log", "server.jsonl")
-ROLL_S = 30.0  # how often the server looks whether all of its sites are still on the list
-LOOK_S, ASK_S = 0.5, 30.0  # while a run is waited for: at its log, and at Flower's list of runs
+ROLL_S = 30.0  # between two checks that all sites are still on the list
+LOOK_S, ASK_S = 0.5, 30.0  # while waiting for a run: between two looks at its log, and at Flower's list of runs
 
 
 def settings_of(folder: Path, name: str) -> dict[str, Any]:
-    """deploy.toml of a server's or a site's folder: where the server is, and how it is reached."""
+    """The content of deploy.toml in a server's or a site's folder: the server's address and how to reach it."""
     if not (folder / "deploy.toml").is_file():
         raise ConfigError(f"{folder} is not the folder of a {name}: there is no deploy.toml in it")
     tables = _tables(folder / "deploy.toml")
@@ -76,7 +76,7 @@ def _tables(file: Path) -> dict[str, Any]:
 
 
 def serve(folder: Path, address: str | None = None, insecure: bool = False, behind_firewall: bool = False) -> None:
-    """Run the SuperLink and what executes runs, until a signal comes."""
+    """Run the SuperLink and the programs that execute runs, until a signal comes."""
     folder = folder.absolute()
     given = settings_of(folder, "server")
     flower_inside.check_version()
@@ -138,26 +138,26 @@ def _keys(folder: Path) -> dict[str, str]:
 
 
 def _nodes(folder: Path) -> list[tuple[str, Node]]:
-    """All nodes that the SuperLink has ever known, each with its key as keys are compared."""
+    """All nodes that the SuperLink has ever known, each with the fingerprint of its key."""
     found = []
     for node in flower_inside.nodes_in(folder / DATABASE):
         try:
             found.append((fingerprint(node.key, f"node {node.id}"), node))
-        except ConfigError:  # others can add what they like
+        except ConfigError:  # anyone can add nodes
             found.append(("", node))
     return found
 
 
 class _Roll:
-    """The nodes on the SuperLink's list. `keys` says which should be there; others can change the list, as the control
-    interface has no login, so it is read anew each time."""
+    """The nodes on the SuperLink's list. `keys` are those that should be there. The control interface has no login, so
+    others can change the list: it is read anew each time."""
 
     def __init__(self, folder: Path):
         self.folder, self.next = folder, 0.0
-        self.struck: set[str] = set()  # nodes of which it was said
+        self.struck: set[str] = set()  # nodes that were already reported
 
     def call(self, env: dict[str, str]) -> None:
-        """Register keys that are new, take off those that are no longer in `keys`."""
+        """Register new keys, and remove those that are no longer in `keys`."""
         names, known, nodes = _keys(self.folder), registered(self.folder), _nodes(self.folder)
         new = sorted(set(names.values()) - set(known))
         old = [n.id for key, n in nodes if key not in names and n.status != UNREGISTERED]
@@ -171,7 +171,7 @@ class _Roll:
         self.look()
 
     def look(self) -> None:
-        """Say, once, which sites cannot come back."""
+        """Report, once each, the sites that cannot come back."""
         if time.monotonic() < self.next:
             return
         self.next = time.monotonic() + ROLL_S
@@ -227,14 +227,14 @@ def attend(folder: Path, address: str | None = None, insecure: bool = False) -> 
 
 
 class _Connection:
-    """Says in the site's own log what its node prints of the way to the server."""
+    """Writes into the site's own log what its node prints about the connection to the server."""
 
     def __init__(self, node: Program, address: str):
         self.node, self.address = node, address
         self.seen, self.said = node.printed_from, -SAY_AGAIN_S
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read new output."""
         text = self.node.printed(self.seen)
         text = text[: text.rfind("\n") + 1]
         self.seen += len(text.encode())
@@ -247,7 +247,7 @@ class _Connection:
 
 
 def rekey(folder: Path) -> str:
-    """A new key for a site, made at the site: the private half never travels. Returns what is left to do."""
+    """Make a new key for a site, at the site: the private half is never sent. Returns a text with the next steps."""
     name = settings_of(folder, "site")["name"]
     for file in ("node.key", "node.pub"):
         if (folder / file).exists():
@@ -269,7 +269,7 @@ def rekey(folder: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Submitted:
-    """A run that the server has taken."""
+    """A run that the server has accepted."""
 
     name: str
     id: int
@@ -278,8 +278,8 @@ class Submitted:
 
 
 def submit(folder: Path, name: str, config: str = "server.toml") -> Submitted:
-    """Ask the server to begin the run `name`, or to go on with it if its directory is there."""
-    from ..core.wire import safe_name  # brings torch, which programs that only look after others do without
+    """Ask the server to begin the run `name`, or to resume it if its directory exists."""
+    from ..core.wire import safe_name  # imports torch, which mere supervisors do not need
 
     folder = folder.absolute()
     settings_of(folder, "server")
@@ -294,13 +294,13 @@ def submit(folder: Path, name: str, config: str = "server.toml") -> Submitted:
 def wait_for(
     folder: Path, run: Submitted, patience_s: float | None = None, say: Callable[[str], None] = lambda text: None
 ) -> str:
-    """Wait until a run has ended; its last status, as Flower has it. `say` is told what the server logs of it."""
+    """Wait until a run has ended; returns Flower's last status of it. `say` gets the server's log lines about it."""
     folder = folder.absolute()
     env, place = environment(folder), run.since
     begun = asked = time.monotonic()
 
     def news() -> bool:
-        """Pass on what is new; whether the run's last line was among it."""
+        """Pass on new log lines; True if the run's last line was among them."""
         nonlocal place
         lines, place = lines_from(folder / JOURNAL, place)
         mine = [line for line in lines if line.get("run") == run.name]
@@ -311,7 +311,7 @@ def wait_for(
     while True:
         time.sleep(LOOK_S)
         over, now = news(), time.monotonic()
-        if over or now - asked >= ASK_S:  # asking starts a program that takes seconds
+        if over or now - asked >= ASK_S:  # each query starts a program that takes seconds
             status, asked = flower_inside.run_status(env, run.id), now
             while over and not status.startswith("finished") and time.monotonic() - now < ASK_S:
                 status = flower_inside.run_status(env, run.id)  # Flower notices a little later

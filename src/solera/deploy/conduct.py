@@ -1,4 +1,4 @@
-"""The server's program: greets the sites, then runs the method on them as on any other clients."""
+"""The server's program: queries the sites, then runs the method on them as on any other clients."""
 
 import contextlib
 import dataclasses
@@ -35,12 +35,12 @@ from .journal import ENDED
 from .keys import fingerprint
 
 log = logging.getLogger("solera")
-SITES = "sites.json"  # in a run directory: what sites said when the run began; it stays
-WHO_S = 300.0  # until a node that has not said its name is given up
+SITES = "sites.json"  # in a run directory: the sites' hellos when the run began; never changed
+WHO_S = 300.0  # timeout for a node to give its name
 
 
 def conduct(grid: Any, folder: Path, name: str, file: str, insecure: bool = False) -> Result:
-    """Begin the run `name` of the server in `folder`, or go on with it. `file` is a configuration in that folder.
+    """Begin the run `name` of the server in `folder`, or resume it. `file` is a configuration in that folder.
 
     `insecure`: nodes have no keys, and the names that they say are believed.
     """
@@ -48,7 +48,7 @@ def conduct(grid: Any, folder: Path, name: str, file: str, insecure: bool = Fals
     if Path(file).name != file:
         raise ConfigError(f"config = {file[:100]!r}: the name of a file in the server's folder")
     try:
-        with code_allowed(folder):  # the user who starts the server has named it
+        with code_allowed(folder):  # the user who starts the server named this code
             config = load_config(folder / file, trusted=True)
             return _conduct(grid, folder, home, config, insecure)
     except SoleraError as e:
@@ -100,16 +100,16 @@ def _conduct(grid: Any, folder: Path, home: Path, config: Config, insecure: bool
 
 
 class Believed(Nodes):
-    """Nodes without keys, on a server without TLS: each is asked for its name, once, and believed."""
+    """Nodes without keys, on a server without TLS: each is asked once for its name, which is not checked."""
 
     def __init__(self, grid: Any, sites: Collection[str]):
         super().__init__(grid, lambda key: None)
         self.sites = sites
-        self._asked: dict[str, int] = {}  # messages on their way, with the node
+        self._asked: dict[str, int] = {}  # pending messages, with the node
         self._names: dict[int, str | None] = {}
 
     def present(self) -> dict[str, int]:
-        """Those that have answered so far. Does not wait."""
+        """The nodes that have answered so far. Does not wait."""
         here = [node.node_id for node in self.grid.get_nodes()]
         new = [n for n in here if n not in self._names and n not in self._asked.values()]
         if new:
@@ -149,7 +149,7 @@ def _known_by_key(folder: Path, config: Config) -> dict[str, str]:
 
 
 def _hello(k: str, facts: Mapping[str, Any]) -> Hello:
-    """The hello that a site said, under the name that belongs to its key."""
+    """The hello of a site, under the name that belongs to its key."""
     told: dict[str, Any] = {f.name: facts.get(f.name) for f in dataclasses.fields(Hello)}
     for name, kind in get_type_hints(Hello).items():
         if type(told[name]) is not kind or len(str(told[name])) > 200:
@@ -160,7 +160,7 @@ def _hello(k: str, facts: Mapping[str, Any]) -> Hello:
 
 
 def _enrolled(home: Path, said: Mapping[str, Hello], config: Config) -> dict[str, Hello]:
-    """The sites of this run, with what they said when it began."""
+    """The sites of this run, with their hellos from when it began."""
     file = home.parent / f".{home.name}.{SITES}"
     if file.is_file():
         first = {k: Hello(**h) for k, h in json.loads(file.read_text()).items()}
@@ -186,7 +186,7 @@ def _enrolled(home: Path, said: Mapping[str, Hello], config: Config) -> dict[str
 
 
 def _compare_versions(scenario: Scenario, said: Mapping[str, Mapping[str, Any]], portable: bool) -> None:
-    """Say where sites compute with something else than the server."""
+    """Warn about sites whose software differs from the server's."""
     for k, facts in said.items():
         if facts.get("solera") != __version__:
             log.warning("%s runs solera %s, the server %s", k, str(facts.get("solera"))[:40], __version__)
@@ -206,7 +206,7 @@ def _compare_versions(scenario: Scenario, said: Mapping[str, Mapping[str, Any]],
 
 
 def _share_public(engine: Flower, scenario: Scenario, config: Config, said: Mapping[str, Mapping[str, Any]]) -> None:
-    """Send the public samples, once, to the sites that need them and have none."""
+    """Send the public samples, once, to the sites that need them."""
     public, message = scenario.public, lent_by(config.method, scenario.server)
     if public is None or message is None:
         return

@@ -31,13 +31,13 @@ from .flower_inside import CODES, GONE, TOO_LATE
 log = logging.getLogger("solera")
 PROTOCOL = 1  # of the facts beside a message; both ends must have the same
 QUERY = "query.call"  # the one kind of message
-STYPE = "solera.safetensors"  # says what the bytes are: never Flower's own arrays, which allocate what a header claims
+STYPE = "solera.safetensors"  # never Flower's own arrays, which allocate the size that a header claims
 FACTS, BODY = "facts", "message"
 MOST_FACTS = 1 << 20  # characters of JSON beside a message
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two looks for replies
-SLACK_S = 120.0  # a message of which Flower says nothing is given up so long after its time
-SAY_AGAIN_S = 60.0  # how often a wait is mentioned
-FOREVER_S = 12 * 3600.0  # what Flower keeps a message for, where no deadline is set
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two checks for replies
+SLACK_S = 120.0  # grace time after its deadline of a message about which Flower reports nothing
+SAY_AGAIN_S = 60.0  # between two log lines about a wait
+FOREVER_S = 12 * 3600.0  # Flower's storage time of a message without a deadline
 
 
 def pack(facts: Mapping[str, Any], body: bytes | ArrayRecord | None = None) -> RecordDict:
@@ -54,7 +54,7 @@ def one_array(blob: bytes) -> ArrayRecord:
 
 
 def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
-    """Facts and bytes of a record, from a sender that is not trusted: WireError unless it is as `pack` makes one."""
+    """Facts and bytes of a record from an untrusted sender. Raises WireError unless it has the form of `pack`."""
     try:
         if set(record) - {FACTS, BODY}:
             raise WireError(f"records {sorted(map(str, record))[:4]}, expected {FACTS} and {BODY}")
@@ -76,7 +76,7 @@ def unpack(record: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
         return facts, blob if isinstance(blob, bytes) else bytes(blob)
     except WireError:
         raise
-    except Exception as e:  # whatever it is, the sender made it
+    except Exception as e:  # any error is the sender's fault
         raise WireError(f"not a message: {type(e).__name__}: {str(e)[:100]}") from None
 
 
@@ -102,22 +102,22 @@ class Nodes:
 
 @dataclasses.dataclass
 class _Task:
-    """One message on its way: a call, or (without one) something else that is asked of a site."""
+    """One message to a site: a call, or (without one) another request."""
 
     site: str
-    facts: Mapping[str, Any]  # what is asked
-    payload: Any = None  # what is sent with it: something with `blob`; tasks that share it are sent with one copy
+    facts: Mapping[str, Any]  # the kind of request
+    payload: Any = None  # its payload, an object with `blob`; tasks that share it share one copy
     call: Call | None = None
     node: int | None = None  # where it was sent; None: not yet
-    message: str = ""  # Flower's name of what was sent
+    message: str = ""  # Flower's id of the message
     nonce: str = ""
     absent_since: float | None = None
     said: float = 0.0
-    ends: float = 0.0  # when Flower says at the latest that there is no reply
+    ends: float = 0.0  # the latest time at which Flower reports a missing reply
 
 
 class Flower:
-    """Sites on a network. `run` is the run's name, under which sites keep their state; `roster` is what they said."""
+    """Sites on a network. `run` is the run's name, under which sites keep their state; `roster` lists them."""
 
     def __init__(
         self,
@@ -132,10 +132,10 @@ class Flower:
     ):
         self.grid, self.nodes, self.config, self.run = grid, nodes, config, safe_name(run, "run name")
         self.limits, self._clock, self._sleep = limits or Limits(), clock, sleep
-        self.enrolled = roster  # set once the sites have been greeted
+        self.enrolled = roster  # set after `greet`
         self.public: str | None = None  # digest of the public samples that sites get from the server
-        self.hellos: Mapping[str, str] = {}  # digests of what the sites said when the run began
-        self._busy: dict[str, float] = {}  # site -> when at the latest it has given up a call that ran out of time
+        self.hellos: Mapping[str, str] = {}  # digests of the sites' hellos when the run began
+        self._busy: dict[str, float] = {}  # site -> time at which it has certainly ended a call that timed out
 
     @property
     def roster(self) -> Roster:
@@ -143,13 +143,13 @@ class Flower:
         return self.enrolled
 
     def close(self) -> None:
-        """Nothing is open: the grid is Flower's."""
+        """Do nothing: the grid belongs to Flower."""
 
     # -- hello --
 
     def greet(self, sites: Collection[str], run_seed: int) -> dict[str, dict[str, Any]]:
-        """Ask sites what they have, before a run: the facts that each tells. Those that do not answer in `wait_s` are
-        missing from the result."""
+        """Ask sites for their facts, before a run. Sites that do not answer within `wait_s` are missing from the
+        result."""
         return self._tell(sites, {"what": "hello", "run_seed": run_seed, "public": self.public})
 
     def deliver(self, sites: Collection[str], payload: Packed) -> None:
@@ -159,7 +159,7 @@ class Flower:
             raise RunError(f"the public samples did not reach {', '.join(lacking)}: see the log, then submit again")
 
     def _tell(self, sites: Collection[str], facts: Mapping[str, Any], payload: Any = None) -> dict[str, dict[str, Any]]:
-        """Ask something of sites outside of an exchange; the facts that those told that have answered."""
+        """Send a request to sites outside of an exchange; returns the facts of those that answered."""
         told: dict[str, dict[str, Any]] = {}
         for task, outcome in self._conduct([_Task(k, facts, payload) for k in sorted(sites)]):
             why = outcome if isinstance(outcome, str) else outcome[0].get("error")
@@ -172,7 +172,7 @@ class Flower:
     # -- calls --
 
     def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
-        """Send at once what can be sent; the rest when its site is there, while replies are collected."""
+        """Send calls to connected sites at once; the others when their site connects, while replies are collected."""
         tasks = [_Task(c.client, self._facts_of(c), c.message, c) for c in calls]
         self._send(tasks)
 
@@ -192,7 +192,7 @@ class Flower:
     # -- moving messages --
 
     def _conduct(self, tasks: list[_Task]) -> Iterator[tuple[_Task, tuple[dict[str, Any], bytes] | str]]:
-        """Every task with its outcome, as they come: facts and bytes, or why there are none."""
+        """Every task with its outcome, as they arrive: facts and bytes, or the reason why there are none."""
         left, pause = list(tasks), FIRST_PAUSE_S
         while left:
             check_stop()
@@ -215,7 +215,7 @@ class Flower:
                 self._sleep(pause)
 
     def _send(self, tasks: Sequence[_Task]) -> list[tuple[_Task, str]]:
-        """Send what can be sent; the tasks that are given up, with the reason."""
+        """Send all tasks that can be sent now. Returns the tasks that are given up, with the reason."""
         waiting = [t for t in tasks if t.node is None]
         if not waiting:
             return []
@@ -231,7 +231,7 @@ class Flower:
         return given_up
 
     def _absence(self, task: _Task, connected: bool, now: float) -> str | None:
-        """The reason to give up a task whose site cannot be asked now; None: it waits."""
+        """The reason to give up a task whose site is not connected; None: it waits."""
         what = "is busy with a call that ran out of time" if connected else "is not connected"
         if self.config.absent == "skip" and task.call is not None:
             return f"{what}; skipped, as engine.absent says"
@@ -246,7 +246,7 @@ class Flower:
         return None
 
     def _push(self, ready: Sequence[_Task], present: Mapping[str, int]) -> None:
-        """Upload messages, those with the same payload together: it then travels once."""
+        """Upload messages; those with the same payload together, so that it is sent once."""
         groups: dict[int, list[_Task]] = {}
         for task in ready:
             groups.setdefault(id(task.payload), []).append(task)
@@ -266,12 +266,12 @@ class Flower:
                     log.debug("sent %s to %s", task.facts.get("task", task.facts["what"]), task.site)
 
     def _facts_of(self, call: Call) -> dict[str, Any]:
-        """All of a call but its message; the digests of the public samples that the site got before, and of what it
-        said of itself when the run began: it compares, so every exchange repeats the hello."""
+        """All of a call except its message; and digests of the public samples that the site received and of its hello
+        when the run began. The site compares them, so every exchange repeats the check."""
         return {"what": "call", **call.facts(), "public": self.public, "hello": self.hellos.get(call.client)}
 
     def _look(self, task: _Task, message: Any) -> tuple[dict[str, Any], bytes] | str | None:
-        """The content of a reply, or why it is refused; None if the task is to be sent again."""
+        """The content of a reply, or the reason why it is refused; None if the task must be sent again."""
         if message.has_error():
             return self._failure(task, int(message.error.code), str(message.error.reason))
         try:

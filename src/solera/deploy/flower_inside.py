@@ -25,8 +25,8 @@ TRIED = ("1.41", "1.42")
 
 
 def check_version() -> None:
-    """Refuse a flwr that was not tried. A warning would not do: whether the gate keeps foreign code out rests on where
-    flwr unpacks apps, and in another version that may be elsewhere."""
+    """Refuse a flwr that was not tried. A warning is not enough: the gate keeps foreign code out only if flwr unpacks
+    apps where the gate expects it, which may differ in another version."""
     try:
         found = importlib.metadata.version("flwr")
     except importlib.metadata.PackageNotFoundError:
@@ -42,7 +42,7 @@ def check_version() -> None:
 
 # ---- messages ---------------------------------------------------------------------------------------
 
-TOO_LATE, GONE = 3, 5  # codes of an error: the message's time is over; the node left while it had the message
+TOO_LATE, GONE = 3, 5  # error codes: the message has expired; the node left while it had the message
 CODES = {
     1: "its program could not be loaded",
     2: "its program raised an error",
@@ -51,7 +51,7 @@ CODES = {
     8: "its process died",
 }
 
-# ---- what runs an app -------------------------------------------------------------------------------
+# ---- programs that run an app -----------------------------------------------------------------------
 
 GATED = {  # the programs that run an app: the module that unpacks it, the module of the command, the command
     "flwr-serverapp": ("flwr.superlink.runtime.run_serverapp", "flwr.superlink.cli", "flwr_serverapp"),
@@ -71,7 +71,7 @@ SAFE = {
 }
 HOME = "FLWR_HOME"  # in the environment: where flwr keeps its own files
 CONNECTED, TRYING = "SuperNode ID:", "Connection attempt failed"  # what a SuperNode prints
-NOT_ACTIVATED, NO_KEYS_HERE = "[code: 2004]", "[code: 2001]"  # why it is refused
+NOT_ACTIVATED, NO_KEYS_HERE = "[code: 2004]", "[code: 2001]"  # the reason of a refusal
 
 
 def program(name: str) -> str:
@@ -84,7 +84,7 @@ def program(name: str) -> str:
 
 
 def superlink(folder: Path, host: str, port: int, database: Path, insecure: bool) -> list[str]:
-    """The command of the server's SuperLink. What runs apps is started beside it, with the secret."""
+    """The command of the server's SuperLink. The program that runs apps is started separately, with the secret."""
     tls = ["--insecure"] if insecure else [
         "--ssl-ca-certfile", str(folder / "ca.crt"),
         "--ssl-certfile", str(folder / "server.crt"),
@@ -99,7 +99,7 @@ def superlink(folder: Path, host: str, port: int, database: Path, insecure: bool
 
 
 def superexec(folder: Path, link: str, insecure: bool) -> list[str]:
-    """The command of what starts the server's apps, for the SuperLink at the address `link`."""
+    """The command of the program that starts the server's apps, for the SuperLink at the address `link`."""
     root = ["--insecure"] if insecure else ["--root-certificates", str(folder / "ca.crt")]
     secret = ["--superexec-auth-secret-file", str(folder / "secret")]
     return [program("flower-superexec"), "--runtime-api-address", link, *root, *secret]
@@ -115,12 +115,12 @@ def supernode(folder: Path, link: str, port: int, insecure: bool) -> list[str]:
 
 # ---- the command flwr -------------------------------------------------------------------------------
 
-CONNECTION = "solera"  # what it calls the server
-UNREGISTERED = "unregistered"  # the status of a node that was taken off the list; flwr never takes its key again
+CONNECTION = "solera"  # its name of the server
+UNREGISTERED = "unregistered"  # the status of a node that was removed from the list; flwr never accepts its key again
 
 
 def connection(link: str, ca: Path | None) -> dict[str, Any]:
-    """config.toml of flwr's home: where the server is."""
+    """config.toml of flwr's home, with the server's address."""
     how: dict[str, Any] = {"address": link, **({"insecure": True} if ca is None else {"root-certificates": str(ca)})}
     return {"superlink": {"default": CONNECTION, CONNECTION: how}}
 
@@ -175,7 +175,7 @@ def register(env: Mapping[str, str], key: Path) -> None:
 
 
 def unregister(env: Mapping[str, str], node: str) -> None:
-    """Take a node off the SuperLink's list, for good."""
+    """Remove a node from the SuperLink's list for good."""
     _done(f"node {node} cannot be taken off the list", flwr(env, "supernode", "unregister", node, CONNECTION))
 
 
@@ -186,11 +186,11 @@ class Node:
     id: str
     key: bytes  # PEM
     status: str
-    struck_at: str | None  # when it was taken off the list
+    struck_at: str | None  # when it was removed from the list
 
 
 def nodes_in(database: Path) -> list[Node]:
-    """All nodes that a SuperLink has ever known, with their keys, which no command tells."""
+    """All nodes that a SuperLink has ever known, with their keys, which no command prints."""
     if not database.is_file():
         return []
     try:

@@ -1,13 +1,13 @@
 """The gate in front of Flower's app processes: an app that brings code of its own is refused.
 
 Everyone who can reach a SuperLink's control interface can submit an app, and Flower runs its code on the server and on
-every node. A deployment of Solera needs none of that: its app is one `pyproject.toml` that names two installed modules.
+every node. A deployment of Solera does not need this: its app is one `pyproject.toml` that names two installed modules.
 So `solera deploy` puts programs of its own first on the path of what it starts. `flwr-serverapp` and `flwr-clientapp`
 are Flower's, with one step before an app is unpacked: it must be exactly that file, or nothing runs. The others that
 Flower would start for an app (agents, simulations) refuse.
 
-The step is put in the place of a function inside flwr (`deploy/flower_inside.py`). Where the function is not found, or
-the version of flwr is one that was not tried, the programs refuse to start.
+The step replaces a function inside flwr (`deploy/flower_inside.py`). If the function is not found, or
+the version of flwr was not tried, the programs refuse to start.
 """
 
 import importlib
@@ -48,7 +48,7 @@ def check_app(content: bytes) -> None:
         named = tables["tool"]["flwr"]["app"]["components"]
     except AppRefused:
         raise
-    except Exception as e:  # the sender made it
+    except Exception as e:  # any error is the sender's fault
         raise AppRefused(f"not an app: {type(e).__name__}: {str(e)[:100]}") from None
     if named != COMPONENTS:
         raise AppRefused(f"the app names {str(named)[:200]}, expected {COMPONENTS}: refused")
@@ -83,7 +83,7 @@ def main(program: str) -> None:
 
 
 def write_programs(folder: Path, standby: bool = False) -> None:
-    """The programs, in a folder that comes first on the path. `standby`: a site's hands over (`handover.py`)."""
+    """Write the programs into a folder that comes first on the path. `standby`: a site's program is `handover.py`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (*GATED, *UNUSED):
         file = folder / name

@@ -1,7 +1,7 @@
-"""The program that Flower starts for each message at a site, in the place of its `flwr-clientapp`: it hands its
-arguments to the process that has loaded everything (`standby.py`), and ends when that is done.
+"""The program that Flower starts for each message at a site instead of its `flwr-clientapp`. It passes its arguments
+to the process that has loaded everything (`standby.py`), and ends with it.
 
-This file is copied into the site's state folder as a program. It imports nothing that takes time.
+This file is copied into the site's state folder as a program. It imports nothing slow.
 """
 
 import json
@@ -11,11 +11,11 @@ import sys
 import time
 
 SOCKET = "standby.sock"  # beside the program
-PATIENCE_S = 120.0  # until the standby is there: it may be starting
+PATIENCE_S = 120.0  # timeout for the standby, which may be starting
 
 
 def connect(folder: str) -> socket.socket:
-    """A connection to the standby in `folder`. The path of a socket must be short, so it is named from there."""
+    """A connection to the standby in `folder`. The path of a socket must be short, so it is relative."""
     os.chdir(folder)
     end = time.monotonic() + PATIENCE_S
     while True:
@@ -31,7 +31,7 @@ def connect(folder: str) -> socket.socket:
 
 
 def main() -> int:
-    """Hand over; the exit code of the process that did the work."""
+    """Hand over, and return the exit code of the process that did the work."""
     request = json.dumps({"argv": sys.argv, "cwd": os.getcwd(), "env": dict(os.environ)}).encode()
     with connect(os.path.dirname(os.path.abspath(sys.argv[0]))) as connection:
         socket.send_fds(connection, [len(request).to_bytes(4, "big")], [0, 1, 2])

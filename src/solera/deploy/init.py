@@ -41,13 +41,13 @@ def init(
     """Write the folders of a deployment of `config`, whose [sites] are the clients; returns their names.
 
     `hosts` are more names and addresses under which sites reach the server; the certificate is valid for those. With a
-    `proxy`, HOST:PORT, sites are told its address.
+    `proxy`, HOST:PORT, sites get its address.
     """
     tables = _read(config)
-    with code_allowed(config.parent):  # the user who deploys it has named it
-        loaded = load_config(config, trusted=True)  # what is wrong with it is said now, not on four machines
+    with code_allowed(config.parent):  # the user who deploys it named this code
+        loaded = load_config(config, trusted=True)  # report problems now, not on each machine
     models = loaded.models
-    # A site, which knows its own model only, could not tell what heads all of them need.
+    # A site knows its own model only, so it could not find out which head all models need.
     tables["models"] = {"norm": models.norm, "head": models.head, **tables.get("models", {})}
     tables["public"] = {"where": "server", **tables.get("public", {})}  # sites get what they need of it from the server
     sites = {safe_name(name, "site name"): dict(table) for name, table in tables["sites"].items()}
@@ -58,7 +58,7 @@ def init(
         raise ConfigError(f"{target} exists and is not empty: keys are never overwritten; name another folder")
     with code_allowed(config.parent):
         tasks, bounds = asked_by(loaded)
-    for site in sites.values():  # what is in the configuration already, its author has chosen
+    for site in sites.values():  # values in the configuration take precedence
         site.update({"tasks": tasks, "bounds": bounds} | site)
     (target / "ca").mkdir(parents=True)
     (target / "ca").chmod(0o700)
@@ -82,7 +82,7 @@ def init(
 
 
 def renew(target: Path, hosts: Sequence[str] = ()) -> str:
-    """A new certificate for the server, from the same authority; the sites need nothing new. Until when it is valid."""
+    """A new certificate for the server, from the same authority; the sites need nothing new. Returns its last day."""
     ca, server = target / "ca", target / "server"
     if not (ca / "ca.key").is_file() or not server.is_dir():
         raise ConfigError(f"{target} needs ca/ca.key and server/: renew where the deployment was made")
@@ -151,8 +151,8 @@ def _site(config: Path, target: Path, tables: Mapping[str, Any], name: str, site
     kept = {k: tables[k] for k in SITE_TABLES if k in tables}
     kept["models"] = {k: v for k, v in tables.get("models", {}).items() if k not in ("server", "options")}
     if (own := tables.get("models", {}).get("options", {}).get(site.get("model"))) is not None:
-        kept["models"]["options"] = {site["model"]: own}  # those of others name models that are not here
-    kept["method"] = {"name": tables["method"]["name"]}  # its settings come with each question
+        kept["models"]["options"] = {site["model"]: own}  # options of other sites' models, which are not here
+    kept["method"] = {"name": tables["method"]["name"]}  # its settings arrive with each message
     kept["sites"] = {name: site}
     if tables.get("engine", {}).get("portable"):  # all or none
         kept["engine"] = {"portable": True}
@@ -162,7 +162,7 @@ def _site(config: Path, target: Path, tables: Mapping[str, Any], name: str, site
 
 
 def _located(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables in which files and folders of data are where they are now; code is copied, so it is beside the tables."""
+    """The tables with absolute paths of data. Code is copied, so its paths stay relative to the tables."""
     out: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
@@ -191,7 +191,7 @@ def _copy_code(tables: Mapping[str, Any], beside: Path, folder: Path) -> None:
 
 
 def _copy_encoder(name: str, beside: Path, folder: Path) -> None:
-    """The encoder `hf:./FOLDER`, which both ends need: without what is never read of it, such as pickles and code."""
+    """The encoder `hf:./FOLDER`, which both ends need: without files that are never read, such as pickles and code."""
     where = Path(name.removeprefix(ENCODER))
     if ".." in where.parts:
         raise ConfigError(f"{name!r}: put the encoder into a folder beside the configuration, or give its whole path")

@@ -12,12 +12,12 @@ ENDED = {"ended": True}  # `extra` of the line that is the last one of a run
 
 
 def now() -> str:
-    """The time as logs have it."""
+    """The current time in the form of log lines."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def write_line(file: Path, line: dict[str, Any]) -> None:
-    """Append one line, whole: several processes may write."""
+    """Append one line in one write: several processes may write."""
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"time": now(), **line}, ensure_ascii=False, default=str) + "\n"
     fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -42,12 +42,12 @@ class Journal(logging.Handler):
             line["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
         try:
             write_line(self.file, line)
-        except OSError:  # a full disk must not end what is being logged
+        except OSError:  # a full disk must not end the program
             self.handleError(record)
 
 
 def keep_journal(file: Path, **facts: Any) -> None:
-    """Write what the library logs to `file`, from INFO on."""
+    """Write the library's log to `file`, from INFO on."""
     log = logging.getLogger("solera")
     log.setLevel(min(log.level or logging.INFO, logging.INFO))
     if not any(isinstance(h, Journal) and h.file == file for h in log.handlers):
@@ -60,8 +60,8 @@ def read_lines(file: Path, last: int) -> list[dict[str, Any]]:
 
 
 def lines_from(file: Path, place: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a journal from a place in the file on, and the place behind them. Text that is no JSON (a
-    torn line) is left out."""
+    """The whole lines of a journal from a position in the file on, and the position after them. Text that is not JSON
+    (a torn line) is left out."""
     try:
         with file.open("rb") as f:
             f.seek(place)

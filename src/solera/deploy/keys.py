@@ -21,7 +21,7 @@ from ..core.errors import ConfigError
 
 CURVE = ec.SECP384R1()
 YEARS_OF_AUTHORITY = 10
-DAYS_OF_SERVER = 397  # what browsers and TLS libraries accept at most
+DAYS_OF_SERVER = 397  # maximum that browsers and TLS libraries accept
 SKEW = datetime.timedelta(hours=1)  # clocks differ: a certificate is valid a little before it was made
 
 
@@ -80,7 +80,7 @@ def make_server_certificate(
 
 
 def expiry(certificate: Path) -> datetime.datetime:
-    """When a certificate ends."""
+    """The end of a certificate's validity."""
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 

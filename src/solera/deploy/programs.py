@@ -23,10 +23,10 @@ from .gate import write_programs
 log = logging.getLogger("solera")
 FOLDER = "SOLERA_DEPLOYMENT"  # in the environment: the folder of the server or the site
 INSECURE = "SOLERA_INSECURE"  # in the environment of a server that was started with --insecure
-READY_S = 120.0  # until a program must accept connections
+READY_S = 120.0  # timeout for a program to accept connections
 END_S = 15.0  # between asking a program to end and ending it
-PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before a program is started again; the last one for ever
-MOST_PRINTED = 1 << 20  # bytes of a program's output that are looked through
+PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before a program is restarted; the last value repeats
+MOST_PRINTED = 1 << 20  # bytes of a program's output that are searched
 QUICKLY_S = 60.0  # a program that ran longer than this did not fail at once
 
 
@@ -46,22 +46,22 @@ def environment(folder: Path, standby: bool = False) -> dict[str, str]:
     return {**os.environ, **SAFE, **own, **(PORTABLE if engine.get("portable") is True else {})}
 
 
-_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: not between fork and exec
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up here: not between fork and exec
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Have the kernel end this process with the one that started it, however that ends."""
+    """Let the kernel end this process when its parent ends, for whatever reason."""
     if _PRCTL is not None:
         _PRCTL(1, number, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """A text that a program prints before it ends, and what it means. Flower's programs all end with code 1."""
+    """A text that a program prints before it ends, and its meaning. Flower's programs all end with code 1."""
 
     prints: str
     means: str
-    final: bool = False  # starting it again cannot mend it
+    final: bool = False  # starting it again cannot help
 
 
 @dataclasses.dataclass
@@ -76,17 +76,17 @@ class Program:
     process: subprocess.Popen[bytes] = dataclasses.field(init=False)
     failures: int = 0
     started: float = 0.0
-    printed_from: int = 0  # where in `log` begins what it has printed since it was started
+    printed_from: int = 0  # position in `log` of its output since it was started
 
     def start(self) -> None:
-        """Start it, in a session of its own: what it starts ends with it."""
+        """Start it, in its own session: its children end with it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self.printed_from = out.tell()
             self.process = subprocess.Popen(  # noqa: S603  (the commands are this package's own)
                 list(self.command),
                 env=dict(self.env),
-                cwd=self.env.get(FOLDER),  # relative paths in its configuration begin there
+                cwd=self.env.get(FOLDER),  # relative paths in its configuration start there
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -97,7 +97,7 @@ class Program:
         log.info("%s started (pid %d)", self.name, self.process.pid)
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and to what it started."""
+        """Send a signal to it and to its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
@@ -109,11 +109,11 @@ class Program:
         return ""
 
     def tail(self, lines: int = 3) -> str:
-        """The end of what it has printed."""
+        """The end of its output."""
         return " | ".join(self.printed().split("\n")[-1 - lines :]).strip(" |")
 
     def reason(self) -> Reason | None:
-        """The reason why it has ended, as far as that is known."""
+        """The reason why it ended, if known."""
         text = self.printed()
         return next((r for r in self.reasons if r.prints in text), None)
 
@@ -149,7 +149,7 @@ class Supervisor:
         self.programs.append(program)
 
     def watch(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Until a signal comes: start again what ended. Raises if something cannot be mended by that."""
+        """Restart programs that end, until a signal comes. Raises if a restart cannot help."""
         again: dict[str, float] = {}
         while not self.stopping:
             for p in [p for p in self.programs if p.process.poll() is not None]:
@@ -166,7 +166,7 @@ class Supervisor:
         why = p.reason()
         if why is not None and why.final:
             raise SoleraError(f"{p.name} ended: {why.means}")
-        p.signal(signal.SIGKILL)  # what it has left behind
+        p.signal(signal.SIGKILL)  # its remaining children
         p.failures = 0 if time.monotonic() - p.started > QUICKLY_S else p.failures + 1
         pause = PAUSES_S[min(p.failures, len(PAUSES_S) - 1)]
         said = f"ended with code {p.process.returncode} ({p.tail(1)})" if why is None else f"ended: {why.means}"
@@ -218,7 +218,7 @@ def is_loopback(address: str) -> bool:
 
 
 def check_exposure(address: str, behind_firewall: bool = False, proxy: str | None = None) -> None:
-    """Refuse a server at an address that others reach, unless the operator has said what keeps strangers away."""
+    """Refuse a server at an address that others reach, unless the operator has named what protects it."""
     if is_loopback(address):
         return
     if not behind_firewall and not proxy:

@@ -1,8 +1,8 @@
-"""A site's program: answers what the server asks, with this site's own data and code, and keeps a log of it.
+"""A site's program: answers the server's messages with this site's own data and code, and keeps a log.
 
-Flower starts a process for each message and hands it over. Whatever happens, there is a reply: a node that gives none
-would be stuck for good. What the server asked for and how many bytes left the site is written to `log/asked.jsonl`, for
-the people who are responsible for the data.
+Flower starts a process for each message and hands it over. There is always a reply: a node without one would be
+stuck for good. Every request and the number of bytes that left the site are written to `log/asked.jsonl`, for the
+people who are responsible for the data.
 """
 
 import contextlib
@@ -51,12 +51,12 @@ from .journal import write_line
 
 log = logging.getLogger("solera")
 LINGER_S = 10.0  # after its deadline a task that does not react ends with its process
-MOST_RUNS, MOST_PUBLIC = 100, 20  # runs whose state a site keeps, and sets of public samples: a server could fill it
+MOST_RUNS, MOST_PUBLIC = 100, 20  # limits of runs and of sets of public samples: a server could fill the disk
 PATHS = re.compile(r"""(?<=')/[^']*|(?<=")/[^"]*|(?<![\w./])/\S.*?(?=[:;,] |[()'"]|$)""")  # in an error's text
 
 
 class Site(Protocol):
-    """A site, which is its own only client."""
+    """A site: one client."""
 
     name: str
     folder: Path
@@ -71,11 +71,11 @@ class Site(Protocol):
         ...
 
     def about(self, run_seed: int) -> Mapping[str, Any]:
-        """Its facts for the server before a run: nothing of its data but how much there is."""
+        """Its facts for the server before a run: of its data only the sizes."""
         ...
 
     def hello(self, host: Any) -> str:
-        """The digest of what it says of itself."""
+        """The digest of its hello."""
         ...
 
     def check(self, task: str, arguments: Mapping[str, Any], host: Any) -> None:
@@ -83,7 +83,7 @@ class Site(Protocol):
         ...
 
     def public_of(self, samples: Samples) -> Public:
-        """Samples that the server sent, as this site prepares them."""
+        """The public samples that the server sent, prepared by this site."""
         ...
 
     def lend(self, host: Any, public: Public) -> None:
@@ -100,7 +100,7 @@ class OwnSite:
         with code_allowed(folder):
             self.config = load_config(folder / "site.toml")
         prepare_scoring()
-        self.seed: int | None = None  # of the run for which it is kept
+        self.seed: int | None = None  # seed of the run for which it is kept
         self.kept: ClientHost | None = None
         self.model: nn.Module | None = None
         if set(self.config.sites) != {self.name}:
@@ -112,7 +112,7 @@ class OwnSite:
 
     @cached_property
     def place(self) -> Placement:
-        """The device on which it computes. Only the process that does may ask: one that forks must not open it."""
+        """The device on which it computes. Only for the process that computes: one that forks must not open it."""
         return compute_of(self.config.engine).place()
 
     @cached_property
@@ -122,9 +122,9 @@ class OwnSite:
             return spec_of_site(self.config, self.name)
 
     def keep(self) -> None:
-        """Make its model, and read its samples, for the messages to come. The seed is that of the last run.
+        """Build its model and read its samples, for later messages. The seed is that of the last run.
 
-        Samples that own code gives are asked for with each message: there is no telling whether they have changed.
+        Samples from the site's own code are loaded for each message: they may have changed.
         """
         seed = self.config.run.seed
         with contextlib.suppress(OSError, ValueError):
@@ -140,11 +140,11 @@ class OwnSite:
             public = self.config.public
             if not (is_path(self.own.data) or (public.where == "everywhere" and is_path(public.name))):
                 self.kept = site_host(config, self.name, self.model)
-                self.kept.hello()  # makes digests of its model and its public samples, which copies take over
+                self.kept.hello()  # computes digests of its model and public samples, which copies share
             self.seed = seed
 
     def host(self, run_seed: int) -> ClientHost:
-        """Its own data and model; of a host that is kept a copy, so that no call sees what another has changed."""
+        """Its own data and model; a copy of a kept host, so that no call sees another's changes."""
         if run_seed == self.seed and self.kept is not None:
             return copy.copy(self.kept)
         if run_seed != self.seed:
@@ -162,13 +162,13 @@ class OwnSite:
         return self.folder / "state" / "seed"
 
     def watched(self) -> list[Path]:
-        """The files and folders that its host is made of, beside code."""
+        """The files and folders that its host is built from, except code."""
         model = self.config.models.variant(self.own.model or "").model
         found = [self.own.data, self.config.data.path, self.config.public.path, model.removeprefix(PREFIX)]
         return [self.folder / name for name in found if name and not is_path(name)]
 
     def about(self, run_seed: int) -> dict[str, Any]:
-        """The hello of its host, and the versions of what it computes with."""
+        """The hello of its host, and the versions of its software."""
         host = self.host(run_seed)
         told = dataclasses.asdict(host.hello())
         weights = digest(weights_of(host.template()))
@@ -176,15 +176,15 @@ class OwnSite:
         return {**told, "weights": weights, **versions, "fingerprint": fingerprint(self.place.portable)}
 
     def hello(self, host: ClientHost) -> str:
-        """Of its host as it is now."""
+        """The digest of its current host."""
         return host.hello().digest
 
     def check(self, task: str, arguments: Mapping[str, Any], host: ClientHost) -> None:
-        """By the tasks and bounds in its file."""
+        """Check by the tasks and bounds in its file."""
         check_asked(self.name, self.own.tasks, self.own.bounds or {}, task, arguments, host)
 
     def public_of(self, samples: Samples) -> Public:
-        """Normalised and augmented as its own file says; texts are read with its own model's tokenizer."""
+        """The samples, normalised and augmented by its own file; texts are read with its own model's tokenizer."""
         spec, public = self.spec, self.config.public
         texts = None if samples.lengths is None else from_bytes(samples.raw, samples.lengths)
         raw = samples.raw if texts is None else spec.tokens(texts)
@@ -202,15 +202,15 @@ _KEPT: dict[Path, OwnSite] = {}  # by folder
 
 
 def site_of(folder: Path) -> OwnSite:
-    """The site of this folder, as this process keeps it or made anew."""
+    """The site of this folder: the one that this process keeps, or a new one."""
     return _KEPT.get(folder) or OwnSite(folder)
 
 
 def keep_site(folder: Path) -> Callable[[], bool]:
-    """Make the site of this folder ready for `site_of`. Returns a function to call before each message: whether what
-    the site is made of (its files, its data, its own code) has changed, so that this process cannot serve any longer.
+    """Make the site of this folder ready for `site_of`. Returns a function to call before each message: True if
+    the site's files, data or code have changed, so that this process cannot serve any longer.
 
-    A site that cannot be made is left to each message, which says why.
+    If the site cannot be built, each message builds it and reports the error.
     """
     before, watched = set(sys.modules), [folder / "site.toml", folder / "deploy.toml"]
     stamps = _stamps(watched)
@@ -258,7 +258,7 @@ def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:
     """The reply to a message, always. `record` and the result are Flower's records."""
     begun, size = time.monotonic(), 0
     facts: dict[str, Any] = {}
-    asked: dict[str, Any] = {}  # the arguments of a task, as far as they were read
+    asked: dict[str, Any] = {}  # the arguments of a task that were read so far
     try:
         facts, blob = unpack(record, limits or Limits())
         size = len(blob)
@@ -268,7 +268,7 @@ def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:
         told, body = {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}, None
     said = {"protocol": PROTOCOL, "site": site.name, "nonce": facts.get("nonce"), **told}
     _note(site, facts, noted(asked), size, said, body, time.monotonic() - begun)
-    if "error" in said:  # the log has all of it; where files are is not the server's to know
+    if "error" in said:  # the log has the full text; the server must not see paths
         said["error"] = PATHS.sub("(a path)", said["error"].replace(str(site.folder), "(a path)"))
     return pack(said, body)
 
@@ -276,7 +276,7 @@ def answer(record: Any, site: Site, limits: Limits | None = None) -> Any:
 def _act(
     facts: Mapping[str, Any], blob: bytes, site: Site, asked: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes | None]:
-    """Do what is asked, if it is asked of this site."""
+    """Do what the message requests, if it is for this site."""
     if facts.get("what") == "who":
         return {}, None  # its name is in every reply
     if (name := text_in(facts, "site")) != site.name:
@@ -321,7 +321,7 @@ def _call(facts: Mapping[str, Any], blob: bytes, site: Site, asked: dict[str, An
             site.lend(host, _read_public(site, public))
         site.check(task, asked, host)
         reply = serve(call, host, ClientStates(run), site.place)
-        if reply.error is None and reply.version == call.after:  # `serve` has not looked: nothing was saved
+        if reply.error is None and reply.version == call.after:  # without new state `serve` does not check the reply
             decode(reply.message, TASKS[task].returns, asked)
         return reply
 
@@ -350,7 +350,7 @@ def _public_file(site: Site, sha256: str) -> Path:
 
 
 def keep_public(site: Site, sha256: str | None, blob: bytes) -> bool:
-    """Store public samples for the calls to come, if they are what they are said to be."""
+    """Store public samples for later calls, if they have the stated digest."""
     if sha256 is None:
         raise WireError("public samples without a digest")
     found = site.public_of(decode(blob, Samples))

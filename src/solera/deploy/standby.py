@@ -1,10 +1,10 @@
-"""A site's process that has loaded Flower, torch, Solera and the site, and splits off a new process for each message.
+"""A site's process that has loaded Flower, torch, Solera and the site, and forks a new process for each message.
 
 Flower starts a program for every message, and a new Python with torch takes seconds of a core to get ready. Here it
-starts a few lines (`handover.py`) that ask this process for a copy of itself. The copy does what the program would have
-done, with the program's arguments, environment and output, behind the same gate, and ends. So every message still has a
-process of its own, which nothing outlives. The site's files, code, data and model are read once, before the first
-message (`site.keep_site`). When any of them has changed, this process starts itself anew before the next message.
+starts a few lines (`handover.py`) that ask this process to fork. The copy does the work of the program, with the
+program's arguments, environment and output, behind the same gate, and ends. So every message still has its own
+process, and nothing outlives it. The site's files, code, data and model are read once, before the first
+message (`site.keep_site`). If any of them changes, this process restarts itself before the next message.
 
 Linux only, like everything here that forks. Nothing listens on a network: the socket is a file in the site's folder,
 which only its owner can enter.
@@ -33,8 +33,8 @@ from .programs import FOLDER, die_with_parent
 PROGRAM = "flwr-clientapp"
 LOAD = ("solera.deploy.site", "solera.deploy.clientapp", *GATED[PROGRAM][:2])
 MOST_BYTES = 1 << 22  # of a request: arguments and environment
-AGAIN = ("-m", "solera.deploy.standby")  # what this process is, for starting it anew
-PATIENCE_S = 10.0  # until a request must be whole
+AGAIN = ("-m", "solera.deploy.standby")  # the command of this process, to restart it
+PATIENCE_S = 10.0  # timeout for a complete request
 
 
 class Copy(socketserver.BaseRequestHandler):
@@ -43,7 +43,7 @@ class Copy(socketserver.BaseRequestHandler):
     server: socketserver.UnixStreamServer
 
     def handle(self) -> None:
-        """Do it; the caller is told the exit code."""
+        """Do the work and report the exit code to the caller."""
         die_with_parent(signal.SIGKILL)
         self.server.socket.close()
         self.request.settimeout(PATIENCE_S)
@@ -60,21 +60,21 @@ class Copy(socketserver.BaseRequestHandler):
             self.request.sendall(bytes([code & 255]))
 
     def _end_with_caller(self) -> None:
-        """A caller that has gone waits for nothing any more."""
+        """End this copy when its caller disconnects."""
         with contextlib.suppress(OSError):
             self.request.recv(1)
         os._exit(1)
 
 
 class Standby(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
-    """Answers requests at a socket in `folder`, one copy each. `listener`: the socket, where it is open already."""
+    """Answers requests at a socket in `folder`, one copy each. `listener`: the socket, if it is already open."""
 
     request_queue_size = 128
 
     def __init__(self, folder: Path, listener: int | None = None):
         os.chdir(folder)  # the path of a socket must be short
         self.folder = folder
-        self.changed: Callable[[], bool] = lambda: False  # whether what the copies begin with is out of date
+        self.changed: Callable[[], bool] = lambda: False  # true: the loaded site is out of date
         if listener is None:
             Path(SOCKET).unlink(missing_ok=True)
         super().__init__(SOCKET, Copy, bind_and_activate=listener is None)
@@ -86,7 +86,7 @@ class Standby(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
             os.set_inheritable(listener, False)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next request; where the site has changed, it is left to a new process at the same socket."""
+        """The next request; if the site has changed, a new process at the same socket takes it."""
         if self.changed():
             print("the site has changed: starting anew", flush=True)
             self.collect_children(blocking=True)
@@ -108,7 +108,7 @@ def _read(connection: socket.socket, size: int) -> dict[str, Any]:
 
 
 def _become(asked: dict[str, Any], streams: list[int]) -> int:
-    """Be the program that was asked for; its exit code."""
+    """Become the requested program, and return its exit code."""
     try:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)

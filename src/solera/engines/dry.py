@@ -30,4 +30,4 @@ class Dry:
         return Reply(call.client, Packed(example, steady=True), call.after)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""

@@ -34,7 +34,7 @@ GREETING, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 class EngineSettings(Protocol):
-    """The settings of an engine, as far as a run asks for them."""
+    """The settings of an engine, as a run uses them."""
 
     @property
     def workers(self) -> int:
@@ -94,7 +94,7 @@ class EngineConfig:
     portable: bool = False  # the same bits on any x86 CPU with AVX2, at a price
 
     def problems(self) -> Iterator[Problem]:
-        """Mistakes in the name, and between the settings."""
+        """Report an unknown name, and settings that contradict each other."""
         if self.name not in (AUTO, *OPENED):
             near = difflib.get_close_matches(self.name, OPENED, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else "an engine of your own has settings of its own"
@@ -106,7 +106,7 @@ class EngineConfig:
             )
 
     def check(self, host: Host) -> None:
-        """Refuse what cannot work here or with these clients; called before a run writes anything."""
+        """Refuse settings that cannot work here or with these clients; called before a run writes anything."""
         name, _, compute = self._chosen()
         if name == "threads" and not compute.on_cpu:
             raise ConfigError(
@@ -158,7 +158,7 @@ class RayConfig:
     portable: bool = False  # the same bits on any x86 CPU with AVX2, at a price
 
     def problems(self) -> Iterator[Problem]:
-        """Mistakes in the address or the device."""
+        """Report mistakes in the address or the device."""
         if self.address.startswith("ray://"):
             yield (
                 f"address = {show(self.address)}: start the run on a machine of the cluster, with its "
@@ -170,7 +170,7 @@ class RayConfig:
             yield f"device = {show(self.device)}: write 'cpu' or 'cuda'; Ray chooses the devices of a machine"
 
     def require(self) -> None:
-        """Refuse, before any work, what cannot be: no Ray here, no server at the address."""
+        """Refuse to start, before any work, without Ray or without a server at the address."""
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("engine.name = 'ray' needs the package ray: pip install 'solera[ray]'")
         if where := _endpoint(self.address):
@@ -191,7 +191,7 @@ def _endpoint(address: str) -> tuple[str, int] | None:
 
 
 def _greet(address: str, where: tuple[str, int]) -> None:
-    """Refuse an address that does not answer as a server of Ray would: Ray itself would try for minutes."""
+    """Refuse an address at which no server of Ray answers: Ray itself would try for minutes."""
     why = "what answers is something else"
     try:
         with socket.create_connection(where, ANSWER_S) as line:
@@ -225,20 +225,20 @@ class FlowerConfig:
     portable: bool = False
 
     def require(self) -> None:
-        """Refused: the clients of a simulation are not on a network."""
+        """Refuse this engine: the clients of a simulation are not on a network."""
         raise ConfigError(
             "engine.name = 'flower' reaches sites over a network: prepare them with `solera deploy init`, then start "
             "the run with `solera deploy submit`; to simulate it here, choose another engine (--engine auto)"
         )
 
     def open(self, host: Host, states: ClientStates) -> Engine:
-        """Refused too."""
+        """Refuse this engine."""
         self.require()
         raise AssertionError
 
 
 def check_class(cls: Any, name: str) -> type:
-    """`cls`, if it is an engine in form, and from now on it checks its settings; otherwise what is missing."""
+    """Make `cls` check its settings and return it; raise with the missing part if it is no engine."""
     if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
         raise TypeError(f"{getattr(cls, '__name__', cls)} must be a dataclass: its fields are the engine's settings")
     fields = {f.name for f in dataclasses.fields(cls)}
@@ -278,12 +278,12 @@ def engine_of(given: EngineSettings | type[EngineSettings] | str | None) -> Engi
 
 
 def require(engine: EngineSettings) -> None:
-    """Refuse, before any data is read, an engine that cannot be opened: most can, and have nothing to say."""
+    """Refuse, before any data is read, an engine that cannot be opened. Most have no `require`."""
     getattr(engine, "require", lambda: None)()
 
 
 def engine_info(name: str) -> EngineInfo:
-    """The row of an engine in `solera ls engines`: of one that was added, the first line of its docstring."""
+    """The row of an engine in `solera ls engines`; a user's engine has the first line of its docstring."""
     if name in INFO:
         return INFO[name]
     said = (ENGINES.find(name).__doc__ or "").strip()
@@ -291,7 +291,7 @@ def engine_info(name: str) -> EngineInfo:
 
 
 def default_engine(workers: int) -> str:
-    """Processes where they can be forked safely: they repeat dropout in parallel and a crash costs one client."""
+    """The default: processes if they can be forked safely, because dropout repeats and a crash costs one client."""
     if workers < 2:
         return "inprocess"
     return "processes" if sys.platform == "linux" else "threads"

@@ -15,7 +15,7 @@ Plan = Callable[[Call], str | None]
 
 
 class Faulty:
-    """`plan(call)` names what goes wrong with that call, or None. With `reverse` replies come in the opposite order."""
+    """An engine with faults: `plan(call)` names the fault of a call, or None. `reverse`: replies in reverse order."""
 
     def __init__(self, inner: Engine, plan: Plan, reverse: bool = False):
         self.inner, self.plan, self.reverse = inner, plan, reverse
@@ -67,7 +67,7 @@ def _spoil(r: Reply, fault: str | None, others: Iterator[str]) -> Iterator[Reply
 
 
 def _corrupt(message: Packed | bytes, blob: bytes, fault: str) -> bytes:
-    """The reply with one thing wrong in it. Works on the flattened value, as a hostile client would."""
+    """The reply with one fault in it. Changes the flattened value, as a hostile client would."""
     import json
     import struct
 

@@ -9,7 +9,7 @@ from .states import ClientStates
 
 
 class InProcess:
-    """Lazy: a client runs when its reply is asked for, so only one reply is in memory at a time."""
+    """Clients run lazily, when their replies are collected, so only one reply is in memory at a time."""
 
     def __init__(self, host: Host, states: ClientStates, workers: int = 1, compute: Compute | None = None):
         self.host, self.states, self.place = host, states, (compute or Compute()).place()

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def check_workers(workers: int) -> int:
-    """Refuse a worker count that cannot be."""
+    """Refuse an invalid number of workers."""
     if workers < 1:
         raise ConfigError(f"engine.workers = {workers}: at least 1 is needed")
     return workers
@@ -40,7 +40,7 @@ def default_workers() -> int:
 
 
 def patiently(start: Callable[[], T], refused: type[Exception]) -> T:
-    """Start a thread or a process; a system that gives none just now is asked again for a while."""
+    """Start a thread or a process; retry for a while if the system gives none."""
     end, pause = time.monotonic() + PATIENCE_S, 0.01
     while True:
         try:
@@ -70,7 +70,7 @@ class Window:
         return position < self._first + self.SIZE
 
     def answered(self, position: int) -> None:
-        """The call at this position is over."""
+        """Record that the call at this position is over."""
         self._early.add(position)
         while self._first in self._early:
             self._early.remove(self._first)
@@ -115,27 +115,27 @@ class Pool(ABC):
     # -- of each engine --
 
     def hire(self) -> Seat | None:
-        """One more worker; None if there is none to be had."""
+        """Start one more worker; None if that is impossible."""
         return None
 
     @abstractmethod
     def give(self, seat: Any) -> None:
-        """Hand its call to a worker."""
+        """Send its call to a worker."""
 
     @abstractmethod
     def wait(self, seconds: float | None) -> list[Any]:
-        """The busy workers that have something to say, at the latest after this time. `wake` ends the wait."""
+        """Wait for messages; returns the busy workers that sent some. `wake` or the timeout ends the wait."""
 
     @abstractmethod
     def take(self, seat: Any) -> Reply | None:
-        """The reply of a worker, or None if it said something else. Sets `seat.gone` if the worker ends with that."""
+        """The reply of a worker; None for any other message. Sets `seat.gone` if the worker has ended."""
 
     @abstractmethod
     def kill(self, seat: Any) -> None:
         """End a worker that does not react."""
 
     def replace(self, seat: Any) -> None:  # noqa: B027  (most have nothing to do)
-        """A worker is gone. Another one is hired for the next call, if there is none."""
+        """Handle the end of a worker: another one is started for the next call, if none is left."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -200,7 +200,7 @@ class Pool(ABC):
             self._broken = one_line(e) if isinstance(e, SoleraError) else f"{type(e).__name__}: {one_line(e)}"
 
     def listen(self, seconds: float | None) -> None:
-        """Take what workers have to say, at the latest after this time."""
+        """Process messages of workers, for at most this time."""
         for seat in self.wait(seconds):
             self.busy.remove(seat)
             self._answer(seat, self.take(seat))
@@ -222,7 +222,7 @@ class Pool(ABC):
                 return
             seat.exchange = exchange
             seat.position, seat.call = exchange.waiting.popleft()
-            limit_s = seat.call.deadline_s  # a client that is merely at its deadline is told so by its own clock
+            limit_s = seat.call.deadline_s  # a client at its deadline notices it by its own clock
             seat.ends = None if limit_s is None else time.monotonic() + limit_s * 1.05 + self.GRACE_S
             try:
                 self.give(seat)
@@ -232,7 +232,7 @@ class Pool(ABC):
                 self.idle.append(seat)
 
     def _answer(self, seat: Seat, reply: Reply | None) -> None:
-        """The call of a worker is over: its reply goes to the collector."""
+        """End the call of a worker: its reply goes to the collector."""
         if reply is not None and seat.exchange is not None:
             seat.exchange.window.answered(seat.position)
             seat.exchange.replies.put(reply)

@@ -62,7 +62,7 @@ class Processes(Pool):
         self.begin()
 
     def hire(self) -> "_Worker | None":
-        """A new worker with the lowest number that is free: it says which device the worker has."""
+        """Start a worker with the lowest free number, which determines its device."""
         number = next(n for n in itertools.count() if all(n != w.number for w in self.busy))
         worker = self._fork_server.worker(number)
         if worker is None:
@@ -75,7 +75,7 @@ class Processes(Pool):
         return worker
 
     def give(self, seat: "_Worker") -> None:
-        """Through the buffer: a message that the worker still holds is not sent again."""
+        """Send the call through the buffer. A message that the worker still holds is not sent again."""
         call = seat.call
         assert call is not None
         # A worker that neither reads nor writes must not hold up the others.
@@ -90,14 +90,14 @@ class Processes(Pool):
             _send(seat.socket, seat.buffer, facts, b"" if known else call.message.blob)
 
     def wait(self, seconds: float | None) -> "list[_Worker]":
-        """Those whose sockets can be read."""
+        """The workers whose sockets can be read."""
         ready = wait_for([self._wake_r, *(w.socket for w in self.busy)], seconds)
         if self._wake_r in ready:
             self._wake_r.recv(4096)
         return [w for w in self.busy if w.socket in ready]
 
     def take(self, seat: "_Worker") -> Reply:
-        """Its reply, or how it ended."""
+        """Its reply, or the way it ended."""
         assert seat.call is not None
         client = seat.call.client
         try:
@@ -114,17 +114,17 @@ class Processes(Pool):
         return Reply(client, error=error)
 
     def kill(self, seat: "_Worker") -> None:
-        """At once, whatever it does."""
+        """End it at once, whatever it does."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(seat.pid, signal.SIGKILL)
         seat.close()
 
     def wake(self) -> None:
-        """One more byte to read."""
+        """End a wait by one more byte to read."""
         self._wake_w.send(b"!")
 
     def end(self) -> None:
-        """The fork server takes its workers with it."""
+        """End the fork server and with it its workers."""
         self._fork_server.close()
         for worker in (*self.idle, *self.busy):
             worker.close()
@@ -148,7 +148,7 @@ class _Worker(Seat):
 
 
 def _let_threads_end(most_s: float = 1.0) -> None:
-    """Wait until the number of threads stands still.
+    """Wait until the number of threads is stable.
 
     A thread whose work is over still gives its buffers back, under a lock of the matrix library. A process forked in
     that moment would find the lock taken for good, by a thread that it does not have.
@@ -160,7 +160,7 @@ def _let_threads_end(most_s: float = 1.0) -> None:
 
 
 class _ForkServer:
-    """A process forked early, while this one is still quiet; it forks the workers.
+    """A process that is forked early, before other threads start; it forks the workers.
 
     Forking from a process whose other threads hold locks is asking for a deadlock, and a worker may have to be
     replaced in the middle of a round, when the server has many threads.
@@ -191,7 +191,7 @@ class _ForkServer:
         )
 
     def _works(self) -> bool:
-        """True if it can do what tasks do: one that was forked while another thread held a lock would wait for good."""
+        """True if it can run tasks: a process that was forked while another thread held a lock may hang forever."""
         self.control.settimeout(QUIET_S)
         try:
             return _exactly(self.control, 1) == b"!"
@@ -259,7 +259,7 @@ def _fork_workers(control: socket.socket, host: Host, states: ClientStates, comp
 
 
 def _next_request(control: socket.socket, parent: int) -> tuple[int, list[int]] | None:
-    """The number of a new worker and its handles; none if the server wants no more, or is gone.
+    """The number of a new worker and its handles; None when the server ends.
 
     Its end of the socket may outlive it, in a process that it forked: so its number is looked at, too.
     """
@@ -276,7 +276,7 @@ def _next_request(control: socket.socket, parent: int) -> tuple[int, list[int]] 
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process with the thread that forked it; a fork server has but one."""
+    """Let the kernel end this process when the thread that forked it ends; a fork server has only one."""
     if _PRCTL is not None:
         _PRCTL(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
@@ -289,7 +289,7 @@ def _fork() -> int:
 
 
 def _work(sock: socket.socket, buffer: int, host: Host, states: ClientStates, place: Placement) -> None:
-    """A worker: serves one call after another, until the server closes its end."""
+    """Run a worker: serve calls until the server closes its end."""
     try:
         _serve_calls(sock, buffer, host, states, place)
     except (EOFError, OSError):
@@ -321,7 +321,7 @@ def _serve_calls(sock: socket.socket, buffer: int, host: Host, states: ClientSta
 
 
 def _shared_buffer() -> int:
-    """A file in memory that a worker and the server share, for the bytes of messages.
+    """A file in memory, shared by a worker and the server, for the bytes of messages.
 
     Their turns alternate, so one place serves both ways. A message of megabytes would go through a socket in small
     pieces, with the two waiting for each other.

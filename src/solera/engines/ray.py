@@ -58,7 +58,7 @@ LONGEST_FOLDER = 32  # Ray keeps sockets below it, and the system limits the len
 
 
 def connect(address: str, cpus: int) -> Callable[[], None]:
-    """Connect to a cluster, or start Ray here. What is returned undoes this: a program stays connected that was."""
+    """Connect to a cluster, or start Ray here. Returns a function that disconnects, unless it was connected before."""
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if address not in ("", AUTO, here):
@@ -124,7 +124,7 @@ def versions() -> dict[str, str]:
 
 def environment(compute: Compute) -> dict[str, str]:
     """The environment of the workers: the folders of this program's own modules, and what must be there before torch
-    is loaded. Ray puts the other machine's value in the place of ${NAME}."""
+    is loaded. Ray replaces ${NAME} by the other machine's value."""
     installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     own = [p for p in sys.path if p and not p.startswith(installed)]
     return {
@@ -151,18 +151,18 @@ def luggage(host: Host, compute: Compute, threads: int) -> tuple[Any, ...]:
 
 
 class Worker:
-    """An actor: serves one call after another, in a process of its own. Ray makes it anew after a crash."""
+    """An actor: serves one call after another, in a process of its own. Ray restarts it after a crash."""
 
     def __init__(self, wanted: dict[str, str], modules: list[str], files: dict[str, bytes], box: list[Any]) -> None:
         self.held = Held()
         self.told = self._begin(wanted, modules, files, box)
 
     def about(self) -> Any:
-        """Facts about this worker, or a text that says why it cannot be one."""
+        """Facts about this worker, or the reason why it cannot be one."""
         return self.told
 
     def _begin(self, wanted: dict[str, str], modules: list[str], files: dict[str, bytes], box: list[Any]) -> Any:
-        """Get ready. Nothing is unpacked before versions agree."""
+        """Prepare this worker. Nothing is unpacked before versions agree."""
         here = socket.gethostname()
         if (mine := versions()) != wanted:
             what = next(name for name in wanted if mine[name] != wanted[name])
@@ -199,7 +199,7 @@ class Worker:
 
 
 class _Seat(Seat):
-    """The server's end of one actor. `reference` is what it does now: a call, or getting ready."""
+    """The server's end of one actor. `reference` is its current work: a call, or its start."""
 
     def __init__(self, number: int, actor: Any):
         super().__init__(number)
@@ -240,7 +240,7 @@ class Ray(Pool):
             raise
 
     def _await_workers(self) -> None:
-        """Wait until all workers are there, or as many as come in time."""
+        """Wait until all workers are ready, or those that are ready in time."""
         end = time.monotonic() + START_S
         while self.busy and time.monotonic() < end:
             check_stop()
@@ -254,7 +254,7 @@ class Ray(Pool):
             log.warning("%d of %d workers are there; the others join in as there is room", len(self.idle), self.count)
 
     def give(self, seat: _Seat) -> None:
-        """The message goes into the store, once for all calls that send it."""
+        """Send the call. Its message is put into the store once for all calls that share it."""
         call = seat.call
         assert call is not None
         state = None if call.after is None else np.frombuffer(self.states.content(call.client, call.after), np.uint8)
@@ -263,7 +263,7 @@ class Ray(Pool):
         seat.reference = seat.actor.serve.options(max_task_retries=0).remote(call.facts(), [message], state)
 
     def wait(self, seconds: float | None) -> list[_Seat]:
-        """Those that are through, or that are ready after a start."""
+        """The workers that have finished their call or their start."""
         if not self.busy:
             self._news.wait(seconds)
             self._news.clear()
@@ -278,7 +278,7 @@ class Ray(Pool):
         return [seats[reference] for reference in done]
 
     def take(self, seat: _Seat) -> Reply | None:
-        """The reply of an actor, or what it is after a start; a worker that will never be one ends the run."""
+        """The reply of an actor, or its facts after a start. A worker that can never work ends the run."""
         call, machine = seat.call, seat.about["machine"]
         try:
             told = ray.get(seat.reference)
@@ -309,17 +309,17 @@ class Ray(Pool):
         return None
 
     def kill(self, seat: _Seat) -> None:
-        """Ray starts it again."""
+        """End it; Ray restarts it."""
         with contextlib.suppress(Exception):  # it is dead already, or the cluster is gone
             ray.kill(seat.actor, no_restart=False)
 
     def replace(self, seat: _Seat) -> None:
-        """The same actor, once Ray has started it."""
+        """Use the same actor again, once Ray has restarted it."""
         seat.gone, seat.reference = False, seat.actor.about.remote()
         self.busy.append(seat)
 
     def wake(self) -> None:
-        """End a wait for calls; one for workers is short."""
+        """End a wait for calls; waits for workers are short."""
         self._news.set()
 
     def end(self) -> None:

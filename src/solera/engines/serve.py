@@ -77,14 +77,14 @@ KEEP_MESSAGES = 4  # the server and the worker forget messages by the same rule:
 
 
 class Held:
-    """The messages that a worker holds: many clients share one, and it is sent once."""
+    """The messages that a worker holds: one that many clients share is sent once."""
 
     def __init__(self) -> None:
         self.messages: dict[Any, Packed] = {}
         self.step = -1
 
     def message(self, name: Any, facts: Mapping[str, Any], fetch: Callable[[], bytes]) -> Packed:
-        """The message of a call with these facts; fetched if none of that name is held."""
+        """The message of a call with these facts; fetched unless it is held."""
         if facts["step"] != self.step:
             self.messages, self.step = {}, facts["step"]
         if name not in self.messages:
@@ -95,7 +95,7 @@ class Held:
 
 
 class Received(Packed):
-    """A message as a worker holds it: decoded from bytes, once."""
+    """A message that a worker holds: decoded from bytes once."""
 
     def __init__(self, blob: bytes, task: str):
         super().__init__(None)
@@ -107,7 +107,7 @@ class Received(Packed):
 
 
 def arguments_of(call: Call) -> tuple[Task, dict[str, Any]]:
-    """The task that a call asks for, and its arguments."""
+    """The task of a call, and its arguments."""
     task = TASKS.get(call.task)
     if task is None:
         raise WireError(f"unknown task {call.task!r}")
@@ -118,7 +118,7 @@ def arguments_of(call: Call) -> tuple[Task, dict[str, Any]]:
 
 
 def most_due(call: Call) -> int:
-    """Bytes of the largest reply that a call can have. To a question that is refused there is none."""
+    """Bytes of the largest possible reply to a call; a refused call has none."""
     try:
         task, sent = arguments_of(call)
         return Layout(task.returns, sent).size
@@ -134,7 +134,7 @@ Snapshot = dict[str, dict[str, tuple[Tensor, int]]]
 
 
 def _snapshot(state: dict[str, Weights]) -> Snapshot:
-    """A client's state as it is now. It keeps the tensors: an identity says nothing once its object is gone."""
+    """A snapshot of a client's state. It holds the tensors, because the id of a freed object may be reused."""
     return {name: {n: (t, t._version) for n, t in weights.items()} for name, weights in state.items()}
 
 

@@ -16,7 +16,7 @@ VERSION = re.compile(r"(\d{12})\.([0-9a-f]{64})\.safetensors")
 
 
 class StateError(RunError):
-    """Client state that cannot be read or written, or is not what it was. No client is to blame for that."""
+    """Client state that cannot be read or written, or has changed. This is not the client's failure."""
 
 
 class ClientStates:
@@ -29,7 +29,7 @@ class ClientStates:
         self.root = pathlib.Path(root)
 
     def versions(self, client: str) -> list[Version]:
-        """All that are there, oldest first."""
+        """All stored versions, oldest first."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found = map(VERSION.fullmatch, os.listdir(self.root / client))
             return sorted(Version(int(m[1]), m[2]) for m in found if m)
@@ -39,7 +39,7 @@ class ClientStates:
         return self.root / safe_name(client, "client id") / f"{version.step:012d}.{version.sha256}.safetensors"
 
     def load(self, client: str, version: Version | None) -> dict[str, Weights]:
-        """The state that `version` names, to the bit; nothing, if the client has none yet."""
+        """The state `version`, bitwise; empty if the client has none yet."""
         if version is None:
             return {}
         content = self.content(client, version)
@@ -49,7 +49,7 @@ class ClientStates:
             raise StateError(f"the state of {client} in {self.path(client, version)} is not one: {e}") from None
 
     def content(self, client: str, version: Version) -> bytes:
-        """The bytes of that state, which are what they were."""
+        """The bytes of that state, checked by their hash."""
         path = self.path(client, version)
         try:
             if not path.is_file():
@@ -62,7 +62,7 @@ class ClientStates:
         return content
 
     def check(self, ledger: Mapping[str, Version]) -> None:
-        """Raise StateError, with the name of the file, unless every version in `ledger` is there and whole."""
+        """Raise StateError, with the name of the file, unless every version in `ledger` exists and is intact."""
         for k, version in ledger.items():
             self.content(k, version)
 
@@ -74,7 +74,7 @@ class ClientStates:
         keep: Collection[Version] = (),
         keep_from: int = 0,
     ) -> Version:
-        """Store the state after `step`. Of those before `keep_from`, the ones that are not in `keep` go."""
+        """Store the state after `step`. Delete those before `keep_from` that are not in `keep`."""
         content = encode(state)
         version = Version(step, hashlib.sha256(content).hexdigest())
         self.store(client, version, content, keep, keep_from)
@@ -102,7 +102,7 @@ class ClientStates:
             ) from None
 
     def flush(self, ledger: Mapping[str, Version]) -> None:
-        """Make these versions survive a power cut."""
+        """Write these versions to disk (fsync), so that they survive a power cut."""
         for k, version in ledger.items():
             path = self.path(k, version)
             try:
@@ -123,14 +123,14 @@ class StatesElsewhere(ClientStates):
     builds on it, and written before the reply leaves."""
 
     def check(self, ledger: Mapping[str, Version]) -> None:
-        """Nothing to check here."""
+        """Do nothing: there is nothing to check here."""
 
     def flush(self, ledger: Mapping[str, Version]) -> None:
-        """Nothing to flush here."""
+        """Do nothing: there is nothing to flush here."""
 
 
 class Carried(ClientStates):
-    """The state of one client for one call: it came with the call, and what the client leaves goes with the reply."""
+    """The state of one client for one call: it arrives with the call, and the new state leaves with the reply."""
 
     def __init__(self, content: bytes | None):
         super().__init__("carried")
@@ -145,5 +145,5 @@ class Carried(ClientStates):
     def store(
         self, client: str, version: Version, content: bytes, keep: Collection[Version] = (), keep_from: int = 0
     ) -> None:
-        """To be sent back."""
+        """Keep the new state for the reply."""
         self.left = content

@@ -153,7 +153,7 @@ class Paper:
         return [f"{self.paper}/{name}" for name in found]
 
     def cells(self) -> Iterator[Cell]:
-        """All cells, row by row. A row counts more than its column, and what the column says of this row most."""
+        """All cells, row by row. A row overrides its column, and the column's settings for this row override both."""
         for row in self.rows:
             for i, column in enumerate(self.columns):
                 target = self.target if column.target is None else column.target

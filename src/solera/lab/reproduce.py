@@ -260,7 +260,7 @@ def collect(table: PlannedTable, out: Path, failed: Mapping[str, str] | None = N
 
 
 def _value(planned: PlannedCell, run: Run) -> tuple[float | None, str]:
-    """The number of a run, or why there is none."""
+    """The number of a run, or the reason why it is missing."""
     cell = planned.cell
     if cell.value == "hours":
         ends = [r.simulated["end_s"] / 3600 for r in run.rounds if "end_s" in r.simulated]

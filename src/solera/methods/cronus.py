@@ -86,7 +86,7 @@ def filtered_mean(answers: Tensor, epsilon: float, passes: int = 2) -> Tensor:
         raise ValueError(f"epsilon (the share of malicious teachers) must be in [0, 0.5), not {epsilon}")
     dropped = math.floor(epsilon * len(answers) / passes + 0.5)
     there = answers.device
-    if finest_type(there) != torch.float64:  # a tie has to be told from rounding errors: nothing less will do
+    if finest_type(there) != torch.float64:  # float64, to tell ties from rounding errors
         answers = sent(answers, CPU)
     parts = [_filtered(part.double().transpose(0, 1), dropped, passes) for part in answers.split(FILTERED, 1)]
     return sent(torch.cat(parts).to(answers.dtype), there)

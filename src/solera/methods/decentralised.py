@@ -7,9 +7,9 @@ none of them is sent. Each round the peers agree on a seed. Every peer trains on
 public samples from that seed, infers their logits and shares these. All get the mean logits (AVGLOGITS) and distil them
 into their own models, which may be of any architecture.
 
-The paper's: what is shared, how samples come about, AVGLOGITS and its KL. Ours: a peer trains first and distils after;
-the mean is over the round's peers and includes a peer's own logits; and the server carries messages and adds them up,
-as an all-reduce among the peers would.
+From the paper: the shared logits, the generated samples, AVGLOGITS and its KL. Our choices: a peer trains first and
+distils after; the mean is over the round's peers and includes a peer's own logits; and the server carries messages and
+adds them up, like an all-reduce among the peers.
 """
 
 from collections.abc import Iterator
@@ -64,15 +64,15 @@ def distil_inferred(
 
 
 def made_from(seed: int, size: int, public: Any) -> Tensor:
-    """The public samples of a round. They follow from the seed and from what every peer holds: a generator or noise
-    (public.fresh: new samples each round), or samples of which `size` are chosen."""
+    """The public samples of a round. Every peer can make them from the seed: by a generator or noise (public.fresh:
+    new samples each round), or by choosing `size` of the samples that it holds."""
     return draw(public, public.round_indices(size, seed), seed)
 
 
 @register("decentralised")
 @dataclass(frozen=True)
 class Decentralised(OnClients):
-    """Peers without a server model that synchronise the logits of samples they make from the same seed."""
+    """Peers without a server model. They synchronise logits of samples that each makes from the same seed."""
 
     local: Local = field(default_factory=Local)  # on private samples
     distill: Local = field(

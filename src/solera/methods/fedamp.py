@@ -27,7 +27,7 @@ from .steps.training import local_update
 @register("fedamp")
 @dataclass(frozen=True)
 class FedAMP(Method):
-    """Personal models that attend to models like themselves."""
+    """Personal models that learn more from similar models."""
 
     local: Local = field(default_factory=Local)
     lam: NonNegative = 0.01  # lambda: client i minimises its loss + lambda/(2 alpha) ||w - u_i||^2

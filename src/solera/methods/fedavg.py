@@ -41,7 +41,7 @@ class FedAvg(Averaging):
 @register("fedprox")
 @dataclass(frozen=True)
 class FedProx(Averaging):
-    """FedAvg with a proximal term in the clients' objective. Clients may train for fewer epochs than asked."""
+    """FedAvg with a proximal term in the clients' objective. Stragglers may train for fewer epochs."""
 
     mu: NonNegative = 0.01  # mu/2 ||w - w_t||^2
     straggler_fraction: Share = 0.0  # of the cohort; stragglers train one epoch or more, but not all epochs

@@ -28,7 +28,7 @@ def with_swa() -> Distill:
 @register("fedbe")
 @dataclass(frozen=True)
 class FedBE(Framework):
-    """Clients, their average and models drawn around them teach the average."""
+    """Clients, their average and models sampled around them teach the average."""
 
     fusion: Distill = field(default_factory=with_swa)
     ensemble_trainer: EnsembleTrainer = field(default_factory=Bayesian)

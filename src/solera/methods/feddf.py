@@ -32,7 +32,7 @@ class FedDF(Method):
     mu: NonNegative = 0.0  # proximal term in the clients' objective, as in FedProx
     ensemble: Rule = "avg_logits"
     report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
-    upload: Upload = field(default_factory=Upload)  # how clients are asked
+    upload: Upload = field(default_factory=Upload)  # what clients send
     screen: Screen = field(default_factory=Screen)  # which uploads count, and how they are averaged
     teaching: Teaching = field(default_factory=Teaching)  # who teaches, and how much each counts
 

@@ -134,7 +134,7 @@ class FedET(Method):
 
 
 class WeightedEnsemble:
-    """Several frozen models as one teacher, by weights of a user's own: inputs -> (probabilities, their argmax)."""
+    """Several frozen models as one teacher, by a user's own weights: inputs -> (probabilities, their argmax)."""
 
     def __init__(self, models: Sequence[nn.Module], weights: Weighting):
         self.models, self.weights = list(models), weights

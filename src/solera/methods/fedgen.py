@@ -82,7 +82,7 @@ def teach_latents(
         head.requires_grad_(False)
     optimizer = make_optimizer("adam", list(G.parameters()), cfg.lr, 0.0, cfg.weight_decay)
     alpha = alpha.to(device_of(G))
-    losses = Losses(device_of(G), lambda loss: True)  # no loss ends it
+    losses = Losses(device_of(G), lambda loss: True)  # no loss ends the training
     for _ in range(steps_to_take(cfg.steps)):
         noise, y = draw(prior, cfg.batch, G.noise, rng, device_of(G))
         z = G(noise, y)

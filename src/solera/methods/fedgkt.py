@@ -339,13 +339,13 @@ class FedGKT(Method):
     server_epochs: list[NonNegativeInt] = field(
         default_factory=lambda: [15, 10, 5, 3, 1]
     )  # this many epochs, not server.epochs
-    server_model: Kind = "residual"  # the tower; vgg19: Fed-ET's server model, on feature maps, whatever the two below
+    server_model: Kind = "residual"  # the tower; vgg19: Fed-ET's server model, on feature maps; ignores the two below
     server_hidden: PositiveInt = 256  # width of the tower: of dense layers, or channels of convolutions
     server_layers: NonNegativeInt = 4  # residual blocks of the tower
     features: str = "representation"  # what is sent for a sample: "representation", "body", or the name of a layer
     alpha: NonNegative = 1.0  # weight of the other side's logits, in addition to the labels
     temperature: Positive = 3.0  # T
-    partial: Literal["on_the_fly", "cached"] = "on_the_fly"  # partial participation: whose features the tower predicts
+    partial: Literal["on_the_fly", "cached"] = "on_the_fly"  # partial participation: source of the server's logits
     judged: Literal["together", "alone"] = "together"  # personal accuracy: extractor and tower, or the small model
 
     about: ClassVar[About] = About(
@@ -381,7 +381,7 @@ class FedGKT(Method):
 
     @property
     def tower(self) -> tuple[int, int, Kind]:
-        """What the tower is made of."""
+        """Width, number of blocks and kind of the tower."""
         return self.server_hidden, self.server_layers, self.server_model
 
     def fits(self, server: Server) -> Iterator[str]:
@@ -423,7 +423,7 @@ class FedGKT(Method):
         return {"examples": per_client(fed.num_examples), "shape": list(shape)}
 
     def mode(self, fed: Federation) -> Literal["all", "on_the_fly", "cached"]:
-        """Whether all clients take part in every round, and if not, where the server's logits come from."""
+        """The source of the server's logits: "all" if all clients take part in every round, otherwise `partial`."""
         everybody = fed.config.cohort(len(fed.clients)) == len(fed.clients) and not fed.config.replacement
         return "all" if everybody else self.partial
 
@@ -442,7 +442,7 @@ class FedGKT(Method):
 
     def trained(self, top: nn.Module, x: dict[str, Any], fed: Federation, server: Server) -> bool:
         """Train the tower on all received features, in the order of the clients; False if it diverged."""
-        received = [x[k] for k in x for _ in range(fed.copies.get(k, 1))]  # sampled with replacement, S is a multiset
+        received = [x[k] for k in x for _ in range(fed.copies.get(k, 1))]  # with replacement, S is a multiset
         H, z, y = (torch.cat([getattr(r, part) for r in received]) for part in ("features", "logits", "labels"))
         epochs = epochs_at(fed.round, self.server.epochs, self.server_rounds, self.server_epochs)
         how = replace(self.server, epochs=epochs)

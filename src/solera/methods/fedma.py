@@ -49,7 +49,7 @@ class BBP:
 
 def assign(cost: Tensor) -> Tensor:
     """The column assigned to each row with the lowest total cost; needs at least as many columns as rows."""
-    from scipy.optimize import linear_sum_assignment  # the extra `matching`
+    from scipy.optimize import linear_sum_assignment  # from the extra `matching`
 
     _, columns = linear_sum_assignment(cost.numpy())
     return torch.from_numpy(columns).long()

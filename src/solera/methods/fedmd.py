@@ -107,7 +107,7 @@ class FedMD(OnClients):
         return self.State(state.rounds + 1)
 
     def transfer(self, fed: Federation | None, server: Server) -> Local:
-        """How a new client trains on public samples. Without public labels it does not; an event reports this once."""
+        """A new client's training on public samples; none without public labels, which an event reports once."""
         if server.public.labels is not None:
             return self.pretrain
         if fed is not None and fed.round == 0 and self.pretrain != replace(self.pretrain, epochs=0, steps=None):

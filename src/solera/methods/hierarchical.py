@@ -7,9 +7,9 @@ logits of the group's clients. Above, the groups are fused in the same way, the 
 single client's model leaves its group. With `exchange = "logits"` no model leaves it at all: the groups synchronise
 the logits they infer, and each distils their mean into its own models.
 
-The paper's: fusing in groups and above them, the fusion step itself, logits as what is exchanged. Ours: who is in which
-group, how often groups are fused (`every`), that a group counts above by what went into it, and that the group servers
-are simulated in the server's process, with the bytes between them and the one above counted as if they were not.
+From the paper: fusion in groups and above them, the fusion step itself, the exchange of logits. Our choices: the
+division into groups; how often groups are fused (`every`); a group's weight above, by the examples that went into it;
+and group servers that run in the server's process, with the bytes between them and the one above counted.
 """
 
 from collections.abc import Iterator
@@ -59,11 +59,11 @@ class Hierarchical(Method):
     fusion: Distill = field(default_factory=Distill)  # of clients, in each group
     above: Distill = field(default_factory=Distill)  # of the groups
     groups: PositiveInt = 2  # each with a server of its own
-    grouping: Literal["random", "blocks"] = "random"  # blocks: clients that follow each other in the roster
+    grouping: Literal["random", "blocks"] = "random"  # blocks: consecutive clients of the roster
     every: PositiveInt = 1  # rounds between two fusions above
-    exchange: Literal["models", "logits"] = "models"  # what a group shows to the others
+    exchange: Literal["models", "logits"] = "models"  # what groups exchange
     mu: NonNegative = 0.0  # proximal term in the clients' objective, as in FedProx
-    upload: Upload = field(default_factory=Upload)  # how clients are asked
+    upload: Upload = field(default_factory=Upload)  # what clients send
     screen: Screen = field(default_factory=Screen)  # by each group's server: which uploads count
 
     about: ClassVar[About] = About(
@@ -115,7 +115,7 @@ class Hierarchical(Method):
         x_0: dict[Student, Weights] = {}
         avg_logits: dict[Student, Asked] = {}
         votes = [dict(own) for own in state.votes]
-        for g in sorted({group[k] for k in models}):  # what group g's server does
+        for g in sorted({group[k] for k in models}):  # the work of group g's server
             members = self.screen.members({k: m for k, m in models.items() if group[k] == g}, x, fed, server)
             heard = self._asked(self.screen.teachers(members, fed, server), d, fed, server)
             for A, w in self.screen.averages(x, members, fed, server).items():
@@ -128,14 +128,14 @@ class Hierarchical(Method):
         return state if (fed.round + 1) % self.every else self.fuse_above(state, fed, server)
 
     def finish(self, state: State, fed: Federation, server: Server) -> State:
-        """Groups that have trained since they were last fused are fused once more."""
+        """Fuse groups that have trained since the last fusion above."""
         return self.fuse_above(state, fed, server) if any(state.votes) else state
 
     def fuse_above(self, state: State, fed: Federation, server: Server) -> State:
         """Fuse the groups' models, or have every group distil the mean logits of all groups into its own models."""
         seeds = partial(fed.seed, "above")
         members = [(A, g) for g, own in enumerate(state.votes) for A in own]
-        if len({g for _, g in members}) < 2:  # nothing to be fused with: the one group's models are the result
+        if len({g for _, g in members}) < 2:  # a single group: its models are the result
             return self._as_one(state, fed)
         uploads = [(A, state.weights[g][A]) for A, g in members]
         per_group = [1 / len(state.votes[g]) if self.exchange == "logits" else 1.0 for _, g in members]
@@ -163,8 +163,8 @@ class Hierarchical(Method):
     # ---- groups ----
 
     def group_of(self, fed: Federation) -> dict[str, int]:
-        """The group of each client, the same in every round: every architecture is dealt to all groups in turn, or
-        clients that follow each other form a group."""
+        """The group of each client, the same in every round: the clients of every architecture are assigned to
+        groups in turn, or consecutive clients form a group."""
         clients = list(fed.clients)
         if self.grouping == "blocks":
             return {k: i * self.groups // len(clients) for i, k in enumerate(clients)}
@@ -174,7 +174,7 @@ class Hierarchical(Method):
         return {clients[i]: g % self.groups for g, i in enumerate(order)}
 
     def _votes(self, S: list[str], fed: Federation) -> float:
-        """How much the average of clients S counts above: then the average of averages is that of all clients."""
+        """The weight above of the average of clients S: such that the average of averages is that of all clients."""
         by_examples = self.screen.average == "weighted"
         return sum(n * (fed.num_examples(k) if by_examples else 1) for k, n in zip(S, copies_of(S, fed), strict=True))
 
@@ -188,7 +188,7 @@ class Hierarchical(Method):
     # ---- what travels between the groups and the server above ----
 
     def _as_one(self, state: State, fed: Federation, fused: dict[str, Weights] | None = None) -> State:
-        """All groups continue from the models `fused` above; without any, from those of the one group that has some."""
+        """All groups continue from the models `fused` above; if None, from those of the only group with models."""
         up = [{A: M[A] for A in own} for M, own in zip(state.weights, state.votes, strict=True) if own]
         new = up[0] if fused is None else fused
         if self.groups > 1 and self.exchange == "models":

@@ -97,7 +97,7 @@ class IFCA(Method):
         return Exchange(score_chosen, self.clusters(state, fed))
 
     def clusters(self, state: State, fed: Federation) -> dict[str, Any]:
-        """What a client receives to choose from: all models of its architecture."""
+        """The payload from which a client chooses: all models of its architecture."""
         first = {A: own[0] for A, own in state.clusters.items()}
         others = {A: own[1:] for A, own in state.clusters.items()}
         return {

@@ -84,7 +84,7 @@ class MNFL(Mixing):
         note_objective(block(c, S, fed), loss, share, private, cfg, fed, server)
 
     def training(self, fed: Federation) -> Local:
-        """How a client trains in this round."""
+        """The local training of this round."""
         if not self.grow_epochs:
             return self.local
         return replace(self.local, epochs=min(self.local.epochs, fed.round + 1))

@@ -94,12 +94,12 @@ def after_a_step(alpha: float, inner: Batches, curvature: Batches | None = None,
     def objective(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         w: Weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
         device = device_of(model)
-        with full_precision(device):  # nobody scales this gradient
+        with full_precision(device):  # this gradient is not scaled
             g = _gradient(_loss_at(model, w, next(inner)), w)
         adapted = {n: p - alpha * g[n] for n, p in w.items()}
         if curvature is None:
             return F.cross_entropy(functional_call(model, adapted, (inputs,)), labels)
-        with full_precision(device):  # of half precision, delta would change few of the weights
+        with full_precision(device):  # in half precision, delta would change few of the weights
             loss = F.cross_entropy(functional_call(model, adapted, (inputs,)), labels)
             return loss - _second_order(model, w, loss, next(curvature), alpha, delta)
 
@@ -111,7 +111,7 @@ def _second_order(
 ) -> Tensor:
     """A zero whose gradient is HF-MAML's term: the value stays the loss, which `fit` checks."""
     h = _gradient(loss, w, keep_graph=True)
-    with _without_dropout(model):  # the effect of two masks would exceed that of delta
+    with _without_dropout(model):  # two different dropout masks would hide the effect of delta
         ahead = _loss_at(model, {n: p + delta * h[n] for n, p in w.items()}, batch)
         behind = _loss_at(model, {n: p - delta * h[n] for n, p in w.items()}, batch)
     term = alpha / (2 * delta) * (ahead - behind)

@@ -26,7 +26,7 @@ from .steps.training import Update
 
 @settings
 class Envelope:
-    """How a client minimises the Moreau envelope of its loss: min over theta of f(theta) + lam/2 ||theta - w||^2."""
+    """Steps on the Moreau envelope of a client's loss: min over theta of f(theta) + lam/2 ||theta - w||^2."""
 
     steps: NonNegativeInt = 20  # steps of w in a round, R
     batch: PositiveInt = 20  # samples in the minibatch of a step of w

@@ -32,7 +32,7 @@ Option = Literal["I", "II"]
 
 @dataclass(frozen=True)
 class Delta:
-    """What local training changed: in the model (parameters and buffers) and in the client's control variate."""
+    """The change by local training: of the model (parameters and buffers) and of the client's control variate."""
 
     weights: Weights = like("weights")
     control: Weights = like("control")
@@ -40,7 +40,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Move:
-    """What local training changed in the model: the server derives the rest."""
+    """The change of the model by local training; the server derives the rest."""
 
     weights: Weights = like("weights")
 
@@ -68,7 +68,7 @@ def train(client: Client, x: Weights, c: Weights, local: Local, option: Option) 
     correct = lambda n, g: g - own[n] + common[n]  # noqa: E731
     done = fit(model, data.inputs, data.labels, local, client.seed, correct=correct)  # lines 8-11
     y = weights_of(model)
-    if done.lr_sum == 0:  # nothing was learned about the gradient
+    if done.lr_sum == 0:  # no step: nothing was learned about the gradient
         new = c_k
     elif option == "I":
         new = gradient_of(client.model(x), data.inputs, data.labels, local.batch, client.seed)  # line 12 (i)
@@ -84,7 +84,7 @@ class Scaffold(Method):
     """Averaging with control variates against client drift."""
 
     local: Local = field(default_factory=Local)
-    option: Option = "II"  # how a client renews its control variate: I, its gradient at x; II, from its steps
+    option: Option = "II"  # update of a client's control variate: I, its gradient at x; II, from its steps
     server_lr: Positive = 1.0  # eta_g
     weighted: bool = False  # weigh the clients' models by examples; the paper does not
     allow_momentum: bool = False  # option II assumes plain SGD: c_k is then not a mean of gradients

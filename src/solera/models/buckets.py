@@ -1,8 +1,8 @@
 """Texts of different lengths in one minibatch, without computing on most of the padding.
 
-A text is read in the smallest of a few lengths that holds it. Which one depends on that text alone: padding changes the
-last bits of an answer, so a length that depended on the other texts of the minibatch would make answers depend on
-company, and stored answers differ from recomputed ones.
+A text is read in the smallest of a few lengths that holds it. The length depends on that text alone. Padding changes
+the last bits of an answer, so a length that depended on the rest of the minibatch would make stored answers differ
+from recomputed ones.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens; longer
 
 
 def real(ids: Tensor, padding: int) -> Tensor:
-    """The tokens that are not padding. A text of nothing but padding keeps its first token: something must be read."""
+    """The tokens that are not padding. A text of padding keeps its first token: a model needs at least one."""
     mask = ids != padding
     first = ~mask.any(1)
     return torch.cat([(mask[:, 0] | first)[:, None], mask[:, 1:]], 1)
 
 
 def bucket_of(ids: Tensor, padding: int) -> Tensor:
-    """The length in which each text is read. int64 [n], on the CPU: a device is asked once."""
+    """The length in which each text is read. int64 [n], on the CPU, with one read from the device."""
     places = torch.arange(1, ids.shape[1] + 1, device=ids.device)
     needed = (places * real(ids, padding)).amax(1).cpu()
     sizes = torch.tensor([*(b for b in BUCKETS if b < ids.shape[1]), ids.shape[1]])
@@ -36,16 +36,16 @@ def bucket_of(ids: Tensor, padding: int) -> Tensor:
 def in_buckets(read: Callable[[Tensor], Tensor], ids: Tensor, padding: int, training: bool) -> Tensor:
     """The features that `read` gives for these texts, each in its own length: [n, features].
 
-    Where answers have to have the same bits in any company (not in training) a bucket is filled up with copies of its
+    Except in training, answers must not depend on the rest of the batch. So a bucket is filled up with copies of its
     last text to as many rows as the device needs for that.
 
-    An accelerator reads the texts of a training in full length, padding and all: what they need would have to be read
+    In training, an accelerator reads texts in full length with padding: the length they need would have to be read
     back from it at every step.
     """
     tricks = tricks_of(ids.device)
     if torch.jit.is_tracing() or torch.compiler.is_compiling():  # an exported model has one path for all texts
         return read(ids)
-    if not len(ids):  # a dry run asks for no text at all, and the answer's width counts
+    if not len(ids):  # a dry run has no texts but needs the width of the answer
         return read(ids.new_full((1, ids.shape[1]), padding))[:0]
     if training and not tricks.reads_in_steps:
         return read(ids)

@@ -1,8 +1,8 @@
 """The models of a run: [models] of a configuration, and the one way to build and rebuild what it names.
 
-[models.options.NAME] says of one architecture whose variant it is, its precision, LoRA and sizes. Two names may stand
-for one model of the zoo, so that clients with the same network but different precision are two architectures, which are
-averaged apart:
+[models.options.NAME] has the settings of one architecture: the model it is a variant of, precision, LoRA, sizes. Two
+names may stand for one model of the zoo. Clients with the same network but different precision are then two
+architectures, which are averaged separately:
 
     [models]
     clients = ["resnet8", "resnet8-1bit"]
@@ -44,11 +44,11 @@ class ModelsConfig:
     clients: list[str] = field(default_factory=lambda: ["lenet5"])  # repeat a name to give it more clients
     server: str | None = None
     norm: Literal["batch", "group", "none"] = "batch"
-    head: Literal["plain", "shared", "projection"] = "plain"  # what follows the features; shared: of one shape
+    head: Literal["plain", "shared", "projection"] = "plain"  # layers after the features; shared: of one shape
     assign: Assign = "even"  # by-size: small models to clients with few samples; tiers: in blocks; a table: by client
     options: Options = field(default_factory=dict)  # by architecture: a variant of which model, bits, sizes
-    weights: Literal["pretrained", "random"] = "pretrained"  # how models that have pretrained weights begin
-    lora: Lora | None = None  # only small matrices beside the layers are trained and travel; by model: options
+    weights: Literal["pretrained", "random"] = "pretrained"  # initial weights of models that have pretrained ones
+    lora: Lora | None = None  # train and send only small matrices beside the layers; by model: options
 
     def problems(self) -> Iterator[Problem]:
         """An empty list of architectures, options of architectures that are not in the run, and invalid values."""
@@ -93,7 +93,7 @@ class ModelsConfig:
 
 @dataclass(frozen=True)
 class Variant:
-    """The options of one architecture, read."""
+    """The parsed options of one architecture."""
 
     model: str  # the registered model, or the path, that is built
     precision: dict[str, int]  # bits of weights and of activations, where given
@@ -111,14 +111,14 @@ class ModelFactory:
     """Builds and rebuilds the models of a run, by their names in it, for samples of one spec.
 
     `given`: by name, what is built: a registered name or a path, a module (copied) or a function that makes one.
-    Left out, these are the architectures that the options name.
+    Unset: the architectures that the options name.
     """
 
     def __init__(self, spec: Spec, options: ModelsConfig, given: Mapping[str, Architecture] | None = None):
         self.spec, self.options = spec, options
         self.given: Mapping[str, Architecture] = options.called if given is None else given
         self.variants: dict[str, Variant] = {}
-        self.infos = {}  # paths are resolved now, where code may be allowed
+        self.infos = {}  # resolve paths here, where code may be allowed
         for A, architecture in self.given.items():
             safe_name(A, "model name")
             self.variants[A] = variant = options.variant(architecture if isinstance(architecture, str) else A)

@@ -49,7 +49,7 @@ class Encoder(nn.Module):
         self.padding = padding
         self.pairs = pairs  # the id that ends the first text of a pair, if the model tells the two apart
         self.mean = mean  # features: the mean over all tokens; else its pooler, or the first token
-        self.origin = origin  # where its weights are from, for the record of a run
+        self.origin = origin  # the origin of its weights, for run.json
 
     def forward(self, ids: Tensor) -> Tensor:
         return in_buckets(self._read, ids, self.padding, self.training)
@@ -69,8 +69,8 @@ class Encoder(nn.Module):
         return tokens[:, 0] if pooled is None else pooled
 
     def _seen(self, mask: Tensor) -> Tensor:
-        """The tokens that attention sees: as the library wants it or, where it would read from the device if there is
-        any padding at all, as what it makes of that, to be added to the scores."""
+        """The mask of the tokens that attention sees. Given plain ones, the library would read from an
+        accelerator whether there is padding; there it gets the finished mask, which is added to the scores."""
         if tricks_of(mask.device).reads_in_steps or self.model.config.model_type not in ADDED:
             return mask.long()
         lowest = torch.finfo(torch.float32).min
@@ -81,7 +81,7 @@ class Encoder(nn.Module):
 
 
 def hf_info(name: str, key: str | None = None) -> ModelInfo:
-    """The entry of `hf:...`. A folder that is not there is refused now, a repository when the model is built."""
+    """The entry of `hf:...`. A missing folder is refused here, a missing repository when the model is built."""
     where = name.removeprefix(PREFIX)
     what = f"{key} = {name!r}" if key else f"model {name!r}"
     if not where:
@@ -140,14 +140,14 @@ def _body(model: PreTrainedModel, tokenizer: Any, origin: dict[str, str], mean: 
 
 
 def longest_of(config: PretrainedConfig) -> int | None:
-    """The number of tokens for which a model has positions; some begin to count after the padding's id."""
+    """The number of tokens for which a model has positions; some models start positions after the padding's id."""
     most = getattr(config, "max_position_embeddings", None)
     after = config.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "data2vec-text", "mpnet")
     return most - 2 if most is not None and after else most
 
 
 def digest_of(model: nn.Module) -> str:
-    """sha256 of the weights of a model as it stands, by name."""
+    """sha256 of the current weights of a model, by name."""
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -156,7 +156,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def origins_of(model: nn.Module) -> list[dict[str, str]]:
-    """The origins of a model's weights; empty for one that begins with random numbers, as is usual."""
+    """The origins of a model's weights; empty for a model with random initial weights, as is usual."""
     return [part.origin for part in model.modules() if isinstance(part, Encoder)]
 
 
@@ -192,8 +192,8 @@ def _encode(backend: Any, tokenizer: Any) -> Any:
 
 @contextlib.contextmanager
 def _serial() -> Iterator[None]:
-    """No threads of the libraries' own. Workers are forked later, and a fork copies no thread. And those that load
-    weights end some time after the call, which the watch on random generators would report."""
+    """Keep the libraries from starting threads. Workers are forked later, and a fork copies no thread. Threads that
+    load weights also outlive the call, which the watch on random generators would report."""
     wanted = {"TOKENIZERS_PARALLELISM": "false", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -260,8 +260,8 @@ def _config(folder: Path, name: str) -> PretrainedConfig:
 
 
 def _model(folder: Path, config: PretrainedConfig, name: str, weights: Weights) -> PreTrainedModel:
-    """The encoder itself, without a head. Attention is written out: faster kernels drop the mask of a minibatch without
-    padding, so that an answer would depend on company."""
+    """The encoder itself, without a head. Attention is "eager": faster kernels drop the mask of a minibatch without
+    padding, so that an answer would depend on the rest of the minibatch."""
     transformers = imported("transformers", name)
     unused = _takes_mean(folder) and config.model_type == "bert"
     if weights == "random":
@@ -285,8 +285,8 @@ def _model(folder: Path, config: PretrainedConfig, name: str, weights: Weights) 
 
 
 def _refuse_incomplete(folder: Path, name: str, told: dict[str, Any]) -> None:
-    """The library gives random numbers to weights that it does not find, or finds in another size. Weights that the
-    encoder has no use for, such as those of another head, are no problem."""
+    """Refuse files without all weights: the library would fill weights that are missing or of another size with random
+    numbers. Surplus weights, such as those of another head, are ignored."""
     if sizes := sorted(told["mismatched_keys"]):
         some = [f"{k} is {list(there)} and must be {list(wanted)}" for k, there, wanted in sizes[:SPELLED]]
         raise ConfigError(
@@ -306,8 +306,8 @@ def _first(some: list[str], total: int) -> str:
 
 
 def _lacks_pooler(folder: Path, config: PretrainedConfig, name: str) -> bool:
-    """True if the weights were saved without a pooler, as those of masked language models are, for a model that works
-    without one, too: then its features are the first token's."""
+    """True if the weights were saved without a pooler, as in masked language models, and the model can do without: its
+    features are then those of the first token."""
     kind = imported("transformers", name).MODEL_MAPPING[type(config)]
     if "add_pooling_layer" not in inspect.signature(kind).parameters:
         return False
@@ -322,7 +322,7 @@ def _lacks_pooler(folder: Path, config: PretrainedConfig, name: str) -> bool:
 
 
 def drop_poolers(model: nn.Module, weights: Collection[str]) -> None:
-    """Take away the poolers that a trained model did not have, because its pretrained weights came without."""
+    """Remove poolers that a trained model did not have because its pretrained weights had none."""
     for at, part in model.named_modules():
         pooled = isinstance(part, Encoder) and getattr(part.model, "pooler", None) is not None
         if pooled and not any(key.startswith(f"{at}.model.pooler.") for key in weights):
@@ -348,7 +348,7 @@ def _random(config: PretrainedConfig, name: str, **more: Any) -> PreTrainedModel
 def _tokenizer(folder: Path, name: str) -> Any:
     transformers = imported("transformers", name)
     try:
-        if not any((folder / file).is_file() for file in TOKENIZERS):  # the library would make an empty one up
+        if not any((folder / file).is_file() for file in TOKENIZERS):  # otherwise the library creates an empty one
             raise FileNotFoundError(f"none of {', '.join(TOKENIZERS)}")
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -1,7 +1,7 @@
-"""Encoders of the Hugging Face hub: from its cache if they are there, else fetched, all files from one commit.
+"""Encoders of the Hugging Face hub: from the local cache or else fetched, all files from one commit.
 
 Files are fetched in two steps: configuration and tokenizer first, which are small and show whether the model can be
-used, then the weights of the same commit. Pickles, code and other formats of the weights are never asked for.
+used, then the weights of the same commit. Pickles, code and other formats of the weights are never fetched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Repository:
     def __init__(self, where: str, name: str):
         self.hub = imported("huggingface_hub", name)
         for part in ("constants", "errors", "utils"):
-            imported(f"huggingface_hub.{part}", name)  # not there by themselves
+            imported(f"huggingface_hub.{part}", name)  # submodules that the package does not import itself
         self.name = name
         self.id, _, self.revision = where.partition("@")
 
@@ -67,15 +67,15 @@ class Repository:
             self._fetched("weights", folder.name, WEIGHTS, files)
 
     def _cached(self, revision: str, patterns: list[str]) -> Path | None:
-        """The folder of a revision in the cache, if nothing that it should have is missing there."""
+        """The folder of a revision in the cache, if it is complete."""
         try:
             return Path(self._snapshot(revision, patterns, local_files_only=True))
-        except (OSError, ValueError) as e:  # what is wrong with a name will show when it is fetched
+        except (OSError, ValueError) as e:  # an invalid name is reported when it is fetched
             log.debug("%s is not in the cache: %s", self.name, e)
             return None
 
     def _known(self, folder: Path) -> bool:
-        """True if the cache knows which files the commit has: other programs fetch single ones without asking."""
+        """True if the cache knows which files the commit has: other programs may have fetched single files."""
         try:
             return bool(self.hub.get_cached_repo_tree(self.id, revision=folder.name))
         except self.hub.errors.CachedRepoTreeNotFoundError:
@@ -106,7 +106,7 @@ class Repository:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Without the library's notes of retries, which have addresses in them."""
+        """Suppress the library's notes about retries: they contain addresses."""
         told = self.hub.utils.logging
         level = told.get_verbosity()
         told.set_verbosity_error()
@@ -136,7 +136,7 @@ class Repository:
         if isinstance(error, errors.GatedRepoError):
             return f"the owner of {self.id} gives access on request; ask for it on its page of the hub, then {login}"
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
-        if isinstance(error, errors.RepositoryNotFoundError) or status == 401:  # it does not say which to strangers
+        if isinstance(error, errors.RepositoryNotFoundError) or status == 401:  # indistinguishable without a login
             return f"the hub has no repository {self.id}, or it is private; check the name, or {login}"
         if isinstance(error, errors.RevisionNotFoundError):
             return f"{self.id} has no revision {self.revision!r}; check what follows the @"

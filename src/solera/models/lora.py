@@ -1,9 +1,9 @@
 """LoRA (Hu et al., ICLR 2022): a model learns small matrices beside its layers, while the layers stay as they are.
 
-The frozen weights stop being parameters: they become buffers that are not part of the model's `state_dict()`. What a
-`state_dict()` holds is what travels, is averaged, saved and counted, so all of this holds for the small matrices and
-the head alone, with every method and engine. Every party makes the frozen base by itself, from the same files or the
-run's seed; its digest is recorded and compared. Copies of a model share it (`tensors.copy_of`).
+The frozen weights stop being parameters: they become buffers that are not part of the model's `state_dict()`. Only the
+`state_dict()` is sent, averaged, saved and counted: with every method and engine, the small matrices and the head
+alone. Every party makes the frozen base itself, from the same files or the run's seed; its digest is recorded and
+compared. Copies of a model share it (`tensors.copy_of`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ INSTALL = "pip install 'solera[text]'"
 
 @settings
 class Lora:
-    """Small matrices beside the layers of a model: W x + (alpha / rank) B A x, of which A and B are learned."""
+    """Small matrices beside the layers of a model: W x + (alpha / rank) B A x, with A and B learned."""
 
     rank: PositiveInt = 8  # rows of A, columns of B
-    alpha: Positive = 16.0  # how much they count, times rank
+    alpha: Positive = 16.0  # their weight, times rank
     dropout: BelowOne = 0.0  # of their input, in training
     layers: list[str] = field(default_factory=list)  # the layers' names or their last parts; []: all of the body
-    average: Literal["factors", "product"] = "factors"  # of clients' models: A and B each for itself, or B A
-    freeze_a: bool = False  # A stays as it was drawn and does not travel; then the mean of B is that of B A
+    average: Literal["factors", "product"] = "factors"  # of clients' models: A and B separately, or B A
+    freeze_a: bool = False  # A keeps its random values and is not sent; the mean of B is then that of B A
 
     def problems(self) -> Iterator[Problem]:
         """Settings that contradict each other."""
@@ -92,7 +92,7 @@ def adapted(model: nn.Module, lora: Lora, name: str) -> nn.Module:
                 module.requires_grad_(False)
                 _freeze(module, set())
     for p in model.parameters():
-        p.requires_grad_(True)  # peft has switched off what is trained in full here
+        p.requires_grad_(True)  # peft has frozen layers that are trained in full here
     return model
 
 
@@ -121,7 +121,7 @@ def base_digest(model: nn.Module) -> str | None:
 
 
 def sizes_of(model: nn.Module) -> tuple[int, int]:
-    """Bytes of the weights that travel, and of the whole model's."""
+    """Bytes of the weights that are sent, and of the whole model."""
     travel = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     whole = model.state_dict() | frozen_of(model)  # but the small matrices, which it would not have without LoRA
     return travel, sum(t.numel() * t.element_size() for n, t in whole.items() if ".lora_" not in n)

@@ -22,7 +22,7 @@ from solera.place.placement import TRICKS
 Builder = Callable[..., Any]
 BuilderT = TypeVar("BuilderT", bound=Builder)
 
-# What `build` itself fills in, for the builders that ask for it by parameter name.
+# Values that `build` passes to builders with a parameter of that name.
 _GIVEN = ("classes", "shape", "norm", "head", "vocabulary")
 
 
@@ -55,7 +55,7 @@ class ModelInfo:
 
 
 def _entry(builder: Any, name: str) -> ModelInfo:
-    """The entry of a builder that says nothing else about itself: one that asks for a vocabulary takes texts."""
+    """The entry of a builder without a description: one with a parameter `vocabulary` takes texts."""
     if not callable(builder):
         raise TypeError(f"expected a function or class that builds a model, got a {type(builder).__name__}")
     known = next((info for info in MODELS.values() if info.builder is builder), None)
@@ -80,8 +80,8 @@ def register_model(
     """Add a builder to the zoo: `@register_model("my-net")` above a function or a module class.
 
     The builder is called with those of `classes`, `shape`, `norm`, `head` and `vocabulary` that are among its
-    parameters, and with the options given to `build`. It returns a whole model, or the pair (body, feature_dim), on
-    which `build` then puts the head that is asked for. `norm` is a `Norm`: `norm(64)` is the normalisation layer for
+    parameters, and with the options given to `build`. It returns a whole model, or the pair (body, feature_dim), to
+    which `build` adds the head of the settings. `norm` is a `Norm`: `norm(64)` is the normalisation layer for
     64 channels. `encoding` makes the tokenizer by which it reads texts, if it brings one. Registering a name of one's
     own again replaces the builder; the names of the zoo are taken.
     """
@@ -97,7 +97,7 @@ ABOUT: dict[str, dict[str, Any]] = tomllib.loads((resources.files("solera.models
 
 
 def zoo_model(name: str, encoding: Callable[[], Encoding] | None = None) -> Callable[[BuilderT], BuilderT]:
-    """`register_model` for the models that come with the library: zoo.toml says what each of them is."""
+    """`register_model` for the models that come with the library: zoo.toml describes each of them."""
     about = {key: ABOUT[name].get(key, "image") for key in ("title", "source", "kind", "notes")}
 
     def add(builder: BuilderT) -> BuilderT:
@@ -108,7 +108,7 @@ def zoo_model(name: str, encoding: Callable[[], Encoding] | None = None) -> Call
 
 
 def model_info(name: str, key: str | None = None) -> ModelInfo:
-    """The entry of that name, or at that path; a ConfigError names the nearest ones. `key`: the setting that asks.
+    """The entry of that name, or at that path; a ConfigError names the nearest ones. `key`: the setting with the name.
 
     `hf:...` is an encoder in the format of Hugging Face, from a folder or the hub.
     """
@@ -149,8 +149,8 @@ def build(
     text models need. `options` are the model's own, see `ModelInfo.options`. Weights are drawn from torch's global
     generator.
 
-    Every model of the zoo is a SplitModel. A user's builder that returns a whole model gets it back as it is, which
-    must be a SplitModel if `head` is not "plain".
+    Every model of the zoo is a SplitModel. A whole model from a user's builder is returned unchanged; it must be a
+    SplitModel if `head` is not "plain".
     """
     info = model_info(name)
     _check_sizes(name, classes, shape)

@@ -103,8 +103,8 @@ def wrap(
 ) -> SplitModel:
     """A SplitModel from a whole model, cut before its last layer.
 
-    `classifier` is the path of that layer, which must be a Linear: "fc", or "classifier.6". The model is copied, so
-    yours stays as it is; the copy keeps the weights of everything before the layer. head="plain" keeps the layer too
+    `classifier` is the path of that layer, which must be a Linear: "fc", or "classifier.6". The model is copied and
+    yours is unchanged; the copy keeps the weights of everything before the layer. head="plain" keeps the layer too
     (a new one is made if `classes` asks for another number of classes); other heads replace it, see `as_split`.
     Nothing may follow the layer in the model's forward; give the `shape` of one input to have that checked.
     """

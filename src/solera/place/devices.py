@@ -55,7 +55,7 @@ class Compute:
 
     @property
     def kind(self) -> str:
-        """Of the devices: "cpu", "cuda"."""
+        """The kind of the devices, such as "cpu" or "cuda"."""
         return self.devices[0].partition(":")[0]
 
     @property
@@ -65,15 +65,15 @@ class Compute:
 
     @property
     def at_once(self) -> int | None:
-        """Clients at once on all devices together; on the CPU that is not decided here."""
+        """Clients at once on all devices together; on the CPU the engine decides."""
         return None if self.on_cpu else len(self.devices) * self.per_device
 
     def device_of(self, worker: int = 0) -> str:
-        """The device of a worker by its number: they take turns. The server is on the first."""
+        """The device of a worker by its number: workers are assigned in turn. The server is on the first."""
         return self.devices[worker % len(self.devices)]
 
     def place(self, worker: int = 0) -> Placement:
-        """The place of a worker. Ask in its own process, after the fork: another process cannot use it."""
+        """The place of a worker. Call it in the worker's own process, after the fork: others cannot use it."""
         device = self.device_of(worker)
         sharing = self.per_device + (device == self.devices[0])  # the server is there, too
         precision: Precision = "float32" if self.on_cpu else self.precision
@@ -127,7 +127,7 @@ def resolved(engine: T) -> T:
 
 
 def not_taken() -> str:
-    """One line about the accelerators that "auto" leaves alone; empty if there are none."""
+    """One line about the accelerators that "auto" does not use; empty if there are none."""
     kinds = [kind for kind in found() if not FINDERS[kind].auto]
     if not kinds:
         return ""
@@ -138,7 +138,7 @@ def not_taken() -> str:
 
 
 def _devices(asked: str) -> tuple[str, ...]:
-    """The names of the devices that are asked for; refused if one is not here."""
+    """The names of the requested devices; refused if one is missing."""
     if asked == AUTO:
         return next((tuple(d.name for d in there) for kind, there in found().items() if FINDERS[kind].auto), (CPU,))
     if not (match := re.fullmatch(r"([a-z]+)(?::([0-9]+(?:,[0-9]+)*))?", asked)):
@@ -201,7 +201,7 @@ def _check_portable(compute: Compute) -> None:
 
 
 def can_fork(compute: Compute) -> bool:
-    """True if processes forked from this one can open the devices: not those that the program has used itself."""
+    """True if processes forked from this one can open the devices: false for those that the program has used itself."""
     finder = None if compute.on_cpu else FINDERS[compute.kind]
     return finder is None or not finder.elsewhere or not isinstance(_in_a_child(finder.look), str)
 
@@ -221,7 +221,7 @@ def check_fork(compute: Compute) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Finder:
-    """The search for devices of one kind. `built`: whether torch can have any at all, known without asking one."""
+    """The search for devices of one kind. `built`: true if torch supports the kind, known without opening a device."""
 
     built: Callable[[], bool]
     look: Callable[[], list[Device]]

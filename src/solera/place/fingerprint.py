@@ -79,13 +79,13 @@ def _perceptron(x: Tensor, w: Weights) -> Tensor:
 
 
 def _convolutions(x: Tensor, w: Weights) -> Tensor:
-    """As in LeNet: with a bias, of five by five, and pooled."""
+    """Convolutions as in LeNet: 5x5, with bias and pooling."""
     x = F.max_pool2d(F.conv2d(x, w[0], w[1], padding=2).relu(), 2)
     return F.linear(F.max_pool2d(F.conv2d(x, w[2], w[3]).relu(), 2).flatten(1), w[4])
 
 
 def _normalised(x: Tensor, w: Weights) -> Tensor:
-    """As in ResNets: batch and group norm, a stride, a shortcut, a convolution of groups, a mean over what is left."""
+    """Layers as in ResNets: batch and group norm, a stride, a shortcut, a grouped convolution, a mean over pixels."""
     x = F.batch_norm(F.conv2d(x, w[0], padding=1), None, None, w[1], w[2], training=True).relu()
     y = F.group_norm(F.conv2d(x, w[3], stride=2, padding=1), 4, w[4]).relu()
     y = y + F.conv2d(x, w[5], stride=2)
@@ -93,7 +93,7 @@ def _normalised(x: Tensor, w: Weights) -> Tensor:
 
 
 def _words(x: Tensor, w: Weights) -> Tensor:
-    """Embedded, then an LSTM."""
+    """An embedding, then an LSTM."""
     x = F.embedding((x * 50).long().abs(), w[0])
     zero = x.new_zeros(1, len(x), w[2].shape[1])
     read = torch.lstm(x, (zero, zero), list(w[1:5]), True, 1, 0.0, True, False, True)[0]
@@ -101,7 +101,7 @@ def _words(x: Tensor, w: Weights) -> Tensor:
 
 
 def _attention(x: Tensor, w: Weights) -> Tensor:
-    """As in a transformer: two heads, layer norm, GELU."""
+    """Attention as in a transformer: two heads, layer norm, GELU."""
     heads = F.linear(x, w[0]).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
     y = F.scaled_dot_product_attention(heads[0], heads[1], heads[2]).transpose(1, 2).flatten(2)
     y = F.layer_norm(x + y, x.shape[-1:], w[1])

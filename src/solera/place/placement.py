@@ -47,7 +47,7 @@ def _flag(name: str, owner: Any, attribute: str, needed: Any) -> _Knob:
 
 
 def _matmul_precision() -> str | None:
-    """None where torch cannot tell: the program has used its newer settings too, which are knobs of their own."""
+    """The precision of matrix products; None if torch cannot report it (its newer settings, other knobs, are used)."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -55,7 +55,7 @@ def _matmul_precision() -> str | None:
 
 
 def _flushes_denormals() -> bool:
-    """There is nothing to ask: it is a mode of this thread's processor, and shows in what it computes."""
+    """True if denormals are flushed. torch cannot report this mode of the thread's processor, so it is computed."""
     return float.fromhex("0x1p-1070") * float("1") == 0.0
 
 
@@ -91,7 +91,7 @@ def _knobs(kind: str, precision: Precision, deterministic: bool, portable: bool)
 
 
 def _set(knobs: tuple[_Knob, ...], values: list[Any]) -> None:
-    """Set what is not so already; None where torch could not tell."""
+    """Set the values that differ; None where torch could not report one."""
     for knob, value in zip(knobs, values, strict=True):
         if value is not None and knob.get() != value:
             knob.set(value)
@@ -184,12 +184,12 @@ def numerics(
 
 
 def _casts(kind: str) -> bool:
-    """True if autocast is on there. Some kinds of devices (meta) have none."""
+    """True if autocast is on for this kind of device. Some kinds (meta) have none."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _plain(value: Any) -> Any:
-    """As it can be written to JSON."""
+    """The value in a form that JSON can have."""
     return value if isinstance(value, bool | int | str | None) else str(value)
 
 
@@ -199,7 +199,7 @@ KEPT = 256 << 20  # bytes that stay although they are free
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep freed memory instead of returning it to the system; False if it cannot be asked.
+    """Ask the C library to keep freed memory instead of returning it to the system; False if that is impossible.
 
     A training step takes and frees the same megabytes again and again. glibc returns large blocks at once, and the
     system clears every page of the next one: up to a tenth of the time of a step. For the whole process, until it ends;
@@ -232,24 +232,24 @@ class Tricks:
 _ACCELERATOR = Tricks(
     asked=1024,  # a small batch leaves most of an accelerator idle
     least_rows=1,  # nothing is gained by padding: kernels are chosen by the whole shape
-    layout=torch.channels_last,  # what convolutions of half precision want; full precision takes either
-    sgd=torch._fused_sgd_,  # one kernel, where each parameter's own would take longer to launch than to run
+    layout=torch.channels_last,  # fast for convolutions in half precision; full precision takes either
+    sgd=torch._fused_sgd_,  # one kernel: one for each parameter would take longer to launch than to run
     adam=torch._fused_adam_,
-    set_allocator=lambda: False,  # torch keeps what is freed on a device anyway
-    look_every=50,  # steps: reading a loss makes the program wait for all that was queued before it
-    reads_in_steps=False,  # so what a step does may not depend on numbers that it would have to read, either
+    set_allocator=lambda: False,  # torch keeps freed memory of a device anyway
+    look_every=50,  # steps: reading a loss waits for all queued work
+    reads_in_steps=False,  # for the same reason a step must not depend on numbers read from the device
 )
 
 TRICKS: dict[str, Tricks] = {
     "cpu": Tricks(
-        asked=128,  # samples a model is asked about at a time: of more, what a layer passes on leaves the caches
-        least_rows=32,  # of a batch that is asked about: with fewer the kernels add up in another order
-        layout=torch.channels_last,  # convolutions are up to a fifth faster to train, and up to a half to ask
-        sgd=torch._fused_sgd_,  # all parameters in one call: of a small model's step a tenth would be bookkeeping
+        asked=128,  # samples in one forward pass: with more, activations do not fit into the caches
+        least_rows=32,  # rows of such a batch: with fewer the kernels sum in another order
+        layout=torch.channels_last,  # convolutions are up to a fifth faster in training, and up to a half in evaluation
+        sgd=torch._fused_sgd_,  # all parameters in one call: bookkeeping would be a tenth of a small model's step
         adam=torch._fused_adam_,
-        set_allocator=keep_freed_memory,  # pages that are cleared again and again take up to a tenth of a step
-        look_every=1,  # a loss is there as soon as it is computed: a training that diverges ends at that very step
-        reads_in_steps=True,  # texts by their lengths: a fifth less time than with all padding
+        set_allocator=keep_freed_memory,  # clearing pages again and again takes up to a tenth of a step
+        look_every=1,  # a loss can be read at once, so a training that diverges ends at that step
+        reads_in_steps=True,  # reads texts by their lengths: a fifth less time than with all padding
     ),
     "cuda": _ACCELERATOR,
     "mps": replace(_ACCELERATOR, float64=False),  # Metal has no such type: torch raises
@@ -290,12 +290,12 @@ _OPENED: set[str] = set()  # kinds of devices, besides the CPU, that this proces
 
 
 def opened() -> set[str]:
-    """The kinds of devices, besides the CPU, whose generators count here."""
+    """The kinds of devices, besides the CPU, whose generators are seeded."""
     return _OPENED
 
 
 def device_memory(device: torch.device) -> int | None:
-    """All the memory of a device, in bytes; None of one that does not tell. It opens the device."""
+    """All the memory of a device, in bytes; None if unknown. It opens the device."""
     module = torch.get_device_module(device)
     if hasattr(module, "mem_get_info"):
         return int(module.mem_get_info(device)[1])
@@ -304,7 +304,7 @@ def device_memory(device: torch.device) -> int | None:
 
 
 def room_for(device: torch.device, size: int) -> torch.device:
-    """`device`, if so many bytes leave half of its free memory to others, and the CPU if they do not."""
+    """`device` if `size` bytes take at most half of its free memory, otherwise the CPU."""
     if device == CPU:
         return device
     ask = getattr(torch.get_device_module(device), "mem_get_info", None)
@@ -316,7 +316,7 @@ class OutOfMemory(SoleraError):
 
 
 def within_memory(place: "Placement", work: Callable[[], T], way_out: str) -> T:
-    """The result of `work`; one line that names the way out where the device has too little memory for it."""
+    """The result of `work`. An out-of-memory error becomes one line that names the way out."""
     try:
         return work()
     except torch.OutOfMemoryError as e:
@@ -350,12 +350,12 @@ class Placement:
         self._kept = 0  # bytes of it
 
     def open(self) -> None:
-        """From now on this process computes there: seeding also seeds the device's generators."""
+        """Open the device for this process: from now on seeding also seeds its generators."""
         if self.device.type != "cpu":
             _OPENED.add(self.device.type)
 
     def release(self) -> None:
-        """Give back what is not in use, to the other processes on this device."""
+        """Return unused memory to the other processes on this device."""
         gc.collect()
         getattr(torch.get_device_module(self.device), "empty_cache", lambda: None)()
 
@@ -365,7 +365,7 @@ class Placement:
         return numerics(threads, self.device.type, self.precision, self.deterministic, self.portable)
 
     def put(self, tensor: Tensor) -> Tensor:
-        """The tensor on this device: itself, or one copy, made when it is first asked for."""
+        """The tensor on this device: itself, or one copy, made at the first use."""
         if tensor.device == self.device:
             return tensor
         if id(tensor) not in self._there:
@@ -373,7 +373,7 @@ class Placement:
         return self._once(tensor, lambda: tensor.to(self.device))
 
     def fits(self, tensor: Tensor) -> bool:
-        """True if it is here, or the budget has room for it."""
+        """True if the tensor is on the device already, or fits into the budget."""
         if tensor.device == self.device or id(tensor) in self._there:
             return True
         return self.budget is None or self._kept + tensor.nbytes <= self.budget
@@ -385,7 +385,7 @@ class Placement:
         return None if total is None else int(total * self.resident)
 
     def module(self, template: nn.Module) -> nn.Module:
-        """The same of a model that is never trained; copies of the result are on this device."""
+        """A model that is never trained, on this device; copies of the result are there too."""
         here = device_of(template) == self.device
         return template if here else self._once(template, lambda: copy.deepcopy(template).to(self.device))
 

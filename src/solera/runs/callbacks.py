@@ -1,5 +1,5 @@
 """Callbacks follow a run and never change its training. Users write their own; displays and trackers are callbacks, and
-so are the two here: `Stopping` ends a run early, `Notices` says that it goes wrong. What both do depends only on the
+so are the two here: `Stopping` ends a run early, `Notices` reports that it goes wrong. Both depend only on the
 recorded rounds, so a resumed run does the same. This module does not import torch.
 """
 
@@ -80,11 +80,11 @@ class Callbacks:
 
     def __exit__(self, *_: object) -> None:
         for c in self.all:
-            with contextlib.suppress(Exception):  # an error now would hide the reason
+            with contextlib.suppress(Exception):  # an error in `end` would hide the exception that ended the run
                 c.end(None)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Tell all that the run has finished: the last one first, so that displays hear the warnings of trackers."""
+        """Call `end` of every callback: the last one first, so that displays show the warnings of trackers."""
         for c in reversed(list(self.all)):
             try:
                 self.call(c, "end", summary)
@@ -206,9 +206,9 @@ class Notices(Callback):
 
     def _findings(self, record: RoundRecord) -> Iterator[Finding]:
         for name, accuracy, loss in _scores(record):
-            best = self.best.get(name, 0.0)  # before this round: a model cannot fall from what it only reaches now
+            best = self.best.get(name, 0.0)  # before this round: the current value is no fall
             self.best[name] = max(accuracy, best)
-            luck = self.chance + self.noise  # what guessing reaches; a model that was never above it cannot fall to it
+            luck = self.chance + self.noise  # accuracy of guessing; a model that never beat it cannot collapse to it
             had_learned = best - self.chance >= LEARNED * (1 - self.chance) and best > luck
             fell = had_learned and accuracy <= luck
             said = f"fell from {100 * best:.1f}% to {100 * accuracy:.1f}%, which is guessing: {ADVICE}"

@@ -27,7 +27,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Spread | None":
-        """Over the values that are not None; None if there are none."""
+        """The spread of the values that are not None; None if there are none."""
         there = [float(v) for v in values if v is not None]
         if not there:
             return None
@@ -144,7 +144,7 @@ class Printed(NamedTuple):
     heads: list[str]
     cells: list[list[str]]
     first: list[bool]
-    words: int  # how many columns hold words; the others hold numbers
+    words: int  # number of columns with text; the others hold numbers
 
 
 class Column(NamedTuple):

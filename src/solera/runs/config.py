@@ -65,7 +65,7 @@ from .supply import supplied
 from .tracking import TrackConfig
 from .unread import too_many, unread
 
-GUESSED = 3  # letters of a key that is looked for in other tables: fewer resemble anything (r is not lr)
+GUESSED = 3  # shortest key that is searched for in other tables: shorter ones are similar to too many
 Name = Annotated[
     str,
     pydantic.Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._ -]{0,63})?$"),
@@ -91,7 +91,7 @@ class StopConfig:
 
     @property
     def active(self) -> bool:
-        """Whether the run may end early."""
+        """True if the run may end early."""
         return self.target is not None or self.patience is not None
 
 
@@ -105,7 +105,7 @@ class RunConfig:
     eval_every: PositiveInt = 1  # rounds between evaluations; the last round is always evaluated
     checkpoint_every: PositiveInt = 1  # rounds between checkpoints
     eval_clients: Annotated[int, Ge(0), Hint("0: score none")] = 100  # how many clients' personal models are scored
-    stand_ins: dict[str, Any] | None = None  # of a run for a paper's row: settings that differ -> the paper's value
+    stand_ins: dict[str, Any] | None = None  # settings that differ from a paper's -> the paper's value
     stop: StopConfig = dataclasses.field(default_factory=StopConfig)
 
 
@@ -123,14 +123,14 @@ class Config:
     engine: EngineSettings  # an instance of a registered engine's settings
     track: TrackConfig
     sites: dict[str, SiteConfig] = dataclasses.field(default_factory=dict)  # instead of a partition
-    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # what was set for the method, and why
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # settings that were filled in, and why
 
 
 SITES = "sites"  # the table of tables [sites.NAME]
 PAPER = "paper"  # the table of a recipe for `solera reproduce`: no setting of a run
 STAND_INS = "stand_ins"  # in [run]
-STANDING_IN = ("data", "partition", "public", "models")  # tables with stand-ins: what is learned, and by whom
-PLACES = ("data.path", "public.path")  # where something is does not change what it is
+STANDING_IN = ("data", "partition", "public", "models")  # tables that may have stand-ins: the task and the models
+PLACES = ("data.path", "public.path")  # paths are no stand-ins: the same data may be in another folder
 
 TABLES: dict[str, type] = {
     "run": RunConfig,
@@ -163,7 +163,7 @@ def load_config(
     if not trusted and not isinstance(source, Mapping):
         refuse_outside(config, str(source), overrides)
     if config.sites:
-        decided = {*decided, "public.source"}  # nothing can be held out
+        decided = {*decided, "public.source"}  # no samples can be held out
     for key, value, why in supplied(
         config.method, config.data, config.partition, config.public, config.models, config.federation, decided
     ):
@@ -175,7 +175,7 @@ def load_config(
             raise SettingsError(table, e.problems) from None
         config = dataclasses.replace(config, **{table: changed})
     run = config.run
-    if run.stand_ins:  # of which an override may have set some to the paper's value
+    if run.stand_ins:  # an override may have set some of them to the paper's value
         ours = _values_of(config)
         run = dataclasses.replace(run, stand_ins={k: v for k, v in run.stand_ins.items() if ours.get(k, OFF) != v})
     return dataclasses.replace(
@@ -235,7 +235,7 @@ def _built(given: dict[str, Any], chosen: Collection[str], notes: list[str]) -> 
                 notes.append(f"{u.key} did not carry over: {decided[0]} was changed")
                 changed.add(u.key)
                 left = True
-        if not left:  # what is left out may decide whether others are read
+        if not left:  # a setting that was left out may decide whether others are read
             break
     wrong += [u.problem for u in ignored if not any(p.startswith(u.choices) for p in wrong)]
     if wrong:
@@ -244,8 +244,8 @@ def _built(given: dict[str, Any], chosen: Collection[str], notes: list[str]) -> 
 
 
 def _tables(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """The tables of a configuration, with defaults in the place of what is not valid, and everything that is wrong but
-    for settings that are not read."""
+    """The tables of a configuration, with defaults instead of invalid values, and all problems except settings that
+    are not read."""
     wrong: list[Problem] = []
 
     def attempt(make: Callable[..., Any], *args: Any) -> Any:
@@ -311,8 +311,8 @@ def _no_table(key: str, value: Any) -> Problem:
 
 
 def _with_sites(tables: dict[str, Any], sites: Mapping[str, SiteConfig], wrong: list[Problem]) -> dict[str, Any]:
-    """The tables, with what follows from the sites: how many clients there are, and their models. What contradicts
-    them goes to `wrong`."""
+    """The tables, with the number of clients and their models filled in from the sites. Contradictions are added to
+    `wrong`."""
     names = [site.model for _, site in sorted(sites.items()) if site.model is not None]
     if tables["partition"]:
         wrong.append("[partition] with [sites]: each site brings its own data; leave [partition] out")
@@ -333,7 +333,7 @@ def _with_sites(tables: dict[str, Any], sites: Mapping[str, SiteConfig], wrong: 
 
 
 def _names(tables: Mapping[str, Any]) -> Iterator[tuple[Callable[[str, str], Any], str, str]]:
-    """The data sets and architectures that are looked up now, before any data is loaded: how, name and key."""
+    """The names that are looked up before any data is loaded: the function that does it, name and key."""
     data, public, models, sites = tables["data"], tables["public"], tables["models"], tables[SITES]
     named = [(f"sites.{k}.model", site.model) for k, site in sites.items()]
     named += [("models.clients", name) for name in ([] if sites else models.clients)]
@@ -351,13 +351,13 @@ def _names(tables: Mapping[str, Any]) -> Iterator[tuple[Callable[[str, str], Any
 
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two configurations differ, stand-ins aside: key -> both values (None: not set)."""
+    """The settings in which two configurations differ, except stand-ins: key -> both values (None: unset)."""
     first, second = _values_of(before), _values_of(after)
     return {k: (first.get(k), second.get(k)) for k in {**first, **second} if first.get(k) != second.get(k)}
 
 
 def is_stand_in(key: str) -> bool:
-    """Whether a run with another value of this setting than the paper's is not the paper's row."""
+    """True if a run must have the paper's value of this setting to count as the paper's row."""
     return key.partition(".")[0] in STANDING_IN and key not in PLACES
 
 
@@ -373,7 +373,7 @@ def without_stand_ins(config: Config) -> Config:
 
 
 def _values_of(config: Config) -> dict[str, Any]:
-    """Every setting but stand-ins by its dotted key. One that is not there has the value OFF."""
+    """Every setting except stand-ins, by its dotted key. An unset one has the value OFF."""
     return flat(_plain(without_stand_ins(config)))
 
 
@@ -389,7 +389,7 @@ def _deviations(given: dict[str, Any], wanted: Mapping[str, Any], paper: Mapping
 
 
 def _stand_in_problems(stand_ins: Mapping[str, Any]) -> Iterator[Problem]:
-    """Stand-ins for settings that do not exist, or with values that these cannot have."""
+    """Report stand-ins for settings that do not exist, or with invalid values."""
     for key, value in stand_ins.items():
         name, *path = key.split(".")
         if name not in STANDING_IN or not path:
@@ -403,8 +403,8 @@ def _stand_in_problems(stand_ins: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _check_setting(cls: type, table: str, path: Sequence[str], value: Any, may_lack: bool = False) -> None:
-    """Refuse a path that leads to no setting of `cls`, and a value that it cannot have. With `may_lack` a table above
-    it may be left out, and the setting with it."""
+    """Refuse a path that leads to no setting of `cls`, and a value that it cannot have. `may_lack`: a table above it is
+    optional, so the setting may be unset."""
     leaf, *rest = path
     if leaf not in (known := hints(cls)):
         raise ConfigError(_unknown(cls, table, leaf, value, None))
@@ -525,8 +525,8 @@ def _merge(into: dict[str, Any], wanted: Mapping[str, Any], path: str) -> None:
 
 def _exchange_method(given: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[bool, list[str]]:
     """If an override names another method, keep [method.local]; check the other settings, then drop them: they are
-    tuned for the first method and would make the comparison unfair. A method that is derived from the first one is the
-    same but for an equation: it keeps them all. Returns whether the method changed, and notes."""
+    tuned for the first method and would make the comparison unfair. A method that is derived from the first one differs
+    in an equation only: it keeps them all. Returns whether the method changed, and notes."""
     old, new = given.get("method"), wanted.get("method")
     if not (isinstance(old, dict) and isinstance(new, dict) and old.get("name") and new.get("name")):
         return False, []
@@ -596,8 +596,8 @@ def _local_for(after: type, first: Any, wanted: Mapping[str, Any]) -> tuple[dict
 def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: type | None) -> Any:
     """An instance of `cls` with the settings in `given`; the others are those of `base`, or the defaults.
 
-    The class checks all values of its own; here only what a file has and a class has not is looked at: unknown and
-    missing keys, tables and "none". Raises SettingsError with all problems."""
+    The class checks its own values. This function checks only what exists in files: unknown and missing keys, tables
+    and "none". Raises SettingsError with all problems."""
     values: dict[str, Any] = {}
     wrong = [_unknown(cls, path, key, value, method) for key, value in given.items() if key not in hints(cls)]
     for name, wanted in hints(cls).items():
@@ -625,7 +625,7 @@ def _build(cls: type, given: Mapping[str, Any], path: str, base: Any, method: ty
 
 
 def _value(wanted: Any, value: Any, key: str, default: Any, method: type | None) -> Any:
-    """A value of a file as its class takes it: tables are built, "none" is None."""
+    """A value from a file in the form that its class expects: tables are built, "none" is None."""
     table, slot = table_of(wanted), slot_of(wanted)
     if declared(wanted).optional and (value == OFF or (value is False and table is not None)):
         return None

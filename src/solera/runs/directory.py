@@ -56,7 +56,7 @@ OLDER = "checkpoints/older"  # files that are no longer checkpoints, but hold te
 # reader in this process closes the same file. But a forked child shares the handle and would keep the directory locked
 # after its parent died. So children close the handles in this set.
 _LOCKS: set[int] = set()
-LOCK_PATIENCE_S = 0.5  # a program that checks whether a run is active holds the lock for a moment
+LOCK_PATIENCE_S = 0.5  # a program that checks whether a run is active holds the lock briefly
 
 
 def _let_go() -> None:
@@ -83,7 +83,7 @@ class RunDirectory:
         stand_ins: StandIns | None = None,
     ):
         """`experiment` is everything that determines the results; a run is continued only with an equal one. `command`
-        and `stand_ins` are recorded for those who read the run."""
+        and `stand_ins` are recorded for readers."""
         self.path, self.version = pathlib.Path(path).resolve(), version
         self._chains = [_Written() for _ in range(KEEP)]  # one for each kept checkpoint, used in turn
         # Of the kept checkpoints: the other files that hold their tensors, and the client state that belongs to them.
@@ -171,7 +171,7 @@ class RunDirectory:
                     )
 
     def computed_on(self, fingerprint: str) -> str:
-        """Record the numeric fingerprint of this machine; says in one line that the run comes from another one."""
+        """Record the numeric fingerprint of this machine; return a warning if the run was on another one before."""
         facts = json.loads(read_file(self.path / "run.json"))
         before = fingerprints_in(facts)
         if before[-1:] == [fingerprint]:

@@ -49,8 +49,8 @@ class Facts:
     regions: Callable[[int, Mapping[str, Model]], dict[str, Any] | None]  # regions.json, of the last round
     lora: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by architecture, see `lora_facts`
     found: tuple[int, int] | None = None  # training and test rows of the data's files
-    stand_ins: StandIns = dataclasses.field(default_factory=dict)  # for a paper's row: what is not the paper's
-    fingerprint: str = ""  # of this machine; known once workers are forked, as finding it out trains
+    stand_ins: StandIns = dataclasses.field(default_factory=dict)  # settings that differ from a paper's row
+    fingerprint: str = ""  # of this machine; computed after workers are forked, because computing it trains a model
 
     def model_card(self, architecture: str) -> dict[str, str]:
         """The inputs and outputs of a model, for the metadata of its file."""
@@ -62,7 +62,7 @@ class Facts:
 def facts_of(
     scenario: Scenario, method: Method, federation: FederationConfig, compute: Compute | None = None, threads: int = 1
 ) -> Facts:
-    """The facts of a simulated run. What is optional is left out of run.json where a run does not have it."""
+    """The facts of a simulated run. Optional facts that a run lacks are left out of run.json."""
     roster, data, server = scenario.roster, scenario.dataset, scenario.server
     experiment: dict[str, Any] = {
         "run.seed": scenario.seed,
@@ -116,8 +116,8 @@ def _short_hash(numbers: Tensor) -> str:
 def stand_ins_of(papers: Mapping[str, Any] | None, config_text: str | None, facts: Facts) -> StandIns:
     """Settings that differ from a paper's: setting -> the paper's value, the run's.
 
-    `papers` are the stand-ins that its configuration names (None: it is no paper's row). To them come what only the run
-    itself shows: files that hold a part of a data set, and models that begin with random weights.
+    `papers` are the stand-ins that its configuration names (None: it is no paper's row). Added are those that only the
+    run itself shows: files with a part of a data set, and models that begin with random weights.
     """
     if papers is None:
         return {}
@@ -131,7 +131,7 @@ def stand_ins_of(papers: Mapping[str, Any] | None, config_text: str | None, fact
 
 
 def sampled(found: StandIns, tables: Mapping[str, Any], name: str, rows: tuple[int, int] | None) -> StandIns:
-    """The sizes of the data set `name` of which less is here (`rows`), or less was asked for, than there is."""
+    """The sizes of the data set `name`, if its files (`rows`) or the run's settings hold fewer samples than it has."""
     info = SOURCES.get(name)
     if "data.name" in found or info is None or info.rows is None or rows is None:
         return {}
@@ -161,8 +161,8 @@ def _at_random(found: StandIns, facts: Facts) -> StandIns:
 
 
 def lora_facts(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """Of every architecture with LoRA: the digest of its frozen base, the bytes of the weights that travel, of the
-    whole model's, and how many clients have it."""
+    """For every architecture with LoRA: the digest of its frozen base, the bytes of the weights that are sent and of
+    the whole model, and its number of clients."""
     found = {}
     of, names = scenario.roster.architecture_of, list(scenario.roster.architectures)
     for A in scenario.server.builders:

@@ -16,7 +16,7 @@ from .words import some
 # Settings that do not change a result: two runs that differ only in these and in the seed are one case.
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every"}
 NOT_COMPARED_TABLES = ("track.", "engine.", "run.stand_ins.")
-CHANGES_BITS = "engine.threads"  # a device changes bits, too, but not what is compared
+CHANGES_BITS = "engine.threads"  # devices change bits too, but runs are compared across them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Group:
 
     @property
     def stand_ins(self) -> StandIns:
-        """What its runs have in place of what a paper used: of the first that has anything."""
+        """The stand-ins of its first run that has any."""
         return next((r.stand_ins for r in self.runs if r.stand_ins), {})
 
     @property
@@ -119,7 +119,7 @@ def between_methods(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
 
 
 def compared(key: str) -> bool:
-    """Whether a setting makes two runs different cases."""
+    """True if a setting makes two runs different cases."""
     return key == CHANGES_BITS or not (key in NOT_COMPARED or key.startswith(NOT_COMPARED_TABLES))
 
 
@@ -157,7 +157,7 @@ def cautions(groups: Sequence[Group]) -> list[str]:
 
 
 def _stand_ins(groups: Sequence[Group]) -> list[str]:
-    """Which cases are not the paper's row, with the reason: equal reasons once."""
+    """The cases that are not the paper's row, with the reason; cases with one reason share a line."""
     cases: dict[str, list[str]] = {}
     for g in groups:
         if stand_ins := g.stand_ins:

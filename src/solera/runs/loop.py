@@ -120,7 +120,7 @@ def scenario_of(config: Config) -> Scenario:
     for note in config.notes:
         log.warning(note)
     config.track.require()
-    compute_of(config.engine)  # refuses a device that is not here, before data is read
+    compute_of(config.engine)  # refuse a missing device before data is read
     workers = config.engine.workers or default_workers()
     if config.sites:
         return build_sites(config)
@@ -181,7 +181,7 @@ def simulate(
     check_fit(method, scenario)
     if isinstance(engine, EngineConfig):
         engine.check(scenario)
-    TRICKS["cpu"].set_allocator()  # workers that are forked inherit it
+    TRICKS["cpu"].set_allocator()  # forked workers inherit it
     place = compute.place()
     track.require()
     stopping = Stopping(config.stop, server.large)
@@ -221,7 +221,7 @@ def simulate(
             warn(text)
         here.rewind(start)
         with contextlib.closing(reach(states)) as moving:  # before the server opens a device: this may fork
-            place = getattr(moving, "place", place)  # clients in this process have put their data there
+            place = getattr(moving, "place", place)  # clients in this process may have put data on it
             server.move(place)
             facts = dataclasses.replace(facts, fingerprint=fingerprint(compute.portable))
             if start < config.rounds and (moved := here.computed_on(facts.fingerprint)):
@@ -292,8 +292,8 @@ def lent_by(method: Method, server: Server) -> Packed | None:
 
 @dataclasses.dataclass
 class Loop:
-    """The rounds of a run. Without a run directory, test samples and facts: those of a dry run, which judges nothing on
-    the server and writes nothing."""
+    """The rounds of a run. Without a run directory, test samples and facts: the rounds of a dry run, which evaluates
+    nothing on the server and writes nothing."""
 
     method: Method
     fed: Federation
@@ -344,7 +344,7 @@ class Loop:
         return state
 
     def _finished(self, state: Any) -> Any:
-        """The state after what a method does once, at the end."""
+        """The state after the method's last step, `finish`."""
         self.fed.settle()
         try:
             return self.method.finish(state, self.fed, self.server)
@@ -358,8 +358,8 @@ class Loop:
         self.callbacks.tell("warn", str(reason))
 
     def _close_round(self, t: int, state: Any, began: float) -> Any:
-        """Measure, record and save a round. Return the state, which changes if a callback ends the run here and the
-        method has a last step."""
+        """Measure, record and save a round. Return the state, changed by the method's last step if a callback ends the
+        run here."""
         self.held.check()
         worked, last = time.monotonic(), t == self.config.rounds - 1
         judged = self._judge(t, state, last or (t + 1) % self.config.eval_every == 0)
@@ -375,7 +375,7 @@ class Loop:
                 noted += callback.noted
                 record = dataclasses.replace(record, events=[*record.events, *callback.noted])
             asked, callback.asked = callback.asked, None
-            if asked is not None and not last:  # callbacks after this one get the record of the round as it ends
+            if asked is not None and not last:  # later callbacks get the final record of the round
                 last, self.stopped = True, asked["reason"]
                 self.server.event(STOPPED, **asked)
                 before, state = state, self._finished(state)
@@ -397,7 +397,7 @@ class Loop:
         for f in record.failures:
             self.callbacks.tell("warn", f"round {t}: {f['client']} dropped from {f['task']}: {f['reason']}")
         self.callbacks.tell("saved", record)
-        for event in noted:  # after it, so that a display does not leave them out for the number of the others
+        for event in noted:  # after `saved`: a display counts warnings per round, and shows these for sure
             self.callbacks.tell("warn", f"round {t}: {event['reason']}")
         return state
 
@@ -421,7 +421,7 @@ class Loop:
             "clients": clients_s,
             "server": worked - began - clients_s,
             "evaluate": measured - worked,
-            "commit": self.commit_s,  # of the round before: this one's comes after its line is written
+            "commit": self.commit_s,  # of the previous round: this round is saved after its line is written
             "total": measured - began + self.commit_s,
         }
         events = list(self.server.events)
@@ -443,11 +443,11 @@ class Loop:
         )
 
     def _look_closer(self, t: int, state: Any) -> None:
-        """Write what the report shows of the last round, in files of their own."""
+        """Write the report's facts about the last round into separate files."""
         if self.home is None or self.test is None or self.facts is None:
             return
         models = self.method.models(state)
-        if self.server.positions is None:  # a table of all tokens would be huge and say little
+        if self.server.positions is None:  # a table of all tokens would be huge and of little use
             self.home.write_facts("confusion.json", detail.confusion_facts(t, models, self.server, self.test))
         if (regions := self.facts.regions(t, models)) is not None:
             self.home.write_facts("regions.json", regions)
@@ -492,13 +492,13 @@ def check_fit(method: Method, scenario: Scenario) -> None:
 
 
 def check_server(method: Method, server: Server) -> None:
-    """Refuse a server that lacks what the method needs. The method itself is asked once its traits fit."""
+    """Refuse a server that lacks what the method needs. `method.fits` is called only if its traits fit."""
     if found := list(_misfits(name_of(method), method.traits(), server)) or list(method.fits(server)):
         raise ConfigError("; ".join(found))
 
 
 def _misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
-    """What the traits ask for and the server has not."""
+    """The requirements of the traits that the server does not meet."""
     own = server.architectures
     if traits.public != "none" and server.public is None:
         yield f"method {name!r} needs public data: set public.source (it is 'none')"
@@ -557,7 +557,7 @@ def _misfits(name: str, traits: Traits, server: Server) -> Iterator[str]:
 
 
 def check_start(method: Method, scenario: Scenario, federation: FederationConfig) -> None:
-    """Refuse all that a run would refuse before its first exchange, without any client and without a run directory."""
+    """Refuse everything that a run refuses before its first exchange; needs no client and no run directory."""
     check_fit(method, scenario)
     check_quorum(federation, len(scenario.roster))
     with numerics(dry=True):
@@ -565,7 +565,7 @@ def check_start(method: Method, scenario: Scenario, federation: FederationConfig
 
 
 def check_stop_rule(config: RunConfig, server: Server) -> None:
-    """Refuse to look for the end of a run on samples that are not there."""
+    """Refuse a stop rule on samples that do not exist."""
     if config.stop.active and config.stop.split == "validation" and server.validation is None:
         raise ConfigError(
             "run.stop looks at the server's validation set, and there is none: set data.validation, for example 0.1, "
@@ -597,7 +597,7 @@ os.register_at_fork(after_in_child=_not_running)
 
 @contextlib.contextmanager
 def sole_run() -> Iterator[None]:
-    """Two runs in one process would share torch's generator and settings: neither result could be repeated."""
+    """Allow one run per process: two would share torch's generator and settings, and could not be repeated."""
     running = _RUNNING
     if not running.acquire(blocking=False):
         raise RunError(
@@ -615,7 +615,7 @@ DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """A full or broken disk ends a run wherever it shows: in the temporary directory, too."""
+    """Turn a full or broken disk, also in the temporary directory, into a RunError."""
     try:
         yield
     except OSError as e:

@@ -50,7 +50,7 @@ def traffic(fed: Federation) -> Traffic:
 
 
 def kinds(models: Mapping[str, Model], server: Server) -> dict[str, str]:
-    """The models that are something else than one model for all clients: name -> "part" or "server"."""
+    """The models that are not one model for all clients: name -> "part" or "server"."""
     own = None if server.large in server.architectures else server.large
     found = {name: m.kind or ("server" if m.architecture == own else "model") for name, m in models.items()}
     return {name: kind for name, kind in found.items() if kind != "model"}
@@ -115,7 +115,7 @@ def measure_validation(method: Method, state: Any, server: Server) -> list[rows.
 
 
 def _judged(server: Server, named: Sequence[tuple[str, str, Callable[[], Score]]]) -> list[rows.Score]:
-    """The scores of these models; of language models the perplexity, too: e to the mean cross-entropy of a token."""
+    """The scores of these models; of language models also the perplexity, exp(mean cross-entropy of a token)."""
     found: list[rows.Score] = []
     judged = server.parallel([job for _, _, job in named], range(len(named)))
     for (kind, name, _), s in zip(named, judged, strict=True):
@@ -133,7 +133,7 @@ def first_if_all_void(rounds: Sequence[RoundRecord]) -> str | None:
 
 
 def why_unusable(rounds: Sequence[RoundRecord]) -> str | None:
-    """Why the final models are unusable, with the first failure of a client; None if one is usable."""
+    """The reason if all final models are unusable, with the first failure of a client; None if one is usable."""
     last = next((r for r in reversed(rounds) if r.scores), None)
     bad = not_finite(last) if last else []
     if last is None or not bad or len(bad) < len(_losses(last)):
@@ -144,7 +144,7 @@ def why_unusable(rounds: Sequence[RoundRecord]) -> str | None:
 
 
 def _measure_mean(asked: Exchange, fed: Federation, clients: Sequence[str]) -> dict[str, Any]:
-    """The spread if the server may see only means: the accuracies of single clients, and so the worst, stay unknown."""
+    """The spread if the server may see only means: single clients' accuracies, and so the worst, stay unknown."""
     fed.dismiss()
     means = fed.mean(asked.task, clients, by=lambda k: "all", uniform=True, min_replies=0, **asked.payload)
     if "all" not in means or not means["all"].scored:
@@ -192,7 +192,7 @@ def _evaluate_ensemble(server: Server, e: EnsembleReport, test: Data) -> Score:
 
 
 def _diversity(server: Server, e: EnsembleReport, test: Data) -> list[rows.Score]:
-    """How different the members of an ensemble are, on some test samples; of a large ensemble the first members."""
+    """The diversity of an ensemble's members on some test samples; of a large ensemble, of its first members."""
     count = -(-COMPARED_SAMPLES // (server.positions or 1))  # of language models: every token is a prediction
     rest = take(test.inputs, torch.arange(0, len(test), max(1, len(test) // count))[:count])
     models = list(frozen(e.members[:COMPARED_MEMBERS], e.build or server.model))

@@ -41,8 +41,8 @@ class Run:
     missing: list[str]  # what is missing or damaged, each in a few words
     samples: int | None = None  # the training samples of all clients, if partition.json has them
     weights: Mapping[str, str] = dataclasses.field(default_factory=dict)  # pretrained models, with their digests
-    stand_ins: StandIns = dataclasses.field(default_factory=dict)  # for a paper's row: what is not the paper's
-    fingerprints: Sequence[str] = ()  # numeric ones, of the machines that it was on
+    stand_ins: StandIns = dataclasses.field(default_factory=dict)  # settings that differ from a paper's row
+    fingerprints: Sequence[str] = ()  # numeric, of the machines that it ran on
 
     @property
     def seed(self) -> int | None:
@@ -107,7 +107,7 @@ def each_run(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Run]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder looks like a run directory, even if most of its files are missing."""
+    """True if a folder looks like a run directory, even if most of its files are missing."""
     return any((path / name).is_file() for name in ("run.json", "metrics.jsonl"))
 
 

@@ -35,7 +35,7 @@ JUDGED = ("model", "ensemble", "average", "validation")  # evaluated by the serv
 
 FAILURE = {"client": str, "task": str, "reason": str}
 EVENT = {"kind": str}
-EVENTS: dict[str, dict[str, Any]] = {  # what a run that is resumed reads of its own events
+EVENTS: dict[str, dict[str, Any]] = {  # the fields of events that a resumed run reads
     "public_sent": EVENT | {"clients": list},
     "variates": EVENT | {"architecture": str, "norm": int | float},
     "stopped": EVENT | {"reason": str},
@@ -177,7 +177,7 @@ class RoundRecord:
 
 
 def _with(row: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a line, if what it must have is there and of the right kind."""
+    """The row of a line, if its required values are present and have the right type."""
     for key, kind in kinds.items():
         if not isinstance(row[key], kind):
             raise ValueError(f"{key} = {str(row[key])[:40]!r} of a failure or an event is of the wrong kind")

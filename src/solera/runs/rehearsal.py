@@ -28,7 +28,7 @@ log = logging.getLogger("solera")
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsal:
-    """What a run will send and save."""
+    """The bytes and models that a run will send and save."""
 
     method: str
     clients: int
@@ -36,14 +36,14 @@ class Rehearsal:
     rounds: list[Traffic]
     models: dict[str, dict[str, Any]]  # name -> architecture and bytes of its weights
     bounded: list[str]  # tasks for whose replies only an upper limit is known
-    varies: str  # why the bytes depend on what is learned; empty: they do not
+    varies: str  # the reason why the bytes depend on training results; empty: they do not
 
     def total(self, way: str) -> int:
         """Bytes of the whole run, "down" or "up"."""
         return sum(sent.sent(way) for sent in self.rounds)
 
     def facts(self) -> dict[str, Any]:
-        """Everything, for programs."""
+        """All values, for `--json`."""
         return {
             "dry_run": True,
             "method": self.method,
@@ -59,8 +59,8 @@ class Rehearsal:
 
 
 class _Sent(Callback):
-    """Keeps the traffic of each round. No client can fail in a dry run, except in simulated time: a refused reply means
-    that zeros are invalid in it."""
+    """Keeps the traffic of each round. Clients fail in a dry run only by the simulated clock. Any other failure means
+    that zeros are invalid in a reply."""
 
     def __init__(self) -> None:
         self.rounds: list[Traffic] = []
@@ -96,7 +96,7 @@ def rehearse(
     check_stop_rule(config, server)
     check_quorum(federation, len(scenario.roster))
     method = method.for_dry_run()
-    patient = dataclasses.replace(federation, max_empty_rounds=config.rounds + 1)  # void rounds are judged by _Sent
+    patient = dataclasses.replace(federation, max_empty_rounds=config.rounds + 1)  # _Sent checks void rounds
     fed = federation_of(engine, server, method, patient)
     with sole_run(), numerics(dry=True) as held, seeded(seed_from(scenario.seed, "run")):
         state = Loop(method, fed, server, config, Callbacks([sent]), held)(0, None)

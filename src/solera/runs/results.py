@@ -1,4 +1,4 @@
-"""What can be compared: results by kind, the main result that all cases share, and warnings.
+"""Results by kind, the main result that all cases share, and warnings about results that are not comparable.
 
 An accuracy says little without knowing what was measured. So the kinds of results are never mixed:
 
@@ -44,7 +44,7 @@ class Point(NamedTuple):
 
 
 def spent(run: Run) -> Iterator[tuple[RoundRecord, Point]]:
-    """Every round of a run, and its point without an accuracy."""
+    """Every round of a run, with its point (accuracy unset)."""
     sent = floats = 0
     for r in run.rounds:
         sent, floats = sent + r.traffic.sent(), floats + sum(r.traffic.floats.values())
@@ -53,7 +53,7 @@ def spent(run: Run) -> Iterator[tuple[RoundRecord, Point]]:
 
 
 class Result(NamedTuple):
-    """What was measured: its kind (see above) and its name."""
+    """A measured quantity: its kind (see above) and its name."""
 
     kind: str
     name: str
@@ -65,7 +65,7 @@ class Result(NamedTuple):
 
     @property
     def like(self) -> "Result":
-        """Equal for all results that can be ranked together: server models of any architecture are."""
+        """A key, equal for results that can be ranked together, such as server models of any architecture."""
         return Result("server", "") if self.kind == "server" else self
 
 
@@ -141,7 +141,7 @@ def _mean(lines: Sequence[Sequence[Point]]) -> list[Point]:
 
 
 def warnings_of(runs: Sequence[Run], results: Comparison) -> list[str]:
-    """What is missing in the runs, and why they may not be comparable."""
+    """Missing parts of the runs, and reasons why the runs may not be comparable."""
     missing = [f"{run.path}: {what}" for run in runs for what in run.missing if not what.startswith("not finished")]
     return missing + unlike(results) + cautions(results.groups)
 
@@ -155,7 +155,7 @@ def main_result(results: Comparison) -> str | None:
 
 
 def unlike(found: Comparison) -> list[str]:
-    """Where the cases differ in what was measured or in their data, each in one line."""
+    """Differences between the cases in their results or their data, each in one line."""
     return list(_differences(found)) if len(found.groups) > 1 else []
 
 
@@ -165,7 +165,7 @@ def _differences(found: Comparison) -> Iterator[str]:
     main = [(g, r.label) for g, r in zip(groups, found.main, strict=True) if r is not None]
     if shared is None and len(main) > 1:
         yield f"no main result that all cases have: {_listed(main)}; these accuracies are not comparable"
-    if shared is not None and shared.kind in ("mean", "model"):  # it leaves out models that other cases do not have
+    if shared is not None and shared.kind in ("mean", "model"):  # some models are left out
         rest = [(g, [r.name for r in found.of(i) if r.kind == "model"]) for i, g in enumerate(groups)]
         few = [(g, ", ".join(n for n in own if n not in found.common)) for g, own in rest]
         if few := [(g, names) for g, names in few if names]:
@@ -206,7 +206,7 @@ def _differences(found: Comparison) -> Iterator[str]:
 
 
 def _training_data(groups: Sequence[Group]) -> Iterator[str]:
-    """Which cases had more training data."""
+    """Warnings about cases with different numbers of training samples."""
     first = [g.runs[0].settings for g in groups]
     counts = [statistics.fmean(known) for g in groups if (known := [r.samples for r in g.runs if r.samples])]
     differ = len(counts) == len(groups) and max(counts) > (1 + NEAR) * min(counts)

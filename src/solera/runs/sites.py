@@ -1,8 +1,8 @@
 """The two sides of a run whose clients are sites elsewhere: the site's host, and the server's scenario.
 
-Both come from the same tables ([data], [public], [models], [sites.NAME], [run]). The server's file need not say where a
-site's data is, a site's file need not mention the other sites. A simulation of all sites with the same tables ends with
-the same digest.
+Both come from the same tables ([data], [public], [models], [sites.NAME], [run]). The server's file need not name a
+site's data, and a site's file need not mention the other sites. A simulation of all sites with the same tables ends
+with the same digest.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ def build_sites(config: Config, hellos: Mapping[str, Hello] | None = None) -> Sc
 
 
 def site_host(config: Config, name: str, model: nn.Module | None = None) -> ClientHost:
-    """The `Host` of the site `name`, made of its own table and its own data alone; `.hello()` introduces it.
+    """The `Host` of the site `name`, built only from its own table and data; `.hello()` describes it to the server.
 
     With `public.where = "server"` its `public` is None until the server's arrives: `host.public = ...`. `model` is
     that of `site_model`, where it was built before.
@@ -74,10 +74,10 @@ def site_model(config: Config, name: str) -> nn.Module:
 
 
 def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
-    """The server's side of a run whose sites are elsewhere: `.server`, `.test` and `.roster` for `runner.loop.run`.
+    """The server's side of a run whose sites are elsewhere: `.server`, `.test` and `.roster` for `runs.loop`.
 
-    Who takes part is the list of sites in the server's own configuration; `hellos` (by the name that each site has
-    proved, not the one it says) give their sizes. A site that is set up for another run is refused, and named.
+    The clients are the sites in the server's own configuration. `hellos`, by authenticated name, give their sizes. A
+    site that is configured for another run is refused by name.
     """
     _check_deployable(config)
     if missing := [k for k in config.sites if k not in hellos]:
@@ -88,7 +88,7 @@ def server_of_sites(config: Config, hellos: Mapping[str, Hello]) -> Scenario:
 
 
 def expected_hellos(scenario: Scenario, public: bool) -> dict[str, Hello]:
-    """The hello of each site whose run is this one. `public`: whether it must have the public data itself."""
+    """The hello that each site must send to belong to this run. `public`: it must hold the public data itself."""
     theirs = scenario.public.digest if public and scenario.public is not None else ""
     expected = {}
     for A, spec in scenario.specs.items():
@@ -106,7 +106,7 @@ def _check_deployable(config: Config) -> None:
 
 
 def spec_of_site(config: Config, name: str) -> Spec:
-    """The spec of the samples of the site `name`: it reads texts with its own model's tokenizer."""
+    """The spec of the samples of site `name`, whose texts are read with its own model's tokenizer."""
     model = _model_of(name, config.sites[name])
     return stated_spec(config.data).read_by(tokenizer_of(model, config.models))
 

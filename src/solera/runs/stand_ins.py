@@ -1,4 +1,4 @@
-"""Stand-ins: what a run has in place of what a paper used. Such a run says nothing of the paper's own row."""
+"""Stand-ins: settings with other values than a paper's. A run with stand-ins does not reproduce the paper's row."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,9 +7,9 @@ from .dotted import show
 
 StandIns = Mapping[str, tuple[Any, Any]]  # setting -> the paper's value, the run's (None: not known)
 KEY = "stand_ins"  # in run.json and summary.json
-NOT_RUN = "not run"  # what is said of the paper's row
-MARK = "*"  # behind a method whose numbers are not those of a paper's row
-WHOLE = "none"  # how a setting that the paper leaves out is written
+NOT_RUN = "not run"  # the status of the paper's row
+MARK = "*"  # follows the name of a method whose run has stand-ins
+WHOLE = "none"  # the value of a setting that the paper does not set
 
 
 def listed(found: StandIns) -> str:
@@ -23,7 +23,7 @@ def verdict(found: StandIns) -> str:
 
 
 def read_stand_ins(facts: Any) -> dict[str, tuple[Any, Any]]:
-    """The stand-ins in the content of run.json. What has another form is left out."""
+    """The stand-ins in the content of run.json. Malformed entries are left out."""
     found = facts.get(KEY) if isinstance(facts, dict) else None
     pairs = found.items() if isinstance(found, dict) else ()
     return {key: (pair[0], pair[1]) for key, pair in pairs if isinstance(pair, list) and len(pair) == 2}

@@ -31,7 +31,7 @@ SIZED_ON = {
 
 
 class Supplied(NamedTuple):
-    """A setting that is set for the method."""
+    """A setting that is filled in for the method."""
 
     key: str
     value: Any
@@ -106,7 +106,7 @@ def _larger(clients: list[str], length: int) -> str | None:
 
 
 def _size(name: str, length: int) -> int:
-    """The number of parameters of a built-in model, without allocating them; some take no longer texts than needed."""
+    """The number of parameters of a built-in model, without allocating them; text models take up to `length` tokens."""
     info = model_info(name)
     shape, vocabulary = SIZED_ON[info.kind]
     shape = shape if info.kind == "image" else (min(shape[0], length),)

@@ -23,15 +23,15 @@ from .dotted import flat, show
 from .read import Run, read_run
 from .record import OWN, WAYS, RoundRecord
 
-OURS = ".solera"  # the end of our event files' names: no others are ever removed
+OURS = ".solera"  # suffix of our event files: no others are ever removed
 BATCH = 100  # values in one request to MLflow
-SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # of what MLflow tracks to
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # of MLflow tracking URIs
 LONGEST = 500  # characters of a parameter's value
 
 
 @settings
 class TrackConfig:
-    """Where a run's measurements are written, besides its own directory."""
+    """Destinations of a run's measurements besides its own directory."""
 
     tensorboard: bool = False  # write event files into the folder tensorboard/ of the run directory
     mlflow: str | None = None  # the tracking URI, such as "sqlite:///mlflow.db" or "http://localhost:5000"
@@ -52,7 +52,7 @@ class TrackConfig:
             _need("mlflow", "mlflow", f"track.mlflow = {self.mlflow!r}")
 
     def outside(self) -> str:
-        """The data that leaves the run directory, as text; empty: none."""
+        """A text that says what is sent outside the run directory; empty: nothing."""
         if self.mlflow is None:
             return ""
         kind, _, file = self.mlflow.partition(":///")
@@ -125,7 +125,7 @@ class Tracker(Callback):
         self.store(record, self.clock)
 
     def open(self, home: Path) -> None:
-        """Begin, or continue, what is stored of the run in this directory."""
+        """Start or continue the stored record of the run in this directory."""
         raise NotImplementedError
 
     def store(self, record: RoundRecord, when: float) -> None:

@@ -119,7 +119,7 @@ def _recorded(facts: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _not_ours(home: Path, named: set[str]) -> str:
-    """The reason to doubt that a run is this user's own; "" if it is."""
+    """The reason to doubt that a run belongs to this user; "" if it does."""
     facts = read_json(home / "run.json", []) or {}
     code = _recorded(facts)
     if doubt := _doubt(facts.get("proof"), code):

@@ -1,7 +1,7 @@
-"""Settings that a run would not read, because another setting decides that it does not: a declared table.
+"""The table of settings that a run ignores because of another setting.
 
-A setting that is set and not read is a mistake of the file, so `load_config` refuses it. Where an override decides (a
-recipe with a server model, run with a method that has none), the recipe's setting is left out, with a note.
+A setting that is set and ignored is a mistake, so `load_config` refuses it. If the cause is an override (a recipe with
+a server model, run with a method that has none), the recipe's setting is left out, with a note.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ class Unread(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Settings that are read under one choice only."""
+    """Settings that are read only with some values of other settings."""
 
     keys: tuple[str, ...]
     read: Callable[[Any], bool]  # of a namespace of the tables
-    why: str  # what they are of, or where they are read
+    why: str  # their owner, or the values with which they are read
     choices: tuple[str, ...]
 
 
 def _images(t: Any) -> bool:
-    """Whether every client's model is known to take images."""
+    """True if every client's model is known to take images."""
     infos = [model_info(name) for name in t.models.built]
     return all(info.kind == "image" and not info.own for info in infos)
 
@@ -81,7 +81,7 @@ def unread(tables: Mapping[str, Any]) -> Iterator[Unread]:
         try:
             if rule.read(t):
                 continue
-        except (AttributeError, ConfigError):  # of a table that is not valid, or of an unknown model: told elsewhere
+        except (AttributeError, ConfigError):  # an invalid table or an unknown model: reported elsewhere
             continue
         for key in rule.keys:
             table, _, name = key.partition(".")
@@ -92,7 +92,7 @@ def unread(tables: Mapping[str, Any]) -> Iterator[Unread]:
 
 
 def _options(models: Any) -> Iterator[Unread]:
-    """[models.options.NAME] of architectures that the run does not have."""
+    """Report [models.options.NAME] of architectures that the run does not have."""
     names = [*models.clients, *([models.server] if models.server else [])]
     used = {*names, *(models.variant(name).model for name in names)}
     for name in models.options:
@@ -106,7 +106,7 @@ def _default(table: Any, name: str) -> Any:
 
 
 def too_many(tables: Mapping[str, Any]) -> Iterator[str]:
-    """Numbers of clients of a method (`OfCohort`) that no round has, where the number of clients is known."""
+    """Report a method's numbers of clients (`OfCohort`) that exceed a round's, where that is known."""
     if not {"sites", "partition", "federation", "method"} <= tables.keys():
         return
     clients, method = len(tables["sites"]) or tables["partition"].clients, tables["method"]

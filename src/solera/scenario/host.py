@@ -33,20 +33,20 @@ class Hello:
     num_examples: int
     num_test: int
     run_seed: int
-    form: str  # sha256 of what samples look like: shape, classes, normalisation
+    form: str  # sha256 of the spec of samples: shape, classes, normalisation
     layout: str  # sha256 of the names, shapes and types of its model's tensors
     public: str  # sha256 of its public data; "": it has none
-    tokenizer: str = ""  # that its model brings: its name ends in a hash; "": none
+    tokenizer: str = ""  # the model's own tokenizer, whose name ends in a hash; "": none
 
     @property
     def digest(self) -> str:
-        """sha256 of all of it."""
+        """sha256 of all fields."""
         return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
 class Remote:
-    """Stands for the data of a site that is elsewhere: only its sizes are known here."""
+    """The data of a remote site, of which only the sizes are known here."""
 
     num_examples: int
     num_test: int = 0
@@ -64,11 +64,11 @@ class View:
 
     @property
     def labels(self) -> Tensor:
-        """Their classes."""
+        """The classes of the samples."""
         return self.of.labels if self.rows is None else self.of.labels[self.rows]
 
     def ready(self, spec: Spec, place: Placement, augment: Sequence[Name | Step] = ()) -> Data:
-        """The samples as input of a model. The whole set is put in place once, and then cut there."""
+        """The samples as input of a model. The whole set is copied to the device once and sliced there."""
         if spec.task == "causal-lm":
             inputs = place.put(self.of.inputs) if place.fits(self.of.inputs) else self.of.inputs
             rows = slice(None) if self.rows is None else sent(self.rows, inputs.device)
@@ -113,7 +113,7 @@ class ClientHost:
 
     @cached_property
     def layout(self) -> str:
-        """sha256 of what its model looks like."""
+        """sha256 of the layout of its model."""
         return layout_digest(self.template())
 
     def client(self, k: str, seed: int, state: dict[str, Weights], place: Placement) -> Client:
@@ -142,7 +142,7 @@ class ClientHost:
 
 
 class Hosts(Mapping[str, ClientHost]):
-    """The hosts of simulated clients, made when asked for: there may be a million."""
+    """The hosts of simulated clients, each made when it is used: there may be a million."""
 
     def __init__(self, roster: Roster, make: Callable[[str], ClientHost]):
         self.roster, self.make = roster, make
@@ -158,13 +158,13 @@ class Hosts(Mapping[str, ClientHost]):
 
 
 def form_digest(spec: Spec) -> str:
-    """sha256 of what samples look like; the name of the data set is not part of it."""
+    """sha256 of the spec of samples, without the name of the data set."""
     about = [spec.shape, spec.classes, spec.class_names, spec.mean, spec.std, spec.vocabulary]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
 def layout_digest(model: nn.Module) -> str:
-    """sha256 of the names, shapes and types of a model's tensors, and of the values of those that never travel."""
+    """sha256 of the names, shapes and types of a model's tensors, and of the values of those that are never sent."""
     about: list[object] = [(name, list(t.shape), str(t.dtype)) for name, t in model.state_dict().items()]
     if (base := base_digest(model)) is not None:
         about.append(base)
@@ -172,7 +172,7 @@ def layout_digest(model: nn.Module) -> str:
 
 
 def check_hellos(expected: Mapping[str, Hello], found: Mapping[str, Hello]) -> None:
-    """Refuse sites that are not set up for this run, with the culprit and both values.
+    """Refuse sites that are configured for another run, with the culprit and both values.
 
     `expected` has the hello of each site as the server's own configuration describes it; its sizes do not count.
     """

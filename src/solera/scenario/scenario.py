@@ -49,7 +49,7 @@ from .task_data import DataConfig, load_data, public_of_split, server_data, shar
 log = logging.getLogger("solera")
 Own = Data | Arrays  # inputs and labels as the caller has them, in the form of the training samples
 Sites = Mapping[str, "tuple[SiteData | Holding | Remote, Architecture]"]  # by name: (data, model)
-NAMED = 5  # rows, clients or names that an error spells out
+NAMED = 5  # rows, clients or names listed in an error
 
 
 class Scenario:
@@ -59,11 +59,11 @@ class Scenario:
     [models], or only the clients' architectures: a list of names, or by name a module, a function that makes one or a
     registered name. `modules` are your own beside settings, by the names that `models` has for them.
 
-    `validation`, `client_test`, `augment` and `task` replace the settings of that name. They may also be what no
-    configuration can say: samples from elsewhere, (inputs, labels), for `client_test` by client; functions of (batch,
-    generator) to augment with. No training sample is in two places: each is one client's, for training or for testing,
-    or the server's, for validation or as public data, or unused. `workers` is how many models the server trains at
-    once: as many as there are cores, unless given.
+    `validation`, `client_test`, `augment` and `task` replace the settings of that name. They may also be values
+    that no configuration can have: samples from elsewhere, (inputs, labels), for `client_test` by client; functions of
+    (batch, generator) to augment with. No training sample is in two places: each is one client's, for training or for
+    testing, or the server's, for validation or as public data, or unused. `workers` is the number of models that the
+    server trains at once; default: one per core.
 
     With `sites`, clients bring their own data and models, `{"hospital-a": (data, model), ...}`: data as (inputs,
     labels) or a Dataset (its test split is the site's own), a model by name, as a module or as a function that makes
@@ -149,7 +149,7 @@ class Scenario:
         if isinstance(public, Public):
             self.public: Public | None = public
         else:
-            like = self.dataset if sites is None else spec  # a site that is elsewhere has no more to go by
+            like = self.dataset if sites is None else spec  # of remote sites only the spec is known
             self.public = make_public(asked, like, held, seed_from(seed, "public"))
         if self.public is not None and tuple(self.public.shape) != tuple(spec.shape):
             raise ConfigError(f"public data of shape {tuple(self.public.shape)}, the task's is {tuple(spec.shape)}")
@@ -160,7 +160,7 @@ class Scenario:
             config = partition if isinstance(partition, PartitionConfig) else PartitionConfig()
             self.partition = self._partition(config, free) if split is None else split
             self._train, self._test = split_test(self.partition, told.kept_for_tests, seed_from(seed, "client_test"))
-            if told.client_validation:  # the test samples are set aside and never looked at
+            if told.client_validation:  # the test samples are set aside and not used
                 again = seed_from(seed, "client_validation")
                 self._train, self._test = split_test(self._train, told.client_validation, again)
             self.roster = self._roster(order, factory)
@@ -183,7 +183,7 @@ class Scenario:
         )  # fmt: skip
         if asked.where == "server" and self.public is not None:
             self.server.lent = Packed(samples_of(self.public))
-        for A in given:  # built now: before any worker is forked, and wrong models are refused before any work
+        for A in given:  # built here, before any worker is forked: wrong models are refused before any work
             check_output(self.server.template(A), spec.shape, spec.outputs, A, bool(spec.vocabulary), positions)
         self._tell_weights_and_cuts()
 
@@ -234,7 +234,7 @@ class Scenario:
         """A host for each site whose data is here, and the roster of all."""
         infos, hosts, sizes = {}, {}, []
         own_tests, share = (tests, 0.0) if isinstance(tests, Mapping) else ({}, tests)
-        self.specs = {A: self.spec.read_by(readers[A]) for A in model_of.values()}  # of sites: with own tokens alone
+        self.specs = {A: self.spec.read_by(readers[A]) for A in model_of.values()}  # own tokens only
         publics = {reader: self._public_for(reader) for reader in {readers[A] for A in model_of.values()}}
         for k, A in model_of.items():
             given = sites[k][0]
@@ -255,7 +255,7 @@ class Scenario:
         _check_clients("client_test", own_tests, self.roster)
 
     def _public_for(self, reader: Encoding) -> Public | None:
-        """The public samples of a site whose model reads texts so: no other model's tokens are in them."""
+        """The public samples of a site, with the tokens of its own model's tokenizer only."""
         if self.public is None or len(self.spec.columns) < 2:
             return self.public
         return self.public.read_by(next(c for c in self.spec.columns if c.encoding == reader))
@@ -307,7 +307,7 @@ class Scenario:
     # -- rows of the training set --
 
     def _unclaimed(self, given: Partition | None) -> Tensor:
-        """The rows that a partition of the user's own leaves out; refuses one that gives a row twice."""
+        """The rows that a user's partition leaves out; refuses one that gives a row twice."""
         total = len(self.dataset.train)
         if given is None:
             return torch.arange(total)
@@ -332,7 +332,7 @@ class Scenario:
                 f"{len(self.dataset.train)} to clients and leaves {len(free)}, but a sample that a client holds "
                 f"cannot be the server's too; leave rows out of the partition, or {elsewhere[purpose]}"
             )
-        if given is not None and count == len(free):  # no other server needs one
+        if given is not None and count == len(free):  # the server needs no other sample
             return free[:0], free
         if count >= len(free) > 0:
             raise ConfigError(f"{purpose} data of {count} samples: only {len(free)} training samples are there")
@@ -377,7 +377,7 @@ class Scenario:
 
 
 def _site_models(sites: Sites) -> dict[str, str]:
-    """The name of each site's architecture. It depends on that site alone, so that a site knows it as well."""
+    """The name of each site's architecture. It depends only on that site, so the site knows it too."""
     if not sites:
         raise ConfigError("sites: there are none; name at least one, [sites.NAME]")
     named: dict[str, Architecture] = {}
@@ -421,11 +421,11 @@ def _check_clients(what: str, given: Mapping[str, object], roster: Roster) -> No
 
 
 def _listed(names: list[str], total: int | None = None) -> str:
-    """The first of these names, and how many there are."""
+    """The first of these names and their number, as text."""
     total = len(names) if total is None else total
     return ", ".join(names[:NAMED]) + (f", ... ({total} in all)" if total > NAMED else "")
 
 
 def _some(rows: Tensor) -> str:
-    """The first of these rows, and how many there are."""
+    """The first of these rows and their number, as text."""
     return f"row{'s' * (len(rows) > 1)} {_listed([str(row) for row in rows[:NAMED].tolist()], len(rows))}"

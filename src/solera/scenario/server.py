@@ -22,7 +22,7 @@ WAY_OUT = (
 )
 M = TypeVar("M", bound=Tensor | nn.Module)
 Builder = Callable[[], nn.Module]
-# How models answer together: (models, their weights) -> a function of inputs; its first output is probabilities.
+# A joint prediction: (models, their weights) -> a function of inputs; its first output is probabilities.
 Joint = Callable[[list[nn.Module], list[float]], Callable[[Tensor], tuple[Tensor, ...]]]
 
 
@@ -33,11 +33,11 @@ class EnsembleReport:
     name: str
     members: list[tuple[str, Weights]]
     rule: str
-    weights: list[float] | None = None  # how much each counts; left out: the same
+    weights: list[float] | None = None  # the weight of each; unset: equal weights
     names: list[str] | None = None  # of the members, for the report
     teacher: Joint | None = None  # instead of the rule, where a method's own equation was replaced
-    build: Callable[[str, Weights], nn.Module] | None = None  # of a member, if it answers otherwise than `Server.model`
-    alike: Mapping[str, list[list[int]]] | None = None  # members to compare with each other; left out: all of them
+    build: Callable[[str, Weights], nn.Module] | None = None  # if not `Server.model`
+    alike: Mapping[str, list[list[int]]] | None = None  # members to compare with each other; unset: all of them
 
 
 def initialised(build: Builder, run_seed: int, A: str, copy_number: int = 0) -> nn.Module:
@@ -71,20 +71,20 @@ class Server:
         self.run_seed, self.num_classes = seed, num_classes
         self._public, self.per_round, self._validation = public, per_round, validation
         self.shape, self.tokens = shape, tokens  # of one prepared input, if known, and whether it is a row of token ids
-        self.positions = positions  # of a text at which its next token is predicted; None: one prediction a sample
-        self.precision = dict(precision or {})  # of clients' models: bits of weights and activations, where not 32
+        self.positions = positions  # predictions per text, one for each position; None: one per sample
+        self.precision = dict(precision or {})  # bits of weights and activations of clients' models, where not 32
         self._all_train = all_train
         self._templates: dict[str, nn.Module] = {}
         self.parallel = Parallel(workers)
         self.lent: Packed | None = None  # the public samples as clients are sent them, if they do not hold them
-        self.clock: Clock | None = None  # simulated time, if the run has one
+        self.clock: Clock | None = None  # the simulated clock, if there is one
         self.move(place or Placement())
         self.begin()
 
     def move(self, place: Placement) -> None:
-        """From now on models, public samples and the validation set are in `place`, and weights where they always are.
+        """Move models, public samples and the validation set to `place`; weights stay on the CPU.
 
-        On a device one job runs at a time: dropout draws from its generator, which several would share unnoticed.
+        On an accelerator one job runs at a time: concurrent jobs would share the generator from which dropout draws.
         """
         self.place = place  # where its models are
         self.public: Any = None if self._public is None else self._public.at(place)
@@ -94,7 +94,7 @@ class Server:
             self.parallel = Parallel(1, lambda job: within_memory(place, job, WAY_OUT))
 
     def begin(self) -> None:
-        """Forget the notes of the last round."""
+        """Clear the notes of the last round."""
         self.ensembles: list[EnsembleReport] = []
         self.averages: dict[str, Weights] = {}
         self.stages: dict[str, Mapping[str, Score] | None] = {}
@@ -119,7 +119,7 @@ class Server:
         return {n: t.detach().clone() for n, t in model.state_dict().items()}
 
     def model(self, A: str, weights: Weights) -> nn.Module:
-        """A model of architecture `A` with these weights, in eval mode, not shared with anyone.
+        """A model of architecture `A` with these weights, in eval mode, not shared.
 
         Its layers are as wide as the weights are: some methods cut neurons or add them.
         """
@@ -150,7 +150,7 @@ class Server:
 
     @property
     def all_train(self) -> Data:
-        """All clients' training data in one place: for the centralised upper bound, which only a simulation has."""
+        """All clients' training data in one place: for the centralised upper bound, in simulations only."""
         if self._all_train is None:
             raise ConfigError("the clients' data is not here: 'centralised' works in a simulation only")
         return self._all_train()
@@ -168,7 +168,7 @@ class Server:
         build: Callable[[str, Weights], nn.Module] | None = None,
         alike: Mapping[str, list[list[int]]] | None = None,
     ) -> None:
-        """Have the joint prediction of these (architecture, weights) measured at the end of the round.
+        """Request a measurement of the joint prediction of these (architecture, weights) at the end of the round.
 
         `teacher(models, weights)`, where given, is used instead of the rule: inputs -> (probabilities, ...).
         `alike` are sets of members, by position, whose diversity is measured: by name, several sets taken together.
@@ -178,19 +178,19 @@ class Server:
         self.ensembles.append(EnsembleReport(name, list(members), rule, shares, told, teacher, build, alike))
 
     def report_average(self, A: str, weights: Weights) -> None:
-        """Have the average of the clients' models measured too, as it was before it was distilled."""
+        """Request a measurement of the average of the clients' models before distillation."""
         self.averages[A] = weights
 
     def report_stages(self, **stages: Mapping[str, Score] | None) -> None:
-        """Have the clients' own models reported at several points of the round, by name, in their order: the scores
-        of those who took part, or None for the end of the round, where the run measures all of them."""
+        """Report scores of the clients' own models at several points of the round, by name, in this order. None is the
+        end of the round, at which the run measures them itself."""
         self.stages = dict(stages)
 
     def worked(self, samples: float) -> None:
-        """The server has trained on so many samples: that takes simulated time, if the run has a clock."""
+        """Advance the simulated clock, if there is one, by a training of the server on `samples` samples."""
         if self.clock is not None:
             self.clock.worked(samples)
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Note something that happened in this round; it is written to the run's metrics."""
+        """Record an event of this round in the run's metrics."""
         self.events.append({"kind": kind, **facts})

@@ -1,4 +1,4 @@
-"""The task's data, [data] of a configuration: what is learned, what is kept for testing, and how it is loaded."""
+"""The task's data, [data] of a configuration: the task, the data set, the samples kept for testing."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from ..data.site_data import SiteConfig, read_source
 from ..data.spec import Spec, Task
 from ..data.transforms import Name
 
-Kept = Annotated[float, Ge(0), Le(0.9)]  # a share that is not trained on: the rest must be worth training on
+Kept = Annotated[float, Ge(0), Le(0.9)]  # a share that is not trained on; the rest must be large enough to train on
 Size = Annotated[int, Ge(1), Hint("or leave it out for all")]
 TEXTS = "texts"  # data.name of the server's own texts
 TABLE = "table"  # data.name of the server's own samples, where they are in a table
@@ -26,7 +26,7 @@ TABLE = "table"  # data.name of the server's own samples, where they are in a ta
 
 @settings
 class DataConfig:
-    """The task's data: what is learned, and what the server and each client keep for testing."""
+    """The task's data, and the shares that the server and each client keep for testing."""
 
     name: str = "fashion-mnist"
     task: Task = "classification"  # or "causal-lm": the next token of texts
@@ -87,7 +87,7 @@ def load_data(data: DataConfig, seed: int) -> Dataset:
 
 
 def public_of_split(total: int, shares: Sequence[float], public: PublicConfig) -> PublicConfig:
-    """The public samples that `data.split` asks for, as a size; `Scenario` holds them out of the training samples."""
+    """The public part of `data.split` as a number of samples, which `Scenario` holds out of the training samples."""
     held = round(shares[1] * total)
     if public.source == "held-out" and public.size is not None:
         raise ConfigError(
@@ -137,7 +137,7 @@ def stated_spec(data: DataConfig) -> Spec:
 
 
 def server_data(data: DataConfig, seed: int) -> Dataset:
-    """The samples of a server with sites, on which models are judged."""
+    """The samples of a server with sites, on which models are evaluated."""
     spec = stated_spec(data)
     if data.path is not None and data.name in ("folder", TABLE):
         train, test = read_source(data.path, spec, (), SiteConfig.label_column, "data.path")

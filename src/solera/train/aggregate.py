@@ -26,7 +26,7 @@ def pairs_of(weights: Mapping[str, torch.Tensor]) -> Pairs:
 
 
 def multiplied(weights: Weights) -> Weights:
-    """The weights with B A, in float64, in the place of each such A, and nothing in that of B."""
+    """The weights with each such A replaced by B A, in float64, and without B."""
     found = dict(weights)
     for body, (A, B) in pairs_of(weights).items():
         found |= {body + ENDS[0]: B.double().flatten(1) @ A.double().flatten(1), body + ENDS[1]: B[:0]}
@@ -34,10 +34,10 @@ def multiplied(weights: Weights) -> Weights:
 
 
 def factored(average: Weights, like: Pairs) -> Weights:
-    """The inverse: in the place of a product the nearest one of the rank of the pairs `like` (Eckart and Young).
+    """The inverse: each product becomes the nearest pair with the rank of those in `like` (Eckart and Young).
 
-    With the singular values U S V^T, B is U S and A is V^T: where there are fewer than the rank, B is zero and A is
-    not, as before any training, so that it can go on.
+    With the singular value decomposition U S V^T, B is U S and A is V^T. Beyond the product's own rank B is zero and A
+    is not, as before any training, so that training can continue.
     """
     found = dict(average)
     for body, (A, B) in like.items():
@@ -48,7 +48,7 @@ def factored(average: Weights, like: Pairs) -> Weights:
             r = min(len(A), len(S))
             new_A.flatten(1)[:r] = Vh[:r]
             new_B.flatten(1)[:, :r] = U[:, :r] * S[:r]
-        else:  # as a mean of these uploads would be
+        else:  # the dtype that a mean of these uploads would have
             new_A, new_B = new_A + torch.nan, new_B + torch.nan
         found |= {body + ENDS[0]: new_A.to(A.dtype), body + ENDS[1]: new_B.to(B.dtype)}
     return found
@@ -64,7 +64,7 @@ class RunningMean:
     def __init__(self) -> None:
         self.total = 0.0
         self._sums: Weights = {}
-        self._terms: Weights = {}  # a buffer for one upload's term, reused
+        self._terms: Weights = {}  # reused buffer for one upload's term
         self._dtypes: dict[str, torch.dtype] = {}
         self._pairs: Pairs = {}
 

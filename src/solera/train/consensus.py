@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.errors import ConfigError
 from ..place.placement import finest
 
-SUMS_TO_ONE = 1e-3  # how far the weights of all teachers may be from it
+SUMS_TO_ONE = 1e-3  # tolerated distance of the sum of all teachers' weights from 1
 
 
 class Consensus(NamedTuple):
@@ -39,7 +39,7 @@ def confidence(probs: Tensor) -> Tensor:
     Computed relative to the first class, so that a uniform prediction has a variance of exactly 0. Otherwise rounding
     errors would be compared with rounding errors.
     """
-    if probs.numel() == 0:  # no sample: torch would warn of a variance of nothing
+    if probs.numel() == 0:  # no sample: torch would warn about an empty variance
         return probs.sum(-1)
     return (probs - probs[..., :1]).var(-1, correction=0)
 
@@ -85,7 +85,7 @@ def check_weights(alpha: Tensor, probs: Tensor) -> None:
 
 
 class Agreement(NamedTuple):
-    """How far a round's teachers agree, on some samples."""
+    """The agreement of a round's teachers on some samples."""
 
     confidence: Tensor  # mean of alpha_k(x), [teachers]: sums to 1
     agrees: Tensor  # share of the samples for which a teacher predicts the consensus label, [teachers]

@@ -153,7 +153,7 @@ def distill(
     targets of `loss(logits, *targets)`: (probabilities, entropy) for the built-in KL loss. `validate(student)` is the
     accuracy for early stopping: the student then ends with the best weights (strictly better, evaluated every `every`
     steps and at the last one), otherwise with the last. With `cfg.keep_init_if_better` it ends with its initial weights
-    if these are strictly better than all of them; patience counts from the first look in either case.
+    if these are strictly better than all of them; patience counts from the first evaluation in either case.
     If a loss or weights are not finite, distillation stops and the student gets its best finite weights, or its initial
     ones.
     With weight averaging (`cfg.swa_every`) there is no early stopping: the student ends with the averaged weights, and
@@ -174,7 +174,7 @@ def distill(
     optimizer = make_optimizer(cfg.optimizer, parameters, cfg.lr, cfg.momentum, cfg.weight_decay)
     best, mean = _Best(student, validate), RunningMean()
     untrained, start = best.judge() if cfg.keep_init_if_better else None, best.weights
-    frozen = cfg.student_norm == "frozen" or walk.shape[1] == 1  # a batch of one has no variance for BatchNorm to use
+    frozen = cfg.student_norm == "frozen" or walk.shape[1] == 1  # a batch of one has no variance for BatchNorm
     train_mode(student, frozen)
 
     step, diverged = 0, False
@@ -210,7 +210,7 @@ def distill(
             reestimate(student, take(public, walk.flatten()[: min(len(chosen), NORM_SAMPLES)]))
     if cfg.swa_every is not None and step and (mean.total or not diverged):
         diverged = not best.look(step) or diverged
-    if untrained is not None and (best.accuracy is None or untrained > best.accuracy):  # a tie is the trained student's
+    if untrained is not None and (best.accuracy is None or untrained > best.accuracy):  # a tie keeps the trained one
         best.step, best.weights, best.accuracy = 0, start, untrained
     student.load_state_dict(best.weights)
     student.eval()
@@ -236,7 +236,7 @@ class _Best:
         return True
 
     def judge(self) -> float | None:
-        """The student's accuracy as it is now; None without validation."""
+        """The student's current accuracy; None without validation."""
         if self.validate is None:
             return None
         with evaluating(self.student):

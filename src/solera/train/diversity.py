@@ -1,4 +1,4 @@
-"""How different the members of an ensemble are: FedEED's argument for distilling into one designated model.
+"""The diversity of an ensemble's members: FedEED's argument for distilling into one designated model.
 
 For members with class probabilities p_i(x), over all pairs and samples:
 

@@ -22,8 +22,8 @@ from .optimizers import Adam, Optimizer, Sgd
 
 Correct = Callable[[str, Tensor], Tensor]
 
-TOO_LARGE = 1e3  # a loss above this is a training that has diverged
-TOKENS_ASKED = 64  # samples whose answers are in memory at once, where each has one for every token
+TOO_LARGE = 1e3  # a training with a loss above this has diverged
+TOKENS_ASKED = 64  # samples in one forward pass of a language model, whose answers take memory for every token
 BLOCK = 64  # minibatches that are gathered into one permuted copy
 
 
@@ -69,7 +69,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Score:
-    """The right answers of a model on labelled samples. Of next tokens, every token counts as one answer."""
+    """The correct answers of a model on labelled samples. In language models, every token counts as one answer."""
 
     correct: int
     total: int
@@ -98,7 +98,7 @@ def fit(
     Raises `Diverged` at a loss that is not a number or above 1,000, and where the weights end up not finite: the
     weights of `model` are then useless.
     """
-    device = device_of(model, labels.device)  # samples are brought there once for all steps
+    device = device_of(model, labels.device)  # copy samples to the device once for all steps
     inputs, labels = sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
     batch = min(cfg.batch, len(labels))
     normalised = has_batchnorm(model)
@@ -137,7 +137,7 @@ def fit(
 
 
 def _diverged(losses: Losses, cfg: Local) -> Diverged:
-    """The error for a loss that is too large: on an accelerator, neither its value nor its step is known."""
+    """The error for a loss that is too large. On an accelerator, its value and its step are unknown."""
     way_out = f"lower lr ({cfg.lr:g}) or set clip"
     if losses.every == 1:
         way_out = way_out if losses.steps else AT_ONCE
@@ -171,10 +171,10 @@ def cosine(lr: float, step: int, steps: int) -> float:
 
 
 def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, seed: int = 0) -> Weights:
-    """The gradient of the mean cross-entropy over all samples, for every parameter; `model` is used up.
+    """The gradient of the mean cross-entropy over all samples, for every parameter; `model` is changed.
 
-    In training mode, as `fit` sees the model, so batch by batch where BatchNorm makes the batch matter. `seed` decides
-    what is drawn of samples that are fresh. Always in full precision.
+    Computed in training mode, as in `fit`: batch by batch if the model has BatchNorm. `seed` determines the draw of
+    fresh samples. Always in full precision.
     """
     device = device_of(model, labels.device)
     inputs, labels = sent(inputs, device) if isinstance(inputs, Tensor) else inputs, sent(labels, device)
@@ -193,7 +193,7 @@ def gradient_of(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int, se
 
 
 def minibatches(inputs: Inputs, labels: Tensor, cfg: Local, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The minibatches of one training: shuffled epochs, each ending with what is left over."""
+    """The minibatches of one training: shuffled epochs, each ending with the samples that are left over."""
     generator = torch.Generator().manual_seed(seed)
     n, step = len(labels), 0
     per_epoch = -(-n // cfg.batch)
@@ -223,11 +223,11 @@ def planned_steps(cfg: Local, n: int, normalised: bool) -> int:
 
 
 def logits_of(model: nn.Module, inputs: Inputs, batch: int | None = None) -> Tensor:
-    """The answers of `model` to `inputs`, in evaluation mode and without gradients; its mode is put back.
+    """The answers of `model` to `inputs`, in evaluation mode and without gradients; its mode is restored.
 
-    It is asked about `batch` samples at a time, as many as suit its device unless given.
+    A forward pass has `batch` samples; by default as many as suit the device.
 
-    The answer to a sample has the same bits whatever samples it is asked together with. (Known exceptions on x86: a
+    The answer to a sample has the same bits whatever other samples are in the batch. (Known exceptions on x86: a
     layer with fewer than 16 outputs and a number of inputs that 4 does not divide, and MKL's COMPATIBLE kernels; the
     last bit can then depend on the position in the batch or on its size.)
     """
@@ -257,7 +257,7 @@ def _answer(model: nn.Module, inputs: Tensor, least_rows: int) -> Tensor:
 
 
 def evaluate(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int | None = None) -> Score:
-    """Count the right answers of `model`; ties go to the lowest class."""
+    """Count the correct answers of `model`; ties go to the lowest class."""
     if len(labels) == 0:
         return Score(0, 0, 0.0)
     if labels.ndim > 1:
@@ -271,7 +271,7 @@ def evaluate(model: nn.Module, inputs: Inputs, labels: Tensor, batch: int | None
 def score_tokens(said: Callable[[Tensor], Tensor], inputs: Inputs, labels: Tensor) -> Score:
     """The score of log-probabilities `said(inputs)` [n, length, classes] for a label at every position.
 
-    The answers to a few samples at a time: all of them are as many numbers as there are tokens times classes.
+    Computed for a few samples at a time, because answers have tokens times classes numbers.
     """
     right, total = 0, 0.0
     for rows in torch.arange(len(labels), device=labels.device).split(TOKENS_ASKED):
@@ -288,11 +288,11 @@ def score_tokens(said: Callable[[Tensor], Tensor], inputs: Inputs, labels: Tenso
 def make_optimizer(
     kind: str, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float
 ) -> Optimizer:
-    """A new optimizer: no training inherits the momentum of another one."""
+    """A new optimizer, without momentum from another training."""
     return Adam(parameters, lr, weight_decay) if kind == "adam" else Sgd(parameters, lr, momentum, weight_decay)
 
 
 def momentum_problems(optimizer: str, momentum: float) -> Iterator[Problem]:
-    """A momentum that is set for Adam, which has its own."""
+    """Report a momentum that is set for Adam, which has its own."""
     if momentum and optimizer == "adam":
         yield f"momentum = {momentum}: momentum belongs to sgd; adam has its own: leave momentum at 0"

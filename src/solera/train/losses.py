@@ -1,8 +1,8 @@
-"""The losses of a training: whether it still goes well, and their mean.
+"""The losses of a training: their mean, and a check for divergence.
 
-A loss on the CPU is read at every step, so a training ends at the very step at which it diverges. Reading a number from
-an accelerator makes the program wait for all work that was queued before it. There, a flag remembers that a loss was
-wrong; it is read every so many steps (`placement.TRICKS`) and at the end. What was trained in between is thrown away.
+A loss on the CPU is read at every step, so a training ends at the step at which it diverges. Reading a number from an
+accelerator makes the program wait for all queued work. There, a flag on the device records a wrong loss; it is read
+every few steps (`placement.TRICKS`) and at the end. The steps in between are discarded.
 """
 
 import math
@@ -19,16 +19,16 @@ from .optimizers import Optimizer
 
 
 def finite_loss(loss: Any) -> Any:
-    """Whether a loss, a number or a tensor, is a finite number."""
+    """True if a loss, a number or a tensor, is finite."""
     return abs(loss) < math.inf
 
 
 class Losses:
-    """The losses of one training on `device`. `fine(loss)` says which are; the last `kept` of them have a mean."""
+    """The losses of one training on `device`. `fine(loss)` checks one; `recent` is the mean of the last `kept`."""
 
     def __init__(self, device: torch.device, fine: Callable[[Any], Any], kept: int = 0):
         self.every = tricks_of(device).look_every
-        self.steps = 0  # whose loss was fine, as far as is known
+        self.steps = 0  # steps whose loss was fine, as far as is known
         self._fine = fine
         self._total: Any = 0.0
         self._last: deque[Any] = deque(maxlen=kept)
@@ -51,18 +51,18 @@ class Losses:
         return self.every == 1 or self.steps % self.every != 0 or self.look()
 
     def look(self) -> bool:
-        """Whether all losses so far were fine."""
+        """True if all losses so far were fine."""
         return self._flag is None or bool(self._flag)
 
     @property
     def mean(self) -> float:
-        """Of all losses; nan without any."""
+        """The mean of all losses; nan without any."""
         return float(self._total) / self.steps if self.steps else math.nan
 
     def end(self, weights: Weights) -> tuple[bool, bool, float]:
-        """Whether all losses were fine, whether the weights after the last step are finite, and the mean loss.
+        """Two flags, all losses were fine and the final weights are finite, and the mean loss.
 
-        From a device it is one read.
+        It takes one read from the device.
         """
         if not self.steps or self._flag is None:
             return True, not self.steps or is_finite(weights), self.mean
@@ -72,7 +72,7 @@ class Losses:
 
     @property
     def recent(self) -> float | None:
-        """The mean of the last ones that were kept and fine; None without any."""
+        """The mean of the kept losses that are fine; None without any."""
         last = list(self._last) if self.every == 1 else [v for v in _read(self._last) if self._fine(v)]
         return sum(last) / len(last) if last else None
 

@@ -22,7 +22,7 @@ def batchnorms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    """Whether the output of `model` in training depends on the whole batch."""
+    """True if the output of `model` in training depends on the whole batch."""
     return bool(batchnorms(model))
 
 
@@ -69,7 +69,7 @@ def reestimate(model: nn.Module, inputs: Inputs, batch: int = 512) -> None:
     model.eval()  # dropout stays off: only the BatchNorm layers are in training mode
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None  # torch: None means a cumulative average
+        layer.momentum = None  # None: torch computes a cumulative average
         layer.train()
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a client minimises on its own data: functions of (model, inputs, labels)."""
+"""Objectives of training on a client's own data: functions of (model, inputs, labels)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def proximal(mu: float, received: dict[str, Tensor], objective: Objective = cros
 
 @dataclass(frozen=True, eq=False)
 class Proximal:
-    """What `proximal` returns."""
+    """The objective that `proximal` returns."""
 
     mu: float
     received: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""SGD and Adam on torch's fused kernels (`placement.TRICKS`), without what `torch.optim` keeps around them.
+"""SGD and Adam on torch's fused kernels (`placement.TRICKS`), without the hooks and bookkeeping of `torch.optim`.
 
 The bits are those of `torch.optim.SGD` and `torch.optim.Adam` with `fused=True`. Small models take half a millisecond
 for a step, of which a tenth would go into hooks and bookkeeping; and the first of torch's optimizers imports its
@@ -16,7 +16,7 @@ from ..place.placement import Tricks, tricks_of
 
 
 class Optimizer(ABC):
-    """Steps of `lr` along the gradients of `parameters`; those without a gradient stay where they are."""
+    """Steps of `lr` along the gradients of `parameters`; those without a gradient are unchanged."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, weight_decay: float):
         self.parameters: list[Tensor] = list(parameters)
@@ -35,7 +35,7 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move every parameter that has a gradient. A run that has been asked to stop ends here."""
+        """Move every parameter that has a gradient. Raises if the run is to stop."""
         check_stop()
         for on, kind in self._kinds:
             moving: list[Tensor] = [p for p in kind if p.grad is not None]
@@ -45,7 +45,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _move(self, on: Tricks, moving: list[Tensor], gradients: list[Tensor], memory: list[list[Tensor]]) -> None:
-        """Move parameters of one kind; `memory` has what is kept beside each of them."""
+        """Move parameters of one kind; `memory` has the state kept for each of them, such as velocities."""
 
 
 class Sgd(Optimizer):

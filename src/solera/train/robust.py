@@ -50,7 +50,7 @@ def coordinate_median(uploads: Sequence[Weights], weights: Sequence[float] | Non
 def by_number(uploads: Sequence[Weights], one: Callable[[Tensor], Tensor]) -> Weights:
     """A model whose floating-point numbers are `one` of those of the uploads, which it gets along the first dimension.
 
-    LoRA's products are treated as what they are (`aggregate.multiplied`). Of integer tensors the maximum is kept.
+    Of LoRA, it takes the products (`aggregate.multiplied`). Of integer tensors the maximum is kept.
     """
     whole, out = [multiplied(u) for u in uploads], {}
     for name, first in whole[0].items():

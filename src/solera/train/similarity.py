@@ -37,7 +37,7 @@ Pull = Annotated[float, Ge(0), OrInf()]
 
 @settings
 class Coefficients:
-    """How the coefficients are learned: projected gradient steps on the collaborative loss, regularised towards 1/N."""
+    """Learning of the coefficients: projected gradient steps on the collaborative loss, regularised towards 1/N."""
 
     lr: NonNegative = 0.01  # eta_3
     auto_lr: bool = False  # instead of lr: powers of 5 that give a mean step of a column of 0.01 to 0.05
@@ -59,7 +59,7 @@ def learn(c: Tensor, slope: Slope, share: Tensor, clients: int, cfg: Coefficient
     rho = inf from the initial c = 1/N, nothing changes.
     """
     if (cfg.lr == 0 and not cfg.auto_lr) or cfg.rho == math.inf:
-        return c  # without a projection, which would round
+        return c  # no projection: it would round
     mass = c.sum(0)
     for _ in range(cfg.steps):
         gradient = _gradient(c, mass, slope, share, clients, cfg)
@@ -114,7 +114,7 @@ def best(start: Tensor, loss: Loss, share: Tensor, clients: int, cfg: Coefficien
             new = project(lead - length * gradient, mass)
             moved, found = new - lead, total(new)
             bound = at_lead + (gradient * moved).sum(0) + moved.square().sum(0) / (2 * length)
-            too_long = found > bound + 1e-12 * (1 + at_lead.abs())  # the last term: rounding
+            too_long = found > bound + 1e-12 * (1 + at_lead.abs())  # the last term allows for rounding
             if not bool(too_long.any()):
                 break
             length = torch.where(too_long, length / 2, length)

@@ -50,7 +50,7 @@ Teacher = Callable[[Tensor], Targets]
 Run = Callable[[list[Callable[[], Any]]], list[Any]]
 
 BATCH = 512  # samples in one forward pass of a teacher
-BLOCK = 2**20  # bytes written to a new file at once
+BLOCK = 2**20  # bytes written to a new file at a time
 
 
 def soft_targets(logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ class _SharedModules(threading.local):
         return self.modules[kind]
 
     def _beside(self, model: nn.Module, weights: Weights) -> Weights:
-        """The weights on the device of `model`, where they stay if there is room: models are asked again and again."""
+        """The weights on the device of `model`, where they stay if they fit: each model predicts many times."""
         device = device_of(model)
         if device == CPU:
             return weights

@@ -94,7 +94,7 @@ class Framework(Slots):
         return self.global_trainer.teach(students, members, teacher, self.fusion, seeds, server, clock)
 
     def last_lesson(self, state: State, fed: Federation, server: Server, clock: Clock) -> Models:
-        """The students of the distillation that the round before has left, after it."""
+        """The students after the distillation that the previous round left pending."""
         pending = {(A, 0): x for A, x in state.pending.items()}
         return self.taught(pending, state.t, state.history, fed, server, clock)
 
@@ -105,8 +105,8 @@ class Framework(Slots):
     # -- results --
 
     def report(self, history: list[list[Member]], server: Server) -> None:
-        """Evaluate the ensemble before any distillation, and the diversity of its members: of the models of the newest
-        round, and of each model's checkpoints of R rounds."""
+        """Evaluate the ensemble before any distillation, and the diversity of its members: among the models of the
+        newest round, and among each model's checkpoints of R rounds."""
         place = [(r, (m.architecture, m.group)) for r, members in enumerate(history) for m in members]
         alike = {"models": [[i for i, (r, _) in enumerate(place) if r == len(history) - 1]]}
         if len(history) > 1:

@@ -119,7 +119,7 @@ class Cohort:
         return self.trainer.of(self.S[k]).client_model(w[self.S[k]], reply)
 
     def _average(self, replies: dict[str, Any], w: Models) -> tuple[Means, list[Upload]]:
-        """The mean reply of each group, with the bits of `Federation.mean` or by the screen's rule, and the uploads of
+        """The mean reply of each group, bitwise equal to `Federation.mean` or by the screen's rule; and the uploads of
         clients that may teach."""
         fed, server, S = self.fed, self.server, self.S
         fine = sorted(replies, key=fed.clients.index)

@@ -82,12 +82,12 @@ class EnsembleTrainer(Slot):
 
     @property
     def tunes(self) -> bool:
-        """Whether members are fine-tuned: then labelled public samples are needed."""
+        """True if members are fine-tuned, which needs labelled public samples."""
         return bool(self.tune.epochs if self.tune.steps is None else self.tune.steps)
 
     def tuned(self, members: list[Member], seeds: Seeds, server: Server) -> list[Member]:
-        """w^e*_t: the members after training on the round's public samples and their labels, each for itself, so that
-        they stay different. A member whose training diverges stays as it was."""
+        """w^e*_t: the members after training on the round's public samples and their labels, separately, so that they
+        stay different. A member whose training diverges stays as it was."""
         if not self.tunes:
             return members
         d = server.public.round_indices(server.per_round, seeds("public"))

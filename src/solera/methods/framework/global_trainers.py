@@ -38,7 +38,7 @@ class GlobalTrainer(Slot):
     early_stop: bool = True  # by the server's validation set, if there is one
     label_weight: NonNegative = 0.0  # of cross-entropy with the public samples' labels, added to the KL
 
-    designated: ClassVar[bool] = True  # whether only the first model of each architecture is a student
+    designated: ClassVar[bool] = True  # true: only the first model of each architecture is a student
     distils: ClassVar[bool] = True
     BESIDE: ClassVar = {
         "W": "method.global_trainer.warmup",

@@ -60,7 +60,7 @@ class LocalTrainer(Slot):
         yield from ()
 
     def uniform(self, screen: Screen) -> bool:
-        """Whether clients count the same in the group's mean, and not by their examples."""
+        """True if clients have equal weights in the group's mean instead of weights by examples."""
         return screen.average == "uniform"
 
     def owner(self, g: Group) -> Group:
@@ -80,7 +80,7 @@ class LocalTrainer(Slot):
         return reply.weights
 
     def mean(self, replies: Mapping[str, Any], x: Replies, screen: Screen, fed: Federation, server: Server) -> Any:
-        """The mean reply of a group's clients; x has the models of all clients, as they count."""
+        """The mean reply of a group's clients; x has the models of all clients, as screened."""
         return Update(screen.average_of(x, list(replies), fed, server))
 
     def update(self, sent: Weights, memory: Weights, mean: Any, share: float) -> tuple[Weights, Weights]:

@@ -40,7 +40,7 @@ class Slots(Method):
     report_ensemble: bool = True  # evaluate the ensemble of the teachers each round (one pass per teacher)
 
     RENAMED: ClassVar = {"secure": "no_single_groups"}
-    of_paper: ClassVar[About] = About(  # without what a client keeps, which depends on the settings
+    of_paper: ClassVar[About] = About(  # without the state of clients, which depends on the settings
         title="Generalised framework",
         paper="FedEED's Algorithm 1, ICLR submission",
         wire="model down, model up (with scaffold also control variates)",
@@ -83,7 +83,7 @@ class Slots(Method):
 
     @property
     def keeps_ensemble(self) -> bool:
-        """Whether the ensemble stays in the state between rounds."""
+        """True if the ensemble stays in the state between rounds."""
         return self.save_ensemble or not self.ensemble_trainer.needs_client_models
 
     @property

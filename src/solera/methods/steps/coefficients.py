@@ -63,7 +63,7 @@ class Mixing(OnClients):
         """Clients A train, predict the public samples x and learn from each other; returns the new c."""
 
     def training(self, fed: Federation) -> Local:
-        """How a client trains in this round."""
+        """The local training of this round."""
         return self.local
 
     def predicted(self, x: Tensor, A: list[str], fed: Federation, server: Server) -> tuple[list[str], Tensor, Replies]:

@@ -95,7 +95,7 @@ def kept(teacher: Teacher, seen: Tensor, cfg: Distill, seeds: Seeds, server: Ser
 
 
 def copies_of(clients: Iterable[str], fed: Federation) -> list[float]:
-    """How often each client was sampled. With replacement the cohort is a multiset, and this is a model's weight."""
+    """The number of times each client was sampled: its model's weight. With replacement it may exceed 1."""
     return [float(fed.copies.get(k, 1)) for k in clients]
 
 
@@ -108,7 +108,7 @@ def finite_models(
     build: Build | None = None,
 ) -> dict[str, Frozen]:
     """The uploaded models whose logits on `probe` are finite; the others are rejected. `build` makes their modules, if
-    they answer otherwise than the server's."""
+    they predict differently from the server's."""
     uploads = [(fed.architecture(k), x[k].weights) for k in x]
     models = dict(zip(x, frozen(uploads, build or server.model), strict=True))
     fine = side_by_side(fed.seed, server, [partial(answers_finitely, model, probe) for model in models.values()])
@@ -120,7 +120,7 @@ def finite_models(
 
 
 def answers_finitely(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether the logits of `model` are finite for all of `inputs`."""
+    """True if the logits of `model` are finite for all of `inputs`."""
     return len(inputs) == 0 or bool(torch.isfinite(logits_of(model, inputs)).all())
 
 
@@ -152,7 +152,7 @@ def side_by_side(seeds: Seeds, server: Server, jobs: Sequence[Callable[[], Any]]
 
 
 def outcome_of(train: Callable[[], Fitted]) -> Fitted | Diverged:
-    """The result of a training on the server, or that it diverged. (A client whose training diverged is dropped.)"""
+    """The result of a training on the server, or its `Diverged` error. (On a client it drops the client.)"""
     try:
         return train()
     except Diverged as e:
@@ -168,13 +168,13 @@ def accuracy_on(data: Data | None) -> Validate | None:
 
 
 def validation_problems(key: str, cfg: Distill, server: Server) -> Iterator[str]:
-    """Whether the setting `key` asks for a validation set that is not there."""
+    """Report that the setting `key` needs a validation set if the server has none."""
     if cfg.keep_init_if_better and server.validation is None:
         yield f"method.{key}.keep_init_if_better needs a validation set on the server: set data.validation"
 
 
 def logits_problems(name: str, server: Server) -> Iterator[str]:
-    """Architectures whose output for a public sample is not one logit for each class (or token, at every position)."""
+    """Report architectures whose output per public sample is not one logit per class (or token, at every position)."""
     for A in server.architectures:
         shape = tuple(logits_of(server.model(A, server.init(A)), server.public[torch.tensor([0])]).shape)
         if shape != (1, *server.answer):

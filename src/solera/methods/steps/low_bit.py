@@ -7,17 +7,17 @@ Weights are parameters of two or more dimensions; their first dimension is the o
 of normalisation layers and all buffers are not rounded. Q(Q(w)) = Q(w) to the bit: rounded weights can be packed and
 unpacked without loss.
 
-Activations, where asked for, are what goes into a layer with weights, except into the first one, whose input is the
-sample. They are rounded to 2^q levels between the smallest and the largest value of the sample, so that the answer to
-a sample does not depend on the rest of the batch:
+Activations (optional) are the inputs of layers with weights, except of the first one, whose input is the sample. They
+are rounded to 2^q levels between the smallest and the largest value of the sample, so that the answer to a sample does
+not depend on the rest of the batch:
 
     q bits     A(a) = lo + (hi - lo) round(N (a - lo) / (hi - lo)) / N,    N = 2^q - 1
 
 Behind a ReLU lo is 0, and with one bit A(a) is 0 or hi. Gradients ignore A.
 
 Precision may differ between architectures (`models.options.NAME.bits`, Algorithm 3): all clients still answer in one
-exchange. What goes up is bits = q n_w + 32 (n_scale + n_rest): q for each of the n_w rounded weights, a float for each
-filter of theirs, and all else (biases, normalisation layers, buffers) as it is. The way down is full precision.
+exchange. An upload has q n_w + 32 (n_scale + n_rest) bits: q for each of the n_w rounded weights, a float for each of
+their filters, and the rest (biases, normalisation layers, buffers) unchanged. Downloads have full precision.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -52,7 +52,7 @@ class LowBit:
     """The precision of clients' weights, in local training and upload. The server's weights are not rounded."""
 
     bits: int = OFF  # of a weight, 1 to 8; 32: not rounded at all
-    activations: int = OFF  # bits of what goes into a layer, 1 to 8; 32: not rounded
+    activations: int = OFF  # bits of a layer's inputs, 1 to 8; 32: not rounded
     training: Literal["ste", "error_feedback"] = "ste"  # straight-through, or carry the rounding error over
     mask: bool = True  # ste only: weights outside [-1, 1] get no gradient
     standardise: bool = False  # first scale each filter to mean 0 and deviation 1, and clip it to [-1, 1]
@@ -119,7 +119,7 @@ def coarse_names(model: nn.Module, cfg: LowBit) -> list[str]:
 
 
 def quantise_activations(a: Tensor, bits: int) -> Tensor:
-    """A(a) of the samples in the first dimension, each with a range of its own. A constant sample stays as it is."""
+    """A(a) of the samples in the first dimension, each with its own range. A constant sample is unchanged."""
     flat = a.detach().flatten(1)
     lo, hi = (by_row(t, a) for t in (flat.amin(1), flat.amax(1)))
     span, n = torch.where(hi == lo, 1, hi - lo), 2**bits - 1
@@ -139,7 +139,7 @@ class RoundedActivations(torch.autograd.Function):
 
 
 def round_activations(model: nn.Module, cfg: LowBit) -> Callable[[], None]:
-    """Make `model` round what goes into its layers from now on; returns a function that ends it.
+    """Make `model` round the inputs of its layers from now on; returns a function that ends it.
 
     The layers are those that hold weights (see above) and are given floats. The first, whose input is the sample, is
     left out, and the last one too with `skip_ends`.
@@ -335,7 +335,7 @@ class PackedUpdate:
 def lowbit_update(
     client: Client, weights: Weights, local: Local, mu: float, quantise: LowBit, sizes: Sizes
 ) -> PackedUpdate:
-    """As `local_update`, with weights of a few bits: Q(w) is what is trained and what is sent."""
+    """Like `local_update`, with weights of a few bits: Q(w) is trained and sent."""
     model = client.model(weights)
     around = partial(proximal, mu, beside(model, weights))
     fit_coarse(model, client.train.inputs, client.train.labels, local, client.seed, quantise, around)
@@ -344,7 +344,7 @@ def lowbit_update(
 
 @settings
 class LowBitUpload(LowBit, Upload):
-    """Clients train and send weights of a few bits, and the server's copies of their models answer as theirs do."""
+    """Clients train and send weights of a few bits; the server's copies of their models also round activations."""
 
     kind: str = field(default="low-bit", init=False)
     bits: int = 1  # of a weight, 1 to 8; 32: not rounded at all
@@ -357,7 +357,7 @@ class LowBitUpload(LowBit, Upload):
             yield f"bits = {OFF}: it rounds no weight; set bits from 1 to 8, here or in models.options.NAME"
 
     def of(self, A: str, server: Server) -> "LowBitUpload":
-        """The precision of architecture A: its own (`models.options`), or that of all."""
+        """The precision of architecture A: its own (`models.options`), or the common one."""
         own = server.precision.get(A, {})
         return replace(self, bits=own.get("bits", self.bits), activations=own.get("activations", self.activations))
 
@@ -381,7 +381,7 @@ class LowBitUpload(LowBit, Upload):
 
     @property
     def plain(self) -> LowBit:
-        """What the task is told."""
+        """The settings that the task receives."""
         return LowBit(self.bits, self.activations, self.training, self.mask, self.standardise, self.skip_ends)
 
     def build(self, server: Server) -> Build:

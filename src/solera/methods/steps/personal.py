@@ -26,7 +26,7 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a received model is fine-tuned."""
+    """The fine-tuning of a received model."""
 
     local: Local
     freeze_base: bool = False  # train only the head of a split model
@@ -58,7 +58,7 @@ class FineTuned(Method):
 
     @property
     def tuning(self) -> Tuning:
-        """How the received model is fine-tuned."""
+        """The fine-tuning of the received model."""
         return Tuning(replace(self.local, epochs=self.tune_epochs, steps=None))  # type: ignore[attr-defined]
 
     def finish(self, state: Any, fed: Federation, server: Server) -> Any:

@@ -25,7 +25,7 @@ from ...train.objectives import Objective, towards
 from ...train.teachers import entropy
 
 StudentNorm = Literal["train", "frozen"]
-SUMS_TO_ONE = 1e-3  # how far from 1 the sum of probabilities may be
+SUMS_TO_ONE = 1e-3  # tolerated distance of the sum of probabilities from 1
 
 OnPublic = Annotated[Local, Trains(on="public")]
 
@@ -92,7 +92,7 @@ class Done:
 
 
 def are_probabilities(probs: Tensor) -> bool:
-    """Whether every row is a probability vector."""
+    """True if every row is a probability vector."""
     return not bool((probs < 0).any()) and not bool(((probs.sum(-1) - 1).abs() > SUMS_TO_ONE).any())
 
 
@@ -301,7 +301,7 @@ def usable(replies: Replies, fed: Federation) -> tuple[list[str], Tensor]:
 
 
 def public_problems(name: str, size: int | None, server: Server) -> Iterator[str]:
-    """Why this public data does not allow an exchange of predictions."""
+    """Report reasons why this public data does not allow an exchange of predictions."""
     if server.public.fresh:
         yield f"{name}: all clients must see the same public samples: leave out public.fresh"
     if size is not None and not 0 <= size <= len(server.public):
@@ -310,7 +310,7 @@ def public_problems(name: str, size: int | None, server: Server) -> Iterator[str
 
 
 def label_problems(name: str, server: Server, way_out: str) -> Iterator[str]:
-    """Public labels without an output in the models."""
+    """Report public labels without an output in the models."""
     labels = server.public.labels
     if labels is not None and int(labels.max()) >= server.num_classes:
         yield (

@@ -1,4 +1,4 @@
-"""What fusion methods report about their teachers: the ensemble's accuracy, and how far the teachers agree."""
+"""Reports of fusion methods about their teachers: the ensemble's accuracy and the teachers' agreement."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -32,7 +32,7 @@ def report_teachers(
 ) -> None:
     """Evaluate the ensemble of the teachers, and record how far they agree on the public samples d.
 
-    `teacher` is a user's own equation in the place of the rule, `build` makes modules that answer as the clients' do.
+    `teacher` is a user's own equation instead of the rule; `build` makes modules that predict like the clients'.
     """
     members = [(fed.architecture(k), x[k].weights) for k in models]
     copies = [float(fed.copies.get(k, 1)) for k in models]
@@ -41,14 +41,14 @@ def report_teachers(
 
 
 def report_fusion(method: Any, plain: Any, teachers: Mapping[str, nn.Module], x: Replies, at: Lesson) -> None:
-    """`report_teachers`, if the method asks for it; with its own `teacher` where it replaces that of `plain`."""
+    """`report_teachers`, if the method reports; with the method's own `teacher` if it overrides that of `plain`."""
     if at.reports:
         replaced = None if type(method).teacher is plain.teacher else method.teacher
         report_teachers(teachers, x, at.rule, at.d, at.fed, at.server, replaced, at.build)
 
 
 def report_averages(x_0: dict[str, Weights], at: Lesson) -> dict[str, Weights]:
-    """The averages x_0, which are also measured as they are before distillation, if the method asks for it."""
+    """The averages x_0, unchanged. If the method reports, they are also evaluated before distillation."""
     for A in x_0 if at.reports and at.fusion.steps else ():
         at.server.report_average(A, x_0[A])
     return x_0

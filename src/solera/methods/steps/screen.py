@@ -1,4 +1,4 @@
-"""Screens: which uploads count, and how those of one architecture become one model. Defences against Byzantine clients.
+"""Screens select uploads and average those of one architecture. They are the defences against Byzantine clients.
 
 Krum and multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017. With d(i, j) the squared distance of two
 models, the score of model i is the sum of d(i, j) over the n - f - 2 models nearest to it (Krum needs n >= 2f + 3).
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...core.federation import Federation, Replies
-from ...core.settings import Hint, Liars, NonNegative, Positive, Problem, Slot, settings
+from ...core.settings import ByzantineCount, Hint, NonNegative, Positive, Problem, Slot, settings
 from ...core.tensors import Weights
 from ...scenario.server import Server
 from ...train.aggregate import uniform_mean
@@ -68,26 +68,26 @@ class Screen(Slot):
 
     @property
     def individual(self) -> bool:
-        """Whether it needs the clients' models, and not only their mean."""
+        """True if it needs the clients' models, and not only their mean."""
         return self.buffers != "mean"
 
     def uploads(self, x: Replies, sent: Sent, fed: Federation, server: Server) -> Replies:
-        """The uploads, as they count from here on; `sent` are the models that clients were sent."""
+        """The uploads, clipped or unchanged; `sent` are the models that clients were sent."""
         return x
 
     def members(self, models: dict[str, Frozen], x: Replies, fed: Federation, server: Server) -> dict[str, Frozen]:
-        """The clients that count at all, in averages and as teachers."""
+        """The clients that are used at all, in averages and as teachers."""
         return models
 
     def teachers(self, models: dict[str, Frozen], fed: Federation, server: Server) -> dict[str, Frozen]:
-        """Those of them whose models teach."""
+        """The members whose models teach."""
         return models
 
     def screened(
         self, x: Replies, sent: Sent, probe: Tensor, fed: Federation, server: Server, build: Build | None = None
     ) -> tuple[Replies, dict[str, Frozen], dict[str, Frozen]]:
-        """All of that: the uploads as they count, the clients that count, and those whose models teach. Models whose
-        logits on `probe` are not finite are rejected."""
+        """The results of `uploads`, `members` and `teachers`. Models whose logits on `probe` are not finite are
+        rejected."""
         x = self.uploads(x, sent, fed, server)
         members = self.members(finite_models(x, probe, fed, server, build=build), x, fed, server)
         return x, members, self.teachers(members, fed, server)
@@ -123,7 +123,7 @@ class Robust(Screen):
     kind: str = field(default="robust", init=False)
     average: Combined = "weighted"  # type: ignore[assignment]  # the last four tolerate max_byzantine clients
     teachers_by: Literal["all", "krum", "multi_krum", "bulyan"] = "all"  # whose models teach, in each architecture
-    max_byzantine: Liars = 1  # f: Byzantine clients tolerated per architecture by krum, bulyan, trimmed_mean
+    max_byzantine: ByzantineCount = 1  # f: Byzantine clients tolerated per architecture by krum, bulyan, trimmed_mean
     drop_worst: bool = False  # clients near chance on the validation set are neither averaged nor teachers
     drop_threshold: NonNegative = 1.2  # in multiples of chance
     drop_outliers: bool = False  # if no client is near chance, drop those far below the others
@@ -201,7 +201,7 @@ class Robust(Screen):
         return byzantine_mean(self.average, [x[k].weights for k in S], names, f)
 
     def _tolerated(self, how: str, S: list[str], fed: Federation, server: Server) -> int:
-        """How many Byzantine clients among S the rule tolerates, at most `max_byzantine`; fewer are noted."""
+        """The number of Byzantine clients that the rule tolerates among S, at most `max_byzantine`; notes if fewer."""
         most, asked = tolerated(how, len(S)), self.max_byzantine
         if asked > most:
             A = ", ".join(sorted({fed.architecture(k) for k in S}))
@@ -230,7 +230,7 @@ def squared_distances(uploads: Sequence[Weights], names: Iterable[str]) -> Tenso
 
 
 def krum_scores(distances: Tensor, f: int) -> Tensor:
-    """The sum of the squared distances to the n - f - 2 nearest others, but at least to one, where there is one. [n]"""
+    """The sum of the squared distances to the n - f - 2 nearest others, but at least to one, if there is one. [n]"""
     n = len(distances)
     nearest = distances.sort(1).values[:, 1:]  # without the distance to itself, which is 0
     return nearest[:, : max(1, n - f - 2)].sum(1)

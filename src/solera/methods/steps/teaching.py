@@ -31,7 +31,7 @@ NORM_SAMPLES = 2048  # public samples for the BatchNorm statistics of a sampled 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the options of one round may look at."""
+    """The facts of a round for the options of teaching."""
 
     fed: Federation
     server: Server
@@ -39,7 +39,7 @@ class Lesson:
     d: Tensor  # the round's public samples, by number
     build: Build  # makes modules that answer as the clients' models do
     rule: Rule
-    reports: bool  # whether ensembles and averages are evaluated
+    reports: bool  # true: ensembles and averages are evaluated
 
     @property
     def first_batch(self) -> Tensor:
@@ -53,7 +53,7 @@ class Teaching(Slot):
 
     kind: str = field(default="clients", init=False)
 
-    products: ClassVar[bool] = True  # whether LoRA's products can be averaged: no models are drawn around the clients'
+    products: ClassVar[bool] = True  # true: LoRA's products can be averaged (no models are sampled)
 
     BESIDE: ClassVar = {
         "swag": "method.teaching.kind = 'swag'",
@@ -69,7 +69,7 @@ class Teaching(Slot):
         return teachers
 
     def votes(self, teachers: dict[str, Frozen], votes: list[float], at: Lesson) -> list[float]:
-        """How much each teacher counts."""
+        """The weight of each teacher."""
         return votes
 
     def narrow(self, teacher: Asked, d: Tensor, at: Lesson) -> tuple[Asked, Tensor]:
@@ -77,7 +77,7 @@ class Teaching(Slot):
         return teacher, d
 
     def keep(self, M: dict[str, Weights]) -> dict[str, Weights]:
-        """What the next round's state keeps of this one's, beside the models themselves."""
+        """Entries of this round's state, beside the models, that the next round's state keeps."""
         return {}
 
 
@@ -168,7 +168,7 @@ class Memory(Teaching):
     rounds: PositiveInt = 1  # earlier rounds whose students teach
 
     def join(self, teachers: dict[str, Frozen], M: dict[str, Weights], at: Lesson) -> dict[str, Frozen]:
-        # What the first round starts with is no student.
+        # The initial models of the first round are no students.
         past = {name: w for name, w in M.items() if _age(name) < min(self.rounds, at.fed.round)}
         if not past:
             return teachers
@@ -176,12 +176,12 @@ class Memory(Teaching):
         return teachers | {f"student-{name}": model for name, model in zip(past, models, strict=True)}
 
     def keep(self, M: dict[str, Weights]) -> dict[str, Weights]:
-        older = {name: _age(name) + 1 for name in M}  # the oldest is forgotten
+        older = {name: _age(name) + 1 for name in M}  # the oldest is dropped
         return {f"{name.partition(AGE)[0]}{AGE}{age}": M[name] for name, age in older.items() if age < self.rounds}
 
 
 def _age(name: str) -> int:
-    """How many rounds before the last one a student was made."""
+    """The age of a student in rounds; 0 for those of the last round."""
     return int(name.partition(AGE)[2] or 0)
 
 
@@ -192,7 +192,7 @@ def current(M: dict[str, Weights]) -> dict[str, Weights]:
 
 @settings
 class ByAccuracy(Teaching):
-    """Teachers count by their accuracy on the server's validation set; if all are at 0, they count the same."""
+    """Teachers are weighted by their accuracy on the server's validation set; equally if all have 0."""
 
     kind: str = field(default="accuracy", init=False)
 
@@ -202,7 +202,7 @@ class ByAccuracy(Teaching):
 
     def votes(self, teachers: dict[str, Frozen], votes: list[float], at: Lesson) -> list[float]:
         held_out = at.server.validation
-        assert held_out is not None  # `fits` has seen to it
+        assert held_out is not None  # checked by `fits`
         jobs = [partial(evaluate, model, held_out.inputs, held_out.labels) for model in teachers.values()]
         scores = side_by_side(at.fed.seed, at.server, jobs)
         found = [s.accuracy * n for s, n in zip(scores, votes, strict=True)]
@@ -211,7 +211,7 @@ class ByAccuracy(Teaching):
 
 @settings
 class LowEntropy(Teaching):
-    """Distillation on the public samples of which the teachers are surest."""
+    """Distillation on the public samples for which the teachers are most certain."""
 
     kind: str = field(default="low-entropy", init=False)
     top: PositiveInt = 1000  # public samples that are kept: those with the lowest entropy
@@ -235,7 +235,7 @@ class LowEntropy(Teaching):
 
 
 def teaching_problems(method: Any, server: Server) -> Iterator[str]:
-    """Every reason why FedDF and its variants cannot run here, each with a way out."""
+    """Report every reason why FedDF and its variants cannot run here, each with a way out."""
     yield from Method.fits(method, server)
     yield from validation_problems("fusion", method.fusion, server)
     if method.fusion.steps:

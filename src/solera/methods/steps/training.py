@@ -46,7 +46,7 @@ def local_update(client: Client, weights: Weights, local: Local, mu: float) -> U
 
 @settings
 class Upload(Slot):
-    """How clients are asked for a model, and how their models answer on the server: each sends its weights whole."""
+    """The clients' upload, and how their models predict on the server. Default: each client sends all its weights."""
 
     kind: str = field(default="whole", init=False)
 
@@ -58,5 +58,5 @@ class Upload(Slot):
         return fed.map(local_update, S, weights=per_client(x_0), local=local, mu=mu)
 
     def build(self, server: Server) -> Build:
-        """Makes modules that answer as the clients' models do."""
+        """The function that makes modules which predict like the clients' models."""
         return server.model

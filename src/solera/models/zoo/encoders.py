@@ -1,6 +1,6 @@
 """Transformers for texts.
 
-* `transformer`: small, over the data set's own tokens; needs nothing but torch.
+* `transformer`: small, over the data set's own tokens; needs only torch.
 * `minilm-l6` and its first 1, 2 and 3 layers: pretrained, out of a package that needs no download (extra `minilm`).
 * `bert-tiny`, `bert-mini`, `distilbert`: published configurations with random weights, which the papers' clients have.
   Their pretrained weights are on the hub: `hf:prajjwal1/bert-tiny`, `hf:prajjwal1/bert-mini`,
