@@ -109,13 +109,13 @@ class Scenario:
         every = [*clients, *([] if server is None else [server])]
         called = {name: A for A, name in architectures(every).items()}
         given = {called[name]: modules.get(name, name) for name in every}
-        readers = {A: tokenizer_of(architecture, self.models) for A, architecture in given.items()}
         if isinstance(data, DataConfig):
             found = load_data(data, seed) if sites is None else server_data(data, seed)
             if data.split and isinstance(public, PublicConfig):
                 public = public_of_split(len(found.train) + len(found.test), data.split, public)
         else:
             found = data
+        readers = {A: tokenizer_of(architecture, self.models) for A, architecture in given.items()}
         blocks = task == "causal-lm"
         self.dataset = as_blocks(found, readers) if blocks else found.encoded(unique(readers.values()))
         self.spec = spec = self.dataset.spec

@@ -16,7 +16,7 @@ from solera.core.task import Data
 from solera.methods.fedeed import Codistillation
 from solera.methods.framework.global_trainers import Codistilling
 from solera.methods.hierarchical import Hierarchical
-from solera.methods.mnfl import MNFL
+from solera.methods.mnfl import MNFL, MNFLCode
 from solera.methods.scaffold import Scaffold, ScaffoldUp
 from solera.methods.steps.screen import Screen
 from solera.train.distill import Distill
@@ -157,7 +157,8 @@ def test_coefficients_follow_the_gradient_where_some_are_absent(tmp_path, c_loss
     world = public_toys.mixed(tmp_path)
     cfg = Coefficients(lr=0.02, rho=0.7, constraint=constraint)
     local = Local(epochs=3, batch=64, lr=0.1)  # all samples in one minibatch
-    method = MNFL(local, Local(epochs=1, lr=0.1), temperature=2.0, c_loss=c_loss, coefficients=cfg, order=order)
+    of_order = MNFLCode if order == "code" else MNFL
+    method = of_order(local, Local(epochs=1, lr=0.1), temperature=2.0, c_loss=c_loss, coefficients=cfg)
     world.fed.config = dataclasses.replace(world.fed.config, fraction=0.6)
     world.fed.sample = lambda: [CLIENTS[i] for i in here]
     end = world.run(method, state=MNFL.State(c))[-1]
