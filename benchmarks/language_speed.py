@@ -27,8 +27,9 @@ from grid import put
 from solera.core.tensors import copy_of
 from solera.data import load
 from solera.data.encodings import encoded
-from solera.models import buckets, build, encoding_of
+from solera.models import build, encoding_of
 from solera.models.lora import Lora, adapted, sizes_of
+from solera.models.zoo import texts
 from solera.train.fitting import Local, fit, logits_of
 
 LENGTH, TEXTS, STEPS, BATCH = 64, 96, 4, 16
@@ -55,11 +56,11 @@ def padded(work: Callable[[], object]) -> Callable[[], object]:
     """The same work with all texts in one length."""
 
     def way() -> None:
-        kept, buckets.BUCKETS = buckets.BUCKETS, ()
+        kept, texts.BUCKETS = texts.BUCKETS, ()
         try:
             work()
         finally:
-            buckets.BUCKETS = kept
+            texts.BUCKETS = kept
 
     return way
 

@@ -61,7 +61,7 @@ OWN = {  # tests beside those named after the file: test_NAME.py and test_NAME_*
     "train/generators.py": ("methods/test_fedftg.py", "methods/test_fedgen.py"),
     "methods/fedftg.py": ("train/test_generators.py",),
     "methods/fedgen.py": ("train/test_generators.py",),
-    "train/diversity.py": ("train/test_diversity.py",),
+    "runs/measure.py": ("train/test_diversity.py",),
     "train/robust.py": ("train/test_filtered_mean.py",),
     "train/consensus.py": ("train/test_agreement.py",),
     "train/similarity.py": ABSENT,

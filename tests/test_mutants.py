@@ -134,13 +134,13 @@ def test_reasons_are_counted_and_old_ones_named(mutants):
 def test_it_judges_and_goes_on_where_it_ended(tmp_path):
     results = tmp_path / "results.jsonl"
     command = [sys.executable, str(SCRIPT), "methods/steps/heads", "--results", str(results), "--workers", "1"]
-    before = SCRIPT.parents[1].joinpath("src/solera/methods/steps/heads.py").read_bytes()
+    before = SCRIPT.parents[1].joinpath("src/solera/methods/steps/training.py").read_bytes()
     done = subprocess.run([*command, "--per-file", "1"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     (entry,) = map(json.loads, results.read_text().splitlines())
-    assert (entry["verdict"], entry["file"]) == ("killed", "methods/steps/heads.py")
+    assert (entry["verdict"], entry["file"]) == ("killed", "methods/steps/training.py")
     assert entry["by"].startswith("test_heads.py::")
     again = subprocess.run([*command, "--per-file", "1"], capture_output=True, text=True, timeout=200)
     assert "noticed: 100.0 % of 1" in again.stdout
     assert len(results.read_text().splitlines()) == 1
-    assert before == SCRIPT.parents[1].joinpath("src/solera/methods/steps/heads.py").read_bytes()
+    assert before == SCRIPT.parents[1].joinpath("src/solera/methods/steps/training.py").read_bytes()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from solera.train.optimizers import Sgd
+from solera.train.losses import Sgd
 
 from .machine import Crew, Job
 

@@ -10,7 +10,7 @@ import solera.methods  # noqa: F401  (registers them)
 from closeness import apart
 from encoders import write_encoder
 from simulated_device import SIM, simulated_device
-from solera.models.buckets import in_buckets
+from solera.models.zoo.texts import in_buckets
 from solera.runs import loop
 from solera.runs.config import load_config
 from solera.runs.loop import scenario_of, simulate

@@ -16,8 +16,8 @@ from solera import Scenario, simulate
 from solera.core.errors import ConfigError, DataError
 from solera.core.plugins import code_allowed
 from solera.data import PublicConfig, from_tensors
+from solera.data.dataset import Spec
 from solera.data.site_data import SiteConfig, hold, read_site
-from solera.data.spec import Spec
 from solera.engines import serve
 from solera.methods import FedAvg
 from solera.place.placement import Placement

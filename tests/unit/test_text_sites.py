@@ -15,9 +15,9 @@ from solera import Scenario, simulate
 from solera.core.errors import ConfigError, DataError
 from solera.core.plugins import code_allowed
 from solera.data import PublicConfig, public_from_dataset, tokenize
+from solera.data.dataset import Spec
 from solera.data.encodings import BYTES, VOCABULARY, WORDS
 from solera.data.site_data import SiteConfig, hold, read_site
-from solera.data.spec import Spec
 from solera.engines import serve
 from solera.methods import FedAvg
 from solera.place.placement import Placement

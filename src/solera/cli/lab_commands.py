@@ -15,11 +15,10 @@ from typer import Argument, Option
 
 from ..core.errors import ConfigError
 from ..runs.compare import as_json, printed, rows_in
-from ..runs.dotted import show
 from ..runs.groups import companions, group_runs
 from ..runs.read import read_runs
 from ..runs.results import compared_results, main_result, warnings_of
-from ..runs.words import human_time
+from ..runs.words import human_time, show
 from .console import Changes, Json, Workers, console, emit, fail, interruption, reported, table
 from .read_commands import Target, print_comparison
 

@@ -22,15 +22,13 @@ from ..core.files import MOST_TOML, open_file, read_file
 from ..core.plugins import label
 from ..runs.compare import Printed, as_csv, as_latex, printed, rows_in
 from ..runs.compare import compare as facts_of
-from ..runs.dotted import dig
-from ..runs.dotted import show as shown
 from ..runs.groups import between_methods, companions, group_runs, grouping
 from ..runs.read import Run, read_json, read_runs
 from ..runs.record import WAYS, RoundRecord, read_records
 from ..runs.results import Comparison, compared_results, main_result, warnings_of
-from ..runs.stand_ins import KEY as STAND_INS
-from ..runs.stand_ins import NOT_RUN, listed, read_stand_ins
-from ..runs.words import human_bytes, human_time, percent
+from ..runs.words import KEY as STAND_INS
+from ..runs.words import NOT_RUN, dig, human_bytes, human_time, listed, percent, read_stand_ins
+from ..runs.words import show as shown
 from .console import Json, RunDir, RunDirs, console, emit, facts, reported, resume_command, table
 
 FAILURES_SHOWN = 8

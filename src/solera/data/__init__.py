@@ -3,7 +3,7 @@
 from .catalogue import SOURCES, SourceInfo, register_data
 from .dataset import Dataset, from_tensors, from_texts, from_torch
 from .encodings import tokenize
-from .partition import Partition, PartitionConfig, class_counts, partition, split_test
+from .partition import Partition, PartitionConfig, balanced, class_counts, hold_out, partition, split_test
 from .public import (
     Public,
     PublicConfig,
@@ -13,7 +13,6 @@ from .public import (
     public_from_noise,
     public_from_samples,
 )
-from .sampling import balanced, hold_out
 from .sources import from_folder, from_hf, load, source_info
 from .unlabelled import read_samples
 

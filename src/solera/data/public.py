@@ -27,11 +27,10 @@ from ..core.tensors import sent
 from ..place.placement import Placement
 from ..train.generators import ImageDecoder
 from .catalogue import named_classes
-from .dataset import Dataset, blocks_of
+from .dataset import Dataset, Spec, blocks_of
 from .encodings import LENGTH, WORDS, Columns, Text, as_bytes, digest_of
-from .sampling import hold_out, torch_rng
+from .partition import hold_out, torch_rng
 from .sources import STL10, load, read_stl10_unlabelled
-from .spec import Spec
 from .transforms import DEPTH, Name, augmented, check_steps, normalise, to_bytes, to_depth, to_shape
 from .unlabelled import read_samples
 

@@ -22,12 +22,11 @@ from ..core.plugins import is_path
 from ..core.plugins import load as load_code
 from ..core.settings import BelowOne, settings
 from ..core.task import Data
-from .dataset import Arrays, Dataset, are_texts, check_samples, data_of
+from .dataset import Arrays, Dataset, Spec, are_texts, check_samples, data_of
 from .encodings import Text, refuse_empty
 from .images import fitted
+from .partition import torch_rng
 from .readers import LAYOUT, class_folders, homes, pictures_in
-from .sampling import torch_rng
-from .spec import Spec
 from .tables import IMAGE_COLUMNS, TABLES, TEXT_COLUMNS, images_of, read_table, texts_of
 from .transforms import to_shape
 

@@ -25,9 +25,10 @@ from ..core.plugins import is_path, label
 from ..core.task import Data
 from ..place.placement import numerics
 from .catalogue import SOURCES, Loader, SourceInfo, unnamed
-from .dataset import Dataset, Texts, classes_in, number_users, refuse_random
+from .dataset import Dataset, Task, Texts, classes_in, number_users, refuse_random
 from .encodings import LENGTH, VOCABULARY, refuse_empty, tokenize
 from .images import channel_statistics
+from .partition import balanced, hold_out, numpy_rng
 from .readers import (
     LAYOUT,
     Split,
@@ -40,8 +41,6 @@ from .readers import (
     toy_2d,
     toy_texts,
 )
-from .sampling import balanced, hold_out, numpy_rng
-from .spec import Task
 from .tables import SUFFIXES, Given, file_split, folder_tables, hub_table, split_word, table_split
 from .transforms import DEPTH, to_shape
 

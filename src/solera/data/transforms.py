@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.errors import ConfigError, DataError
 from ..core.tensors import CPU, Views, sent
 from ..place.placement import full_precision
-from .sampling import torch_rng
+from .partition import torch_rng
 
 GRAY = (0.299, 0.587, 0.114)  # weights of red, green, blue in the brightness (ITU-R 601-2)
 DEPTH = {torch.uint8: 255, torch.uint16: 65535}  # the brightest pixel of images of whole numbers

@@ -31,9 +31,9 @@ from ..core.tensors import weights_of
 from ..core.version import __version__
 from ..core.wire import Limits, Packed, WireError, decode, digest, safe_name
 from ..data import Public
+from ..data.dataset import Spec
 from ..data.encodings import from_bytes
 from ..data.public import Samples
-from ..data.spec import Spec
 from ..engines.serve import serve
 from ..engines.states import ClientStates
 from ..method import prepare_scoring

@@ -16,11 +16,10 @@ from .engine_settings import (
     register_engine,
     require,
 )
-from .inprocess import InProcess
 from .processes import Processes
 from .serve import serve
 from .states import ClientStates, StateError
-from .threads import Threads
+from .threads import InProcess, Threads
 
 __all__ = [
     "ENGINES",

@@ -21,11 +21,10 @@ from ..core.plugins import Registry
 from ..core.settings import Hint, Positive, PositiveInt, Problem, checks_itself, hints, settings, show
 from ..place.devices import AUTO, Compute, Share, can_fork, check_fork, compute_of
 from ..place.placement import Precision
-from .inprocess import InProcess
 from .pool import ThreadCount, WorkerCount, default_workers
 from .processes import Processes
 from .states import ClientStates
-from .threads import Threads
+from .threads import InProcess, Threads
 
 log = logging.getLogger("solera")
 ANSWER_S = 5.0  # until an address must have answered

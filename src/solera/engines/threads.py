@@ -16,6 +16,26 @@ from .pool import Window, check_workers
 from .serve import serve
 from .states import ClientStates
 
+# ---- Every client in this process, one after another. The reference the other engines must equal to the bit
+
+
+class InProcess:
+    """Clients run lazily, when their replies are collected, so only one reply is in memory at a time."""
+
+    def __init__(self, host: Host, states: ClientStates, workers: int = 1, compute: Compute | None = None):
+        self.host, self.states, self.place = host, states, (compute or Compute()).place()
+
+    @property
+    def roster(self) -> Roster:
+        return self.host.roster
+
+    def start(self, calls: Sequence[Call]) -> Callable[[], Iterator[Reply]]:
+        return lambda: (serve(c, self.host, self.states, self.place) for c in calls)
+
+    def close(self) -> None:
+        pass
+
+
 log = logging.getLogger("solera")
 
 

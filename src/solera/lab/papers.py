@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from ..core.errors import ConfigError
 from ..core.settings import SettingsError, settings
 from ..runs.config import recipe_names, recipe_text
-from ..runs.dotted import flat, show
+from ..runs.words import flat, show
 
 PAPERS = {
     "feddf": "FedDF (Lin et al., NeurIPS 2020)",

@@ -17,7 +17,7 @@ from typing import Any
 from ..data.catalogue import SOURCES, named_classes
 from ..models import MODELS
 from ..runs.config import Config, differences, load_config, to_toml, with_stand_ins
-from ..runs.dotted import dig, show
+from ..runs.words import dig, show
 from .papers import Shrink
 
 EMBEDDED = "fashion-mnist"

@@ -38,10 +38,10 @@ from ..place.devices import compute_of
 from ..runs import loop
 from ..runs.config import TABLES, Config, load_config, merged, recipe_names, refuse_outside, to_toml
 from ..runs.display import QuietDisplay
-from ..runs.dotted import flat, show
 from ..runs.groups import compared
 from ..runs.loop import check_start
 from ..runs.record import count_lines
+from ..runs.words import flat, show
 from ..scenario.scenario import Scenario
 
 CASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")

@@ -23,8 +23,8 @@ from ..core.errors import ConfigError, RunError
 from ..core.files import read_file
 from ..method import name_of
 from ..runs.config import Config, load_config, to_toml
-from ..runs.dotted import show
 from ..runs.read import read_run
+from ..runs.words import show
 from .sweep import Planned, Tell, check_fits, check_unchanged, is_done, overrides_of, run_planned, with_run
 
 CLIENT_VALIDATION = 0.2  # share of each client's training samples, for methods with own models

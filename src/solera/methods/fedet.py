@@ -29,10 +29,9 @@ from ..train.fitting import Local, logits_of
 from ..train.teachers import BATCH, Cache
 from .steps.averaging import Own, models_of
 from .steps.fusion import Asked, asked, first_batch, fuse, visited
-from .steps.heads import head_of
 from .steps.reporting import note_teachers
 from .steps.screen import Screen
-from .steps.training import by_architecture, local_update
+from .steps.training import by_architecture, head_of, local_update
 
 
 def tau_s_steps() -> Distill:

@@ -38,14 +38,12 @@ from ..train.generators import (
     restored,
     weighted_cross_entropy,
 )
-from ..train.losses import backward
+from ..train.losses import Optimizer, backward
 from ..train.norms import train_mode
-from ..train.optimizers import Optimizer
 from ..train.teachers import entropy
 from .steps.averaging import Averaging, averages_of
-from .steps.counts import train_and_count, usable_counts
 from .steps.fusion import finite_models, side_by_side
-from .steps.training import by_architecture
+from .steps.training import by_architecture, train_and_count, usable_counts
 
 
 @settings

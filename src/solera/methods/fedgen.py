@@ -44,9 +44,7 @@ from ..train.norms import evaluating
 from ..train.objectives import Objective
 from ..train.teachers import soft_targets
 from .steps.averaging import Averaging, average_of, averages_of
-from .steps.counts import CountedUpdate, label_counts, usable_counts
-from .steps.heads import head_of
-from .steps.training import Update, by_architecture
+from .steps.training import CountedUpdate, Update, by_architecture, head_of, label_counts, usable_counts
 
 
 @settings

@@ -26,7 +26,7 @@ from ..train.aggregate import by_row
 from ..train.chain import Layer, chain, resized
 from ..train.fitting import Local, fit
 from .steps.averaging import models_of
-from .steps.counts import all_of_one, label_counts, usable_counts
+from .steps.training import all_of_one, label_counts, usable_counts
 
 # ---- matching neurons --------------------------------------------------------------------------------
 

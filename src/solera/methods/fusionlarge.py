@@ -27,10 +27,9 @@ from ..train.fitting import Local
 from ..train.teachers import Ensemble, Rule, Targets, Teacher
 from .steps.averaging import Own, models_of
 from .steps.fusion import asked, copies_of, first_batch, fuse, validation_problems
-from .steps.heads import head_of
 from .steps.reporting import report_teachers
 from .steps.screen import Screen
-from .steps.training import by_architecture, local_update
+from .steps.training import by_architecture, head_of, local_update
 
 
 def hard(teacher: Teacher, inputs: Tensor) -> Targets:

@@ -27,7 +27,7 @@ from ..train.chain import read, resized
 from ..train.fitting import Local, fit
 from ..train.norms import batchnorms, parameter_names, reestimate
 from ..train.objectives import Objective, cross_entropy
-from .steps.counts import label_counts
+from .steps.training import label_counts
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
 from ..train.objectives import Objective
-from ..train.representations import Split, representations_of
-from ..train.teachers import Targets, by_position
+from ..train.teachers import Split, Targets, by_position, representations_of
 from .steps.averaging import Averaging
 from .steps.training import Update
 

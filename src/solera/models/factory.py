@@ -25,8 +25,8 @@ from solera.core.errors import ConfigError
 from solera.core.plugins import architectures, is_path
 from solera.core.settings import Problem, settings, show
 from solera.core.wire import safe_name
+from solera.data.dataset import Spec
 from solera.data.encodings import WORDS, Columns, Encoding, reading
-from solera.data.spec import Spec
 from solera.models.hf import drop_poolers
 from solera.models.lora import Lora, adapted, lora_from, lora_problems
 from solera.models.registry import MODELS, build, encoding_of, model_info

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from solera.core.errors import ConfigError
 from solera.data.encodings import Encoding, Text
-from solera.models.buckets import in_buckets, real
 from solera.models.hub import Repository, imported, no_weights
 from solera.models.registry import ModelInfo
 from solera.models.zoo.layers import Body
+from solera.models.zoo.texts import in_buckets, real
 from solera.place.placement import tricks_of
 
 if TYPE_CHECKING:

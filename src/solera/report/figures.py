@@ -13,10 +13,10 @@ from typing import Any
 
 from ..core.plugins import label
 from ..runs.callbacks import KINDS
-from ..runs.dotted import show
 from ..runs.groups import Group, cautions, companions, group_runs
 from ..runs.read import Run
 from ..runs.results import Comparison, Lines, Point, Result, compared_results, unlike
+from ..runs.words import show
 from .loading import Matrix, Record
 
 # Limits, so that the page stays small.

@@ -9,12 +9,10 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from .dotted import short, show
 from .groups import Group, between_methods, group_runs, grouping
 from .read import Paths, Run, read_runs
 from .results import Comparison, Lines, Result, compared_results, main_result, warnings_of
-from .stand_ins import MARK
-from .words import human_bytes, human_count, human_time
+from .words import MARK, human_bytes, human_count, human_time, short, show
 
 
 @dataclasses.dataclass(frozen=True)

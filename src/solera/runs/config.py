@@ -60,10 +60,10 @@ from ..method import METHODS, Method, name_of
 from ..models import model_info
 from ..models.factory import ModelsConfig
 from ..scenario.task_data import DataConfig
-from .dotted import dig, flat
 from .supply import supplied
 from .tracking import TrackConfig
 from .unread import too_many, unread
+from .words import dig, flat
 
 GUESSED = 3  # shortest key that is searched for in other tables: shorter ones are similar to too many
 Name = Annotated[

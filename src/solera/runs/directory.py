@@ -41,12 +41,11 @@ from ..core.files import read_file
 from ..core.plugins import paths_in, sha256_of
 from ..core.tensors import Weights
 from ..core.wire import OWN_FILES, Packed, Place, WireError, decode, decode_field, elsewhere_of, leaves, safe_name
-from .dotted import dig, flat
 from .read import FINGERPRINTS, fingerprints_in
 from .record import FILE, FORMAT, RoundRecord, each_line, write_records
-from .stand_ins import KEY as STAND_INS
-from .stand_ins import StandIns
 from .trust import ENGINE, SENDS, prove, refuse_changes
+from .words import KEY as STAND_INS
+from .words import StandIns, dig, flat
 
 BEGINNING = {".lock", "config.toml", "config.toml.draft", "run.json.draft"}  # left by a run that was killed early
 CHECKPOINT = re.compile(r"\d{6}\.[0-9a-f]{64}\.safetensors")

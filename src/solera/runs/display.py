@@ -14,9 +14,8 @@ from rich.text import Text
 
 from .callbacks import KINDS, Callback
 from .record import RoundRecord
-from .stand_ins import KEY as STAND_INS
-from .stand_ins import verdict
-from .words import human_bytes, human_time, percent
+from .words import KEY as STAND_INS
+from .words import human_bytes, human_time, percent, verdict
 
 WARNINGS_A_ROUND = 5  # further ones are only counted; all of them are in metrics.jsonl
 MODELS_SHOWN = 12

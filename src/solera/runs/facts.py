@@ -24,9 +24,8 @@ from ..place.devices import Compute
 from ..scenario.scenario import Scenario
 from ..scenario.server import EnsembleReport, Server
 from ..train.fitting import logits_of
-from .dotted import dig
 from .measure import answers
-from .stand_ins import WHOLE, StandIns
+from .words import WHOLE, StandIns, dig
 
 CLIENTS = 200  # limit of clients whose classes are recorded, evenly spaced among all
 CELLS = 40_000  # limit of counts in partition.json

@@ -8,10 +8,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..core.errors import ConfigError
-from .dotted import short, show
 from .read import SEED, Run
-from .stand_ins import MARK, StandIns, verdict
-from .words import some
+from .words import MARK, StandIns, short, show, some, verdict
 
 # Settings that do not change a result: two runs that differ only in these and in the seed are one case.
 NOT_COMPARED = {SEED, "run.name", "run.checkpoint_every"}

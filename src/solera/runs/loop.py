@@ -48,11 +48,10 @@ from .facts import Facts
 from .measure import first_if_all_void, kinds, measure, measure_validation, not_finite, summarise, traffic, why_unusable
 from .record import RoundRecord, Score, Traffic
 from .sites import build_sites
-from .stand_ins import KEY as STAND_INS
-from .stand_ins import verdict
 from .tracking import TrackConfig
 from .trust import code_of_run, refuse_changed_files, refuse_sending
-from .words import percent
+from .words import KEY as STAND_INS
+from .words import percent, verdict
 
 log = logging.getLogger("solera")
 SUPPLIED = "public_sent"  # event of a round: which clients were sent the public samples

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import safetensors
@@ -21,8 +21,8 @@ from ..core.task import Data
 from ..core.tensors import Inputs, batches, take
 from ..core.version import __version__
 from ..method import Exchange, MeanScore, Method, Model, name_of, scoring
+from ..place.placement import finest
 from ..scenario.server import EnsembleReport, Server
-from ..train.diversity import diversity
 from ..train.fitting import Score, evaluate, logits_of, score_tokens
 from ..train.teachers import Ensemble, frozen
 from . import record as rows
@@ -273,3 +273,29 @@ def summarise(
         "workers": getattr(fed.engine, "count", getattr(fed.engine, "workers", 1)),
         "out": str(home),
     }
+
+
+# ---- The diversity of an ensemble's members: FedEED's argument for distilling into one designated model
+
+
+class Diversity(NamedTuple):
+    """The means over pairs."""
+
+    disagreement: float
+    kl: float
+    pairs: int
+
+
+def diversity(logits: Tensor, sets: Sequence[Sequence[int]]) -> Diversity | None:
+    """Over the pairs within each set of members; None without a pair. logits [members, samples, classes]"""
+    pairs = sorted({(i, j) for own in sets for i in own for j in own if i < j})
+    if not pairs or logits.shape[1] == 0:
+        return None
+    log_p = finest(logits).log_softmax(-1)
+    choice, N = log_p.argmax(-1), logits.shape[1]
+    crossed = torch.einsum("inc,jnc->ij", log_p.exp(), log_p) / N  # mean over x of sum_c p_i log p_j
+    one, two = torch.tensor(pairs).T
+    differ = finest(choice[one] != choice[two]).mean().item()
+    own = crossed.diagonal()
+    kl = (own[one] - crossed[one, two] + own[two] - crossed[two, one]).mean().item() / 2
+    return Diversity(differ, kl, len(pairs))

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import ConfigError, RunError
 from ..core.files import MOST_TOML, read_file
 from ..core.plugins import label
-from .dotted import dig, flat
 from .record import WAYS, RoundRecord, read_records
-from .stand_ins import StandIns, read_stand_ins
+from .words import StandIns, dig, flat, read_stand_ins
 
 if TYPE_CHECKING:
     import pandas

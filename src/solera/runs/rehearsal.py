@@ -21,7 +21,7 @@ from .config import Config, RunConfig, to_toml
 from .facts import facts_of, stand_ins_of
 from .loop import Loop, check_fit, check_quorum, check_stop_rule, federation_of, scenario_of, sole_run
 from .record import WAYS, RoundRecord, Traffic
-from .stand_ins import verdict
+from .words import verdict
 
 log = logging.getLogger("solera")
 

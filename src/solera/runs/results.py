@@ -20,11 +20,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .dotted import show
 from .groups import Group, cautions
 from .read import Run
 from .record import OWN, RoundRecord
-from .words import human_bytes, some
+from .words import human_bytes, show, some
 
 WEIGHTED = "own models, weighted by samples"
 MAIN = ("server", "own", "mean", "model", "ensemble")  # the first of these that a case has is its main result

@@ -15,8 +15,8 @@ from ..core.errors import ConfigError
 from ..core.plugins import architectures
 from ..core.randomness import seed_from
 from ..data import make_public
+from ..data.dataset import Spec
 from ..data.site_data import Holding, SiteConfig, read_site
-from ..data.spec import Spec
 from ..data.transforms import check_steps
 from ..engines import default_workers
 from ..models import check_output

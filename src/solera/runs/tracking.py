@@ -19,9 +19,9 @@ from ..core.files import read_file
 from ..core.settings import Problem, settings
 from ..core.version import __version__
 from .callbacks import Callback
-from .dotted import flat, show
 from .read import Run, read_run
 from .record import OWN, WAYS, RoundRecord
+from .words import flat, show
 
 OURS = ".solera"  # suffix of our event files: no others are ever removed
 BATCH = 100  # values in one request to MLflow

@@ -17,8 +17,8 @@ from ..core.errors import ConfigError
 from ..core.task import Client, Data
 from ..core.tensors import Brought, Weights, sent
 from ..data import Public
+from ..data.dataset import Spec
 from ..data.encodings import Text
-from ..data.spec import Spec
 from ..data.transforms import Name, Step, drawn_anew
 from ..models.lora import base_digest
 from ..place.placement import Placement

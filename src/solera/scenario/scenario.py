@@ -30,12 +30,11 @@ from ..data import (
     partition,
     split_test,
 )
-from ..data.dataset import Arrays, as_blocks
+from ..data.dataset import Arrays, Task, as_blocks
 from ..data.encodings import Encoding, unique
 from ..data.public import samples_of
 from ..data.site_data import Holding, hold
 from ..data.site_data import Own as SiteData
-from ..data.spec import Task
 from ..data.transforms import Name, Step, check_steps
 from ..engines import default_workers
 from ..models import check_output

@@ -13,9 +13,9 @@ from ..core.settings import Hint, Positive, PositiveInt, Problem, Share, setting
 from ..core.task import Data
 from ..data import Dataset, PublicConfig, load
 from ..data.catalogue import SOURCES
+from ..data.dataset import Spec, Task
 from ..data.encodings import LENGTH, VOCABULARY
 from ..data.site_data import SiteConfig, read_source
-from ..data.spec import Spec, Task
 from ..data.transforms import Name
 
 Kept = Annotated[float, Ge(0), Le(0.9)]  # a share that is not trained on; the rest must be large enough to train on

@@ -15,10 +15,9 @@ from ..core.settings import BelowOne, NonNegative, NonNegativeInt, Positive, Pos
 from ..core.stopping import check_stop
 from ..core.tensors import CPU, Inputs, Weights, batches, device_of, draw, is_fresh, sent, take
 from ..place.placement import HALF, finest, full_precision, steps_to_take, tricks_of
-from .losses import Losses, backward
+from .losses import Adam, Losses, Optimizer, Sgd, backward
 from .norms import evaluating, has_batchnorm, train_mode
 from .objectives import Objective, cross_entropy
-from .optimizers import Adam, Optimizer, Sgd
 
 Correct = Callable[[str, Tensor], Tensor]
 

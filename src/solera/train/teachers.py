@@ -29,12 +29,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean, pstdev
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..core.tensors import CPU, Inputs, Weights, beside, device_of, is_fresh, sent, take
+from ..core.tensors import CPU, Inputs, Views, Weights, beside, device_of, draw, is_fresh, sent, take
 from ..place.placement import finest, room_for
 from .consensus import confidence
 from .fitting import logits_of
@@ -350,3 +350,41 @@ def drop_worst(accuracies: Sequence[float], classes: int, threshold: float = 1.2
         least = fmean(others) - 1.5 * pstdev(others)
         kept = [i for i, a in enumerate(accuracies) if a >= least]
     return kept or [best]
+
+
+# ---- Representations: the output of a split model before its head, and MOON's objective on them --
+
+
+class Split(Protocol):
+    """A model in two steps: head(represent(x))."""
+
+    head: Callable[[Tensor], Tensor]
+
+    def represent(self, x: Tensor) -> Tensor: ...
+
+
+class _Encoder(nn.Module):
+    """A split model without its head."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Split, self.model).represent(x)
+
+
+def representations_of(model: nn.Module, inputs: Inputs) -> Tensor:
+    """The representations of `inputs`, in evaluation mode and without gradients; `model` does not change."""
+    return logits_of(_Encoder(model), inputs)
+
+
+def represented(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The same as samples to train a head on: fresh samples are represented when they are drawn."""
+    if not is_fresh(inputs):
+        return representations_of(model, inputs)
+    return Views(
+        len(inputs),
+        lambda rows: representations_of(model, take(inputs, rows)),
+        lambda rows, seed: representations_of(model, draw(inputs, rows, seed)),
+    )

@@ -18,7 +18,7 @@ from ..core.errors import ConfigError, RunError
 from ..core.files import read_file
 from ..core.plugins import label
 from ..core.version import __version__
-from ..data.spec import Spec
+from ..data.dataset import Spec
 from ..place.placement import numerics
 from .trained import Trained
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..core.errors import ConfigError, DataError, RunError
 from ..data import from_tensors
+from ..data.dataset import Spec
 from ..data.encodings import Text
-from ..data.spec import Spec
 from ..data.tables import Given
 from ..data.unlabelled import holds_texts, read_samples, texts_in
 from ..place.placement import numerics

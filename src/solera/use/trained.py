@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError, RunError
 from ..core.files import check_file, open_file
+from ..data.dataset import Spec
 from ..data.encodings import Columns, Text
-from ..data.spec import Spec
 from ..models.factory import ModelFactory, ModelsConfig, tokenizer_of
 from ..models.lora import base_digest, lora_from, merged
 from ..place.placement import numerics
-from ..runs.dotted import dig
 from ..runs.read import Run, read_run
 from ..runs.trust import code_of_run, warn_if_changed
+from ..runs.words import dig
 from ..scenario.server import initialised
 from ..train.teachers import Ensemble
 

@@ -21,7 +21,7 @@ from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.core.errors import DataError, RunError
 from solera.data import load, tokenize
-from solera.data.spec import Spec
+from solera.data.dataset import Spec
 from solera.data.unlabelled import read_samples
 from solera.models import build
 from solera.runs import loop

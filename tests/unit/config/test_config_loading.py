@@ -10,7 +10,7 @@ from solera.core.errors import ConfigError
 from solera.data import PartitionConfig
 from solera.method import METHODS, name_of
 from solera.runs.config import Config, load_config, recipe_names, recipe_text, to_toml
-from solera.runs.dotted import flat, show
+from solera.runs.words import flat, show
 
 
 def reload(config: Config) -> Config:

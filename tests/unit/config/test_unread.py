@@ -16,8 +16,8 @@ from solera.method import find_method
 from solera.runs import loop
 from solera.runs.callbacks import Callback
 from solera.runs.config import load_config, recipe_names, to_toml
-from solera.runs.dotted import flat
 from solera.runs.loop import scenario_of, simulate
+from solera.runs.words import flat
 from solera.testing import small, toy_for
 
 TINY = SELF_TEST | {"engine": {"name": "inprocess"}}

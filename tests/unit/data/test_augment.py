@@ -6,7 +6,7 @@ import torch
 from solera import Scenario
 from solera.core.errors import ConfigError, DataError
 from solera.data import PartitionConfig, PublicConfig, from_tensors
-from solera.data.sampling import torch_rng
+from solera.data.partition import torch_rng
 from solera.data.transforms import augmented, drawn_anew
 from solera.models.factory import ModelsConfig
 from solera.runs.config import load_config

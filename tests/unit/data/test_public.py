@@ -17,7 +17,7 @@ from solera.data import (
     tokenize,
 )
 from solera.data import transforms as T
-from solera.data.sampling import torch_rng
+from solera.data.partition import torch_rng
 from solera.data.transforms import augmented
 
 NOBODY = torch.empty(0, dtype=torch.int64)

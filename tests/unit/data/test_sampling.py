@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from solera.core.errors import ConfigError
 from solera.data import balanced, hold_out
-from solera.data.sampling import largest_remainder, numpy_rng, rank_within, torch_rng
+from solera.data.partition import largest_remainder, numpy_rng, rank_within, torch_rng
 
 
 def test_generators_depend_on_seed_and_purpose_only():

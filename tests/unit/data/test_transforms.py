@@ -8,7 +8,7 @@ import torch
 
 from solera.core.errors import DataError
 from solera.data import transforms as T
-from solera.data.sampling import torch_rng
+from solera.data.partition import torch_rng
 from solera.data.transforms import augmented
 
 Image = pytest.importorskip("PIL.Image")

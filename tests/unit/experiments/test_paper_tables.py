@@ -12,8 +12,8 @@ from solera.lab.papers import NOT_PRINTED, load_paper, paper_names
 from solera.lab.reproduce import plan_table
 from solera.lab.sweep import overrides_of
 from solera.runs.config import load_config, merged, to_toml
-from solera.runs.dotted import flat
 from solera.runs.rehearsal import rehearse_config
+from solera.runs.words import flat
 from solera.train.fitting import Local
 
 FEDEED = {  # section 6: "distillation: 5000 steps, temperature 4 (FedDF and FedEED)"

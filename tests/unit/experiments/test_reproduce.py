@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 from solera.cli.main import app
 from solera.core.errors import ConfigError
-from solera.lab.estimate import estimated, work_of
 from solera.lab.papers import load_paper, read_paper
-from solera.lab.reproduce import as_markdown, collect, effort, items, missing, needs, plan_table
+from solera.lab.reproduce import as_markdown, collect, effort, estimated, items, missing, needs, plan_table, work_of
 from solera.lab.scales import RULES, scaled, scaled_round, shrunk, told
 from solera.lab.sweep import run_planned
 from solera.runs.config import load_config, to_toml, without_stand_ins
@@ -153,7 +152,7 @@ def test_steps_are_counted_as_a_run_takes_them():
 
 
 def test_the_estimate_is_steps_times_seconds(monkeypatch):
-    monkeypatch.setattr("solera.lab.estimate._measured", lambda what: 0.5 if what.training else 0.0)
+    monkeypatch.setattr("solera.lab.reproduce._measured", lambda what: 0.5 if what.training else 0.0)
     config = load_config("toy", ['models.clients=["mlp"]', "method.fusion.steps=0"])
     found = estimated([to_toml(config)])
     trained = sum(count for count, what in work_of(config)[0] if what.training)

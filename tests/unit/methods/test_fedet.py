@@ -16,8 +16,8 @@ from solera.core.wire import digest
 from solera.data import PartitionConfig, PublicConfig, from_tensors
 from solera.method import Traits
 from solera.methods.fedet import ConsensusTeacher, FedET
-from solera.methods.steps.heads import head_of
 from solera.methods.steps.screen import Robust, Screen
+from solera.methods.steps.training import head_of
 from solera.models import as_split, build, wrap
 from solera.models.factory import ModelsConfig
 from solera.runs.config import EngineConfig, RunConfig

@@ -22,8 +22,7 @@ from solera.methods.fedgen import (
     train_with_generator,
     with_latents,
 )
-from solera.methods.steps.counts import CountedUpdate, usable_counts
-from solera.methods.steps.heads import head_of
+from solera.methods.steps.training import CountedUpdate, head_of, usable_counts
 from solera.models import wrap
 from solera.testing import run_toy, split_deep, split_wide, wide
 from solera.train.fitting import Local, evaluate, logits_of

@@ -15,8 +15,8 @@ from solera.methods.fedavg import FedAvg
 from solera.methods.feddf import FedDF
 from solera.methods.fedet import FedET
 from solera.methods.fusionlarge import FusionLarge, hard
-from solera.methods.steps.heads import head_of
 from solera.methods.steps.screen import Robust, Screen
+from solera.methods.steps.training import head_of
 from solera.models import wrap
 from solera.runs.loop import check_server
 from solera.testing import check_method, run_toy, small, split_wide, toy_for, wide

@@ -15,7 +15,7 @@ from solera.methods.moon import MOON, contrast
 from solera.models import wrap
 from solera.testing import check_method, run_toy, wide
 from solera.train.fitting import Local, minibatches
-from solera.train.representations import representations_of
+from solera.train.teachers import representations_of
 from toys import Conv, World, images, kept_by, mlp, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

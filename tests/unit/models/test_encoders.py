@@ -13,10 +13,10 @@ from encoders import write_encoder, write_tokenizer
 from solera.core.errors import ConfigError
 from solera.core.plugins import absolute, architectures
 from solera.data import PartitionConfig, PublicConfig, from_texts
-from solera.models import buckets, build, encoding_of, model_info
+from solera.models import build, encoding_of, model_info
 from solera.models.factory import ModelsConfig
 from solera.models.hf import ADDED, Encoder, _random, digest_of, origins_of
-from solera.models.zoo import encoders
+from solera.models.zoo import encoders, texts
 from solera.place.placement import TRICKS
 from solera.scenario.scenario import Scenario
 from solera.train.fitting import logits_of
@@ -103,9 +103,9 @@ def test_a_text_is_read_in_a_length_that_depends_on_it_alone():
     ids = torch.zeros(4, 64, dtype=torch.int64)
     for row, length in enumerate((3, 8, 9, 64)):
         ids[row, :length] = 5
-    assert buckets.bucket_of(ids, 0).tolist() == [8, 8, 16, 64]
+    assert texts.bucket_of(ids, 0).tolist() == [8, 8, 16, 64]
     seen = []
-    found = buckets.in_buckets(lambda x: seen.append(tuple(x.shape)) or x.sum(1, keepdim=True), ids, 0, True)
+    found = texts.in_buckets(lambda x: seen.append(tuple(x.shape)) or x.sum(1, keepdim=True), ids, 0, True)
     assert seen == [(2, 8), (1, 16), (1, 64)]
     assert found.flatten().tolist() == [15, 40, 45, 320]
 
@@ -138,7 +138,7 @@ def test_a_ready_made_mask_means_what_the_librarys_own_does(kind, monkeypatch):
 def test_no_text_at_all_has_an_answer_of_the_right_width(training):
     """A dry run asks for nothing, and goes on with what it gets."""
     none = torch.zeros(0, 64, dtype=torch.int64)
-    assert buckets.in_buckets(lambda x: x[:, :5] + 1.0, none, 0, training).shape == (0, 5)
+    assert texts.in_buckets(lambda x: x[:, :5] + 1.0, none, 0, training).shape == (0, 5)
 
 
 def test_weights_are_loaded_without_threads(folder, monkeypatch):

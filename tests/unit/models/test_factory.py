@@ -10,8 +10,8 @@ from torch import nn
 import solera
 from solera.core.errors import ConfigError
 from solera.core.randomness import repeatable
+from solera.data.dataset import Spec
 from solera.data.encodings import BYTES, VOCABULARY, WORDS, Columns
-from solera.data.spec import Spec
 from solera.models.factory import ModelFactory, ModelsConfig
 from solera.runs.config import load_config
 from solera.runs.loop import scenario_of
@@ -81,6 +81,6 @@ def test_a_setting_is_in_few_hands_between_the_file_and_its_use():
 
     config, reading = files(lambda: load_config(TABLES))
     _, building = files(lambda: scenario_of(config))
-    beside = {"runs/supply.py", "runs/dotted.py"}  # what other settings make of it: it does not pass them
+    beside = {"runs/supply.py", "runs/words.py"}  # what other settings make of it: it does not pass them
     assert building == {"models/factory.py", "models/registry.py"}
     assert len(reading - beside | building | {"models/zoo/layers.py"}) <= 5

@@ -20,7 +20,7 @@ from solera.engines import Call, ClientInfo, InProcess, Roster
 from solera.engines.dry import Dry
 from solera.engines.serve import arguments_of
 from solera.method import METHODS, find_method
-from solera.methods.steps import counts
+from solera.methods.steps import training
 from solera.methods.steps.low_bit import LowBitUpload
 from solera.methods.steps.screen import Robust
 from solera.methods.steps.teaching import LowEntropy
@@ -154,7 +154,7 @@ def test_what_a_run_refuses_a_dry_run_refuses():
 def test_a_reply_that_zeros_cannot_stand_for_is_named(monkeypatch):
     """Label counts must sum to the client's examples: zeros do not, and without `fill` there is nothing else."""
     method = small(find_method("fedftg")())
-    marker = counts.CountedUpdate.__dataclass_fields__["counts"]
+    marker = training.CountedUpdate.__dataclass_fields__["counts"]
     bare = {"tie": dataclasses.replace(marker.metadata["tie"], fill=None)}
     monkeypatch.setattr(marker, "metadata", bare)
     with pytest.raises(RunError, match=r"train_and_count is refused: label counts .*`fill`"):

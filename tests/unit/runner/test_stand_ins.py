@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from solera.cli.main import app
 from solera.runs.facts import Facts, stand_ins_of
 from solera.runs.read import read_run
-from solera.runs.stand_ins import listed, read_stand_ins, verdict
+from solera.runs.words import listed, read_stand_ins, verdict
 
 FILE = """
 [run]

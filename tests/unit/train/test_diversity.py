@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from solera.train.diversity import diversity
+from solera.runs.measure import diversity
 
 
 def test_two_members_by_hand():

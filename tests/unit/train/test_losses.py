@@ -8,8 +8,7 @@ import torch
 
 from solera.core.tensors import CPU
 from solera.place.placement import TRICKS
-from solera.train.losses import Losses, backward, finite_loss
-from solera.train.optimizers import Sgd
+from solera.train.losses import Losses, Sgd, backward, finite_loss
 
 
 def fine(loss):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from solera.train.optimizers import Adam, Optimizer, Sgd
+from solera.train.losses import Adam, Optimizer, Sgd
 
 
 def model() -> nn.Sequential:

@@ -11,8 +11,7 @@ from solera.core.tensors import weights_of
 from solera.methods.moon import contrast, contrastive
 from solera.models import wrap
 from solera.train.norms import has_batchnorm, train_mode
-from solera.train.representations import representations_of
-from solera.train.teachers import by_position
+from solera.train.teachers import by_position, representations_of
 from toys import Conv, images, same_bits
 
 

@@ -18,8 +18,7 @@ from ...train.distill import divergence
 from ...train.fitting import Local, Score, evaluate, fit, logits_of, minibatches
 from ...train.norms import has_batchnorm
 from ...train.objectives import Objective
-from ...train.representations import represented
-from ...train.teachers import Targets, by_position, soft_targets
+from ...train.teachers import Targets, by_position, represented, soft_targets
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 

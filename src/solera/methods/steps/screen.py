@@ -33,8 +33,7 @@ from ...train.robust import by_number, clip_updates, weighted_median
 from ...train.teachers import Build, Frozen, drop_worst
 from .averaging import average_of
 from .fusion import finite_models, side_by_side
-from .heads import head_of
-from .training import Sent, Update
+from .training import Sent, Update, head_of
 
 Selection = Literal["krum", "multi_krum", "bulyan"]
 Combined = Literal["weighted", "uniform", "median", "trimmed_mean", "krum", "multi_krum", "bulyan"]

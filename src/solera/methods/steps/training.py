@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+import torch
+from torch import Tensor
+
 from ...core.federation import Federation, Replies, per_client
 from ...core.settings import Slot, settings
 from ...core.task import Client, task
 from ...core.tensors import Weights, beside, weights_of
-from ...core.wire import like
+from ...core.wire import like, sized
 from ...scenario.server import Server
 from ...train.fitting import Local, fit
 from ...train.objectives import proximal
@@ -60,3 +63,58 @@ class Upload(Slot):
     def build(self, server: Server) -> Build:
         """The function that makes modules which predict like the clients' models."""
         return server.model
+
+
+# ---- The head that all models share: Fed-ET's representation layer -------------------------------
+
+
+def head_of(weights: Weights) -> Weights:
+    """h, the representation layer: it includes the classifier."""
+    return {name: t for name, t in weights.items() if name.startswith("head.")}
+
+
+# ---- Label counts that clients report: FedGen and FedFTG use them to weigh teachers and labels ---
+
+
+def all_of_one(counts: Tensor, examples: int) -> Tensor:
+    """Label counts of a client whose examples have one label."""
+    return torch.cat([counts[:1] + examples, counts[1:]])
+
+
+@dataclass(frozen=True)
+class CountedUpdate:
+    """Parameters and buffers after local training and, if requested, the client's samples of each label."""
+
+    counts: Tensor | None = sized("classes", dtype=torch.int64, fill=all_of_one)
+    weights: Weights = like("weights")
+
+
+def label_counts(client: Client) -> Tensor:
+    """n_k^y: how many training samples of each label the client holds."""
+    return torch.bincount(client.train.labels, minlength=client.classes).cpu()
+
+
+@task("train_and_count")
+def train_and_count(client: Client, weights: Weights, local: Local, classes: int | None) -> CountedUpdate:
+    """Train a copy of the received model; if `classes` is given, also report the label counts."""
+    update = local_update(client, weights=weights, local=local, mu=0.0)
+    return CountedUpdate(None if classes is None else label_counts(client), update.weights)
+
+
+def usable_counts(x: Replies, known: Mapping[str, Tensor], fed: Federation, server: Server) -> dict[str, Tensor]:
+    """The label counts of all replies, as sent or as `known` from before; invalid counts are rejected.
+
+    A client's counts must sum to the examples it registered with, so no client can dominate a label with false counts.
+    """
+    fine = {}
+    for k, reply in list(x.items()):
+        counts, registered = known.get(k, reply.counts), fed.num_examples(k)
+        if counts is None:
+            reason = "no label counts"
+        elif bool((counts < 0).any()) or bool((counts > registered).any()) or int(counts.sum()) != registered:
+            reason = f"label counts that are not those of the {registered} examples it registered"
+        else:
+            fine[k] = counts
+            continue
+        fed.reject(x, k, reason)
+    return fine

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from solera.core.errors import ConfigError
 from solera.models import hf
-from solera.models.buckets import in_buckets, real
 from solera.models.registry import ABOUT, zoo_model
 from solera.models.zoo.layers import Body, dropout_rate, positive
-from solera.models.zoo.texts import check_text
+from solera.models.zoo.texts import check_text, in_buckets, real
 
 
 class Block(nn.Module):

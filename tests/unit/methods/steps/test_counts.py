@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from solera.core.task import Data
-from solera.methods.steps.counts import CountedUpdate, label_counts, train_and_count, usable_counts
+from solera.methods.steps.training import CountedUpdate, label_counts, train_and_count, usable_counts
 from solera.train.fitting import Local
 from toys import World, images, mlp, replies_of
 

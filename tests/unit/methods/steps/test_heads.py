@@ -2,7 +2,7 @@
 
 import torch
 
-from solera.methods.steps.heads import head_of
+from solera.methods.steps.training import head_of
 
 
 def test_the_head_is_all_that_is_named_so():
