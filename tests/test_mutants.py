@@ -111,7 +111,7 @@ def test_every_file_has_tests_of_its_own(mutants):
 def test_each_shared_step_of_the_methods_has_a_test_file_named_after_it(mutants):
     """So that a mistake in it fails there, and not only in the tests of every method that uses it."""
     shared = [pathlib.Path(file).stem for file in mutants.targets(["methods/steps/"])]
-    assert {"averaging", "fusion", "personal", "predictions", "training"} <= set(shared)
+    assert {"fusion", "personal", "predictions", "training"} <= set(shared)
     for name in shared:
         assert f"tests/unit/methods/steps/test_{name}.py" in mutants.tests_of(f"methods/steps/{name}.py")
 
@@ -133,14 +133,14 @@ def test_reasons_are_counted_and_old_ones_named(mutants):
 
 def test_it_judges_and_goes_on_where_it_ended(tmp_path):
     results = tmp_path / "results.jsonl"
-    command = [sys.executable, str(SCRIPT), "methods/steps/heads", "--results", str(results), "--workers", "1"]
-    before = SCRIPT.parents[1].joinpath("src/solera/methods/steps/training.py").read_bytes()
+    command = [sys.executable, str(SCRIPT), "train/norms", "--results", str(results), "--workers", "1"]
+    before = SCRIPT.parents[1].joinpath("src/solera/train/norms.py").read_bytes()
     done = subprocess.run([*command, "--per-file", "1"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     (entry,) = map(json.loads, results.read_text().splitlines())
-    assert (entry["verdict"], entry["file"]) == ("killed", "methods/steps/training.py")
-    assert entry["by"].startswith("test_heads.py::")
+    assert (entry["verdict"], entry["file"]) == ("killed", "train/norms.py")
+    assert entry["by"].startswith("test_norms.py::")
     again = subprocess.run([*command, "--per-file", "1"], capture_output=True, text=True, timeout=200)
     assert "noticed: 100.0 % of 1" in again.stdout
     assert len(results.read_text().splitlines()) == 1
-    assert before == SCRIPT.parents[1].joinpath("src/solera/methods/steps/training.py").read_bytes()
+    assert before == SCRIPT.parents[1].joinpath("src/solera/train/norms.py").read_bytes()

@@ -23,7 +23,7 @@ logging.disable(logging.CRITICAL)
 tables, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
 print("go", flush=True)
 done = loop.run(load_config(tables), out, resume=True)
-print(done["digest"], flush=True)
+print(done.digest, flush=True)
 """
 
 

@@ -20,7 +20,7 @@ def test_a_whole_run(tmp_path):
 
 
 def test_reading_needs_no_torch():
-    names = ["record", "read", "compare", "results", "words", "callbacks", "groups", "dotted"]
+    names = ["record", "read", "compare", "results", "words", "callbacks", "groups"]
     imports = ", ".join(f"solera.runs.{name}" for name in names)
     code = f"import sys, {imports}, solera.report.page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
