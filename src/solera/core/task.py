@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..place.placement import Placement
 from .randomness import seed_from
+from .settings import same_source
 from .tensors import Brought, Inputs, Weights, copy_of, device_of
 from .wire import check_ties, check_type
 
@@ -192,8 +193,11 @@ def task(name: str) -> Callable[[Callable[..., Any]], Task]:
                 f"task {name} trains on public samples, and no argument says on how many: annotate the one that has "
                 "a row for each of them, or their indices, as PublicRows"
             )
-        if name in TASKS and (there := TASKS[name].origin) != made.origin:
-            raise TypeError(f"task {name!r} is already {there}: choose another name")
+        if (known := TASKS.get(name)) is not None and known.origin != made.origin:
+            if same_source(known.fn, fn) and known.fn.__code__ == fn.__code__:
+                return known  # one file, imported both by name and by path
+            files = [f"{t.origin} ({t.fn.__code__.co_filename})" for t in (known, made)]
+            raise TypeError(f"task {name!r} is already {files[0]}: choose another name for {files[1]}")
         TASKS[name] = made
         return made
 
