@@ -51,7 +51,7 @@ TARGETS = (
     "methods/steps/*.py",
     "core/federation.py",
     "scenario/scenario.py",
-    "data/{partition,dirichlet}.py",
+    "data/partition.py",
 )
 FRAMEWORK = ("methods/test_framework.py",)
 ALGORITHM_1 = ("cohort", "grouping", "algorithm", "slots")  # of the framework, beside its trainers

@@ -125,8 +125,9 @@ def test_an_old_spelling_becomes_the_new_one():
 
 def test_an_entry_of_a_meant_change_has_a_reason():
     for entry in tomllib.loads(same_as.MEANT.read_text()).get("meant", []):
-        assert entry["case"]
         assert entry["reason"]
+        assert set(entry) <= {"case", "key", "reason"}
+        assert {"case", "key"} & set(entry)
 
 
 def test_records_hold_no_times_and_no_paths(tmp_path):

@@ -130,7 +130,7 @@ def test_a_method_derived_from_a_registered_one_can_be_registered(names, tmp_pat
 
 
 def test_what_a_method_lacks_is_named(names):
-    with pytest.raises(TypeError, match=r"'odd'.*does not derive from solera\.Method"):
+    with pytest.raises(TypeError, match=r"'odd'.*does not derive from solera\.method\.Method"):
         register("odd")(dataclass(frozen=True)(type("Odd", (), {})))
 
     @dataclass(frozen=True)

@@ -164,8 +164,8 @@ def test_a_client_counts_once_in_a_mean_of_scores_however_often_it_was_drawn(tmp
     fed = Federation(InProcess(scenario, ClientStates(tmp_path)), 0, config)
     asked = scoring(method, method.init(fed, scenario.server), fed)
     assert asked.task.returns is MeanScore
-    once = _measure_mean(asked, fed, 8)
+    once = _measure_mean(asked, fed, list(fed.clients))
     fed.begin(0)
     fed.sample()
     assert max(fed.copies.values()) > 1
-    assert _measure_mean(asked, fed, 8) == once
+    assert _measure_mean(asked, fed, list(fed.clients)) == once

@@ -244,16 +244,19 @@ def _bytes(t: Tensor) -> Tensor:
 
 def _others() -> dict[int, int | None]:
     """The other threads of the program that run Python, with the processor time of each so far; None: unknown."""
-    listed = {t.ident: t for t in threading.enumerate()}
-    ids = [n for n in sys._current_frames() if n != threading.get_ident()]
-    return {n: _worked_ns(listed.get(n)) for n in ids if n not in listed or not listed[n].name.startswith(OURS)}
+    known = {t.native_id: t for t in threading.enumerate() if t.native_id is not None}
+    running = sys._current_frames().keys() - {threading.get_ident()}
+    ids = {n for n, t in known.items() if t.ident in running and not t.name.startswith(OURS)}
+    if not running <= {t.ident for t in known.values()}:  # one was not started by `threading`: it may be any other one
+        ids |= {int(n) for n in os.listdir("/proc/self/task")} - known.keys() if sys.platform == "linux" else {-1}
+    return {n: _worked_ns(n) for n in ids}
 
 
-def _worked_ns(thread: threading.Thread | None) -> int | None:
-    if thread is None or thread.native_id is None or sys.platform != "linux":  # None: not started by `threading`
+def _worked_ns(native_id: int) -> int | None:
+    if sys.platform != "linux":
         return None
     try:
-        return time.clock_gettime_ns(~thread.native_id << 3 | 6)  # the kernel's clock id of a thread
+        return time.clock_gettime_ns(~native_id << 3 | 6)  # the kernel's clock id of a thread
     except OSError:  # it has ended
         return None
 

@@ -286,7 +286,7 @@ def table_split(table: Table, info: SourceInfo, given: Given = USUAL) -> Split:
                 f"{where}: the label of row {i} (counted from 0) is a {type(value).__name__}; expected one class, by "
                 "number or by name"
             )
-    if table.written and all(map(_is_number, labels)):
+    if label and table.written and all(map(_is_number, labels)):
         labels = [int(value) for value in labels]
     users = None if user is None else np.asarray([str(u) for u in table.cells(user)])
     class_names = table.class_names(label) if label else None

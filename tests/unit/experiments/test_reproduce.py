@@ -152,7 +152,7 @@ def test_steps_are_counted_as_a_run_takes_them():
 
 
 def test_the_estimate_is_steps_times_seconds(monkeypatch):
-    monkeypatch.setattr("solera.lab.reproduce._measured", lambda what: 0.5 if what.training else 0.0)
+    monkeypatch.setattr("solera.lab.reproduce._seconds_of_step", lambda what: 0.5 if what.training else 0.0)
     config = load_config("toy", ['models.clients=["mlp"]', "method.fusion.steps=0"])
     found = estimated([to_toml(config)])
     trained = sum(count for count, what in work_of(config)[0] if what.training)
