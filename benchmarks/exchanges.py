@@ -37,10 +37,10 @@ import namespaces
 from bench import page
 from bench.machine import MARK as FAMILY
 from bench.machine import describe, family
+from solera.core import __version__
 from solera.core.federation import Federation
 from solera.core.task import Client, Data, task
 from solera.core.tensors import Weights
-from solera.core.version import __version__
 from solera.core.wire import like
 from solera.engines import ClientStates, Roster, engine_named
 from solera.place.placement import TRICKS

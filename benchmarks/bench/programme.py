@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from solera.core import __version__
 from solera.core.errors import ConfigError
-from solera.core.version import __version__
 
 from . import peers
 from .contest import hold

@@ -11,7 +11,7 @@ or begins with an underscore. Names are loaded when they are first used, so `imp
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .core.version import __version__
+from .core import __version__
 
 if TYPE_CHECKING:
     from . import data, engines, method, methods, models, testing

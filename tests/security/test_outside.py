@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from run_directories import write_run
 from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
+from solera.core import __version__
 from solera.core.errors import ConfigError, RunError
-from solera.core.version import __version__
 from solera.runs import loop
 from solera.runs import tracking as export
 from solera.runs.config import load_config

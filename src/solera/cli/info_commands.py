@@ -184,7 +184,7 @@ def examine() -> Rows:
     """Every check: what was checked, what was found, whether it passed, and whether a run needs it."""
     import torch
 
-    from ..core.version import __version__
+    from ..core import __version__
     from ..engines import default_engine, default_workers
     from ..place.fingerprint import fingerprint
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from ..core.version import __version__
+from ..core import __version__
 from .console import EXIT_CODES, Unwritable, careful
 from .deploy_commands import app as deploy
 from .info_commands import doctor, ls

@@ -10,12 +10,12 @@ from typing import Any, get_type_hints
 
 from flwr.app import Message
 
+from ..core import __version__
 from ..core.calls import text_in
 from ..core.errors import ConfigError, SoleraError
 from ..core.federation import QuorumNotMet
 from ..core.plugins import code_allowed
 from ..core.tensors import weights_of
-from ..core.version import __version__
 from ..core.wire import Limits, WireError, digest, safe_name
 from ..engines.engine_settings import FlowerConfig
 from ..engines.states import StatesElsewhere

@@ -23,12 +23,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..core import __version__
 from ..core.calls import SHA256, Call, Host, Reply, text_in
 from ..core.errors import ConfigError, SoleraError
 from ..core.plugins import code_allowed, is_path
 from ..core.task import TASKS
 from ..core.tensors import weights_of
-from ..core.version import __version__
 from ..core.wire import Limits, Packed, WireError, decode, digest, safe_name
 from ..data import Public
 from ..data.dataset import Spec

@@ -34,6 +34,7 @@ import torch
 from ray.util import deregister_serializer, register_serializer
 from torch import Tensor
 
+from ..core import __version__
 from ..core.calls import Call, Host, Reply
 from ..core.errors import PORTABLE, ConfigError, SoleraError, one_line
 from ..core.plugins import files_of_code, take_over
@@ -41,7 +42,6 @@ from ..core.settings import show
 from ..core.stopping import check_stop
 from ..core.task import TASKS
 from ..core.tensors import from_bytes, to_bytes
-from ..core.version import __version__
 from ..core.wire import Packed
 from ..place.devices import AUTO, CPU, FINDERS, Compute
 from ..place.fingerprint import fingerprint

@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 
+from ..core import __version__
 from ..core.errors import ConfigError, DataError, RunError, SoleraError
 from ..core.files import read_file
 from ..core.plugins import KEYS, allowed, code_allowed, paths_in
 from ..core.stopping import Interrupted, stoppable
-from ..core.version import __version__
 from ..engines import EngineConfig
 from ..method import name_of
 from ..place.devices import compute_of

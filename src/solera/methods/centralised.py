@@ -10,8 +10,8 @@ from ..core.tensors import Weights, weights_of
 from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Diverged, Local, fit
-from .steps.averaging import models_of
 from .steps.fusion import outcome_of
+from .steps.training import models_of
 
 
 @register("centralised")

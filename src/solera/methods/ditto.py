@@ -17,9 +17,8 @@ from ..core.tensors import Weights, beside, weights_of
 from ..method import About, Exchange, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, fit
-from .steps.averaging import Averaging
 from .steps.personal import common_model, score_own_or_received
-from .steps.training import Update, local_update
+from .steps.training import Averaging, Update, local_update
 
 
 @task("update_both")

@@ -20,7 +20,6 @@ from ..method import About, Exchange, Model, Traits, register
 from ..place.placement import finest
 from ..scenario.server import Server
 from ..train.fitting import Diverged, Fitted, Local, fit
-from .steps.averaging import Own, models_of
 from .steps.fusion import logits_problems, outcome_of, side_by_side
 from .steps.personal import OnClients
 from .steps.predictions import (
@@ -34,6 +33,7 @@ from .steps.predictions import (
     train_and_answer,
     train_and_score,
 )
+from .steps.training import Own, models_of
 
 Sharpening = Annotated[float, Gt(0), Lt(1), Hint("or set aggregation = 'sa'")]
 

@@ -17,8 +17,7 @@ from ..scenario.server import Server
 from ..train.aggregate import momentum_step
 from ..train.fitting import Local
 from ..train.norms import parameter_names
-from .steps.averaging import Averaging
-from .steps.training import local_update
+from .steps.training import Averaging, local_update
 
 
 @register("fedavg")

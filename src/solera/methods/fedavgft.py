@@ -11,9 +11,8 @@ from ..core.federation import Federation
 from ..core.settings import NonNegative
 from ..method import About, Traits, register
 from ..scenario.server import Server
-from .steps.averaging import Averaging
 from .steps.personal import FineTuned, Tuning
-from .steps.training import local_update
+from .steps.training import Averaging, local_update
 
 
 @register("fedavgft")

@@ -14,12 +14,11 @@ from ..scenario.server import Server
 from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import Ensemble, Frozen, Rule, Teacher
-from .steps.averaging import models_of
 from .steps.fusion import copies_of, fuse, public_indices
 from .steps.reporting import report_averages, report_fusion
 from .steps.screen import Screen
 from .steps.teaching import Lesson, Teaching, current, teaching_problems
-from .steps.training import Upload, by_architecture
+from .steps.training import Upload, by_architecture, models_of
 
 
 @register("feddf")

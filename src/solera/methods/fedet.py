@@ -27,11 +27,10 @@ from ..train.consensus import Weighting, confidence_weights, consensus, probabil
 from ..train.distill import Distill
 from ..train.fitting import Local, logits_of
 from ..train.teachers import BATCH, Cache
-from .steps.averaging import Own, models_of
 from .steps.fusion import Asked, asked, first_batch, fuse, visited
 from .steps.reporting import note_teachers
 from .steps.screen import Screen
-from .steps.training import by_architecture, head_of, local_update
+from .steps.training import Own, by_architecture, head_of, local_update, models_of
 
 
 def tau_s_steps() -> Distill:

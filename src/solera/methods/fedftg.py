@@ -41,9 +41,8 @@ from ..train.generators import (
 from ..train.losses import Optimizer, backward
 from ..train.norms import train_mode
 from ..train.teachers import entropy
-from .steps.averaging import Averaging, averages_of
 from .steps.fusion import finite_models, side_by_side
-from .steps.training import by_architecture, train_and_count, usable_counts
+from .steps.training import Averaging, averages_of, by_architecture, train_and_count, usable_counts
 
 
 @settings

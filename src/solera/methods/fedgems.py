@@ -24,13 +24,12 @@ from ..core.tensors import Weights, rows_of, weights_of
 from ..method import About, Model, Traits, register
 from ..place.placement import finest
 from ..scenario.server import Server
-from ..train.fitting import Diverged, Fitted, Local, fit, logits_of
-from ..train.objectives import Objective
+from ..train.fitting import Diverged, Fitted, Local, Objective, fit, logits_of
 from ..train.teachers import entropy, soft_targets
-from .steps.averaging import Own, models_of
 from .steps.fusion import outcome_of, side_by_side
 from .steps.personal import OnClients
 from .steps.predictions import Drawn, OnPublic, ask, draw, label_problems, public_inputs, public_problems
+from .steps.training import Own, models_of
 
 
 def towards(labels: Tensor, teacher: Tensor, share: Tensor) -> Objective:

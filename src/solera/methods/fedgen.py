@@ -27,7 +27,7 @@ from ..method import About, Traits, register
 from ..place.placement import steps_to_take
 from ..scenario.server import Server
 from ..train.distill import divergence
-from ..train.fitting import Diverged, Local, fit, logits_of, make_optimizer
+from ..train.fitting import Diverged, Local, Objective, fit, logits_of, make_optimizer
 from ..train.generators import (
     AtLeastTwo,
     Conditional,
@@ -41,10 +41,18 @@ from ..train.generators import (
 )
 from ..train.losses import Losses, backward
 from ..train.norms import evaluating
-from ..train.objectives import Objective
 from ..train.teachers import soft_targets
-from .steps.averaging import Averaging, average_of, averages_of
-from .steps.training import CountedUpdate, Update, by_architecture, head_of, label_counts, usable_counts
+from .steps.training import (
+    Averaging,
+    CountedUpdate,
+    Update,
+    average_of,
+    averages_of,
+    by_architecture,
+    head_of,
+    label_counts,
+    usable_counts,
+)
 
 
 @settings

@@ -29,8 +29,7 @@ from ..core.wire import sized
 from ..method import About, Exchange, Method, Model, Traits, register
 from ..scenario.server import Server
 from ..train.distill import kd_loss
-from ..train.fitting import Diverged, Local, Score, evaluate, fit, logits_of
-from ..train.objectives import Objective
+from ..train.fitting import Diverged, Local, Objective, Score, evaluate, fit, logits_of
 from ..train.teachers import soft_targets
 from .steps.fusion import outcome_of
 from .steps.personal import scored

@@ -25,8 +25,7 @@ from ..scenario.server import Server
 from ..train.aggregate import by_row
 from ..train.chain import Layer, chain, resized
 from ..train.fitting import Local, fit
-from .steps.averaging import models_of
-from .steps.training import all_of_one, label_counts, usable_counts
+from .steps.training import all_of_one, label_counts, models_of, usable_counts
 
 # ---- matching neurons --------------------------------------------------------------------------------
 

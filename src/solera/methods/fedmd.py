@@ -19,8 +19,7 @@ from ..core.task import Client, PublicRows, task
 from ..method import About, Traits, register
 from ..scenario.server import Server
 from ..train.distill import kd_loss
-from ..train.fitting import Local, fit
-from ..train.objectives import towards
+from ..train.fitting import Local, fit, towards
 from .steps.fusion import logits_problems
 from .steps.personal import OnClients
 from .steps.predictions import (

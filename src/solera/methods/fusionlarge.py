@@ -25,11 +25,10 @@ from ..scenario.server import Server
 from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import Ensemble, Rule, Targets, Teacher
-from .steps.averaging import Own, models_of
 from .steps.fusion import asked, copies_of, first_batch, fuse, validation_problems
 from .steps.reporting import report_teachers
 from .steps.screen import Screen
-from .steps.training import by_architecture, head_of, local_update
+from .steps.training import Own, by_architecture, head_of, local_update, models_of
 
 
 def hard(teacher: Teacher, inputs: Tensor) -> Targets:

@@ -24,9 +24,8 @@ from ..method import About, Method, Model, Traits, register
 from ..scenario.server import Server
 from ..train.aggregate import by_row
 from ..train.chain import read, resized
-from ..train.fitting import Local, fit
+from ..train.fitting import Local, Objective, cross_entropy, fit
 from ..train.norms import batchnorms, parameter_names, reestimate
-from ..train.objectives import Objective, cross_entropy
 from .steps.training import label_counts
 
 

@@ -31,7 +31,6 @@ from ..train.aggregate import weighted_mean
 from ..train.distill import Distill
 from ..train.fitting import Local
 from ..train.teachers import Ensemble, Frozen, frozen
-from .steps.averaging import models_of
 from .steps.fusion import (
     Asked,
     asked,
@@ -45,7 +44,7 @@ from .steps.fusion import (
     visited,
 )
 from .steps.screen import Screen
-from .steps.training import Sent, Upload
+from .steps.training import Sent, Upload, models_of
 
 Student = tuple[str, int]  # an architecture in a group
 

@@ -20,7 +20,7 @@ from ..core.wire import like, sized
 from ..method import About, Exchange, Method, Model, Traits, register
 from ..scenario.server import Server
 from ..train.fitting import Local, Score, evaluate, fit
-from .steps.averaging import Average, average_of
+from .steps.training import Average, average_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,9 @@ from ..core.task import Client, task
 from ..core.tensors import Weights, weights_of
 from ..method import About, Traits, register
 from ..scenario.server import Server
-from ..train.fitting import Local, fit
-from ..train.objectives import Objective
+from ..train.fitting import Local, Objective, fit
 from ..train.teachers import Split, Targets, by_position, representations_of
-from .steps.averaging import Averaging
-from .steps.training import Update
+from .steps.training import Averaging, Update
 
 
 @task("contrastive_update")

@@ -24,12 +24,10 @@ from ..core.tensors import Inputs, Weights, device_of, weights_of
 from ..method import About, Exchange, Traits, register
 from ..place.placement import full_precision
 from ..scenario.server import Server
-from ..train.fitting import Local, fit
+from ..train.fitting import Local, Objective, cross_entropy, fit
 from ..train.norms import BATCHNORM
-from ..train.objectives import Objective, cross_entropy
-from .steps.averaging import Average, Averaging
 from .steps.personal import Batches, Tuning, batches, score_tuned, tuning_payload
-from .steps.training import Update
+from .steps.training import Average, Averaging, Update
 
 Mode = Literal["fo", "hf"]
 

@@ -16,12 +16,10 @@ from ..core.task import Client, task
 from ..core.tensors import Inputs, Weights, weights_of
 from ..method import About, Exchange, Traits, register
 from ..scenario.server import Server
-from ..train.fitting import Fitted, Local, fit
+from ..train.fitting import Fitted, Local, fit, proximal
 from ..train.norms import parameter_names
-from ..train.objectives import proximal
-from .steps.averaging import Averaging
 from .steps.personal import batches, common_model, score_own_or_received
-from .steps.training import Update
+from .steps.training import Averaging, Update
 
 
 @settings

@@ -24,8 +24,7 @@ from ..scenario.server import Server
 from ..train.aggregate import RunningMean
 from ..train.fitting import Local, fit, gradient_of, planned_steps, sum_of_rates
 from ..train.norms import has_batchnorm, parameter_names
-from .steps.averaging import models_of
-from .steps.training import by_architecture
+from .steps.training import by_architecture, models_of
 
 Option = Literal["I", "II"]
 

@@ -5,7 +5,7 @@ works as a client's or the server's model; methods that need it in pieces take i
 """
 
 # The zoo's modules register their models when they are imported; the order here is that of `solera ls models`.
-from solera.models.zoo import small, resnet, vgg, texts as text, encoders, causal  # noqa: F401, I001
+from solera.models.zoo import small, convolutional, texts as text, encoders, causal  # noqa: F401, I001
 from solera.models.zoo.layers import Norm, NormKind
 from solera.models.probe import Size, check_output, size_of
 from solera.models.registry import MODELS, ModelInfo, build, encoding_of, model_info, register_model

@@ -24,7 +24,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from ..core.version import __version__
+from ..core import __version__
 from .figures import report_data
 from .loading import in_use, read_all
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..core import __version__
 from ..core.calls import Version
 from ..core.errors import ConfigError, RunError, SoleraError
 from ..core.federation import Federation, FederationConfig, QuorumNotMet
@@ -24,7 +25,6 @@ from ..core.randomness import seed_from, seeded
 from ..core.stopping import check_stop, stoppable
 from ..core.task import Data
 from ..core.tensors import Weights
-from ..core.version import __version__
 from ..core.wire import Packed
 from ..engines import ClientStates, Engine, EngineConfig, EngineSettings, default_workers, engine_of, require
 from ..engines.dry import Dry

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core import __version__
 from ..core.accounting import KINDS
 from ..core.federation import Federation
 from ..core.task import Data
 from ..core.tensors import Inputs, batches, take
-from ..core.version import __version__
 from ..method import Exchange, MeanScore, Method, Model, name_of, scoring
 from ..place.placement import finest
 from ..scenario.server import EnsembleReport, Server

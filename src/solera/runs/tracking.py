@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..core import __version__
 from ..core.errors import ConfigError
 from ..core.files import read_file
 from ..core.settings import Problem, settings
-from ..core.version import __version__
 from .callbacks import Callback
 from .read import Run, read_run
 from .record import OWN, WAYS, RoundRecord

@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ..core import __version__
 from ..core.errors import ConfigError, RunError
 from ..core.files import read_file
 from ..core.plugins import label
-from ..core.version import __version__
 from ..data.dataset import Spec
 from ..place.placement import numerics
 from .trained import Trained

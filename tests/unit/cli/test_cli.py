@@ -19,9 +19,9 @@ from solera.cli import console, info_commands
 from solera.cli.info_commands import SELF_TEST
 from solera.cli.main import app
 from solera.cli.run_commands import default_out, fresh, how_exact, named, side_by_side
+from solera.core import __version__
 from solera.core.errors import DataError, RunError
 from solera.core.federation import QuorumNotMet
-from solera.core.version import __version__
 from solera.place.fingerprint import fingerprint
 from solera.runs.config import load_config
 from solera.runs.rehearsal import Rehearsal

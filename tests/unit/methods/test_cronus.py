@@ -14,8 +14,7 @@ from solera.core.tensors import weights_of
 from solera.methods.cronus import Cronus, filtered_mean
 from solera.runs.loop import check_server
 from solera.testing import check_method
-from solera.train.fitting import Local, fit, logits_of
-from solera.train.objectives import towards
+from solera.train.fitting import Local, fit, logits_of, towards
 from toys import images, same_bits
 
 FIRST = Local(epochs=2, batch=8, lr=0.05)

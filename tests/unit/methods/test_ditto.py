@@ -12,8 +12,7 @@ from solera.methods.fedavg import FedAvg
 from solera.methods.local import LocalOnly
 from solera.methods.steps.personal import common_model, score_own_or_received
 from solera.testing import check_method, run_toy
-from solera.train.fitting import Local, fit
-from solera.train.objectives import proximal
+from solera.train.fitting import Local, fit, proximal
 from toys import Conv, Quadratic, World, give, images, kept_by, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

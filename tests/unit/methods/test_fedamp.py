@@ -14,8 +14,7 @@ from solera.methods.fedamp import FedAMP
 from solera.methods.fedavg import FedAvg
 from solera.testing import check_method
 from solera.train.aggregate import weighted_mean
-from solera.train.fitting import Local, fit
-from solera.train.objectives import proximal
+from solera.train.fitting import Local, fit, proximal
 from toys import Conv, Quadratic, World, images, mlp, quadratic_data, same_bits
 
 LOCAL = Local(epochs=2, batch=8, lr=0.05)

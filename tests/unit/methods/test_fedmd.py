@@ -14,8 +14,7 @@ from solera.methods.fedmd import DISTANCES, FedMD
 from solera.methods.local import LocalOnly
 from solera.runs.loop import check_fit, check_server
 from solera.testing import check_method, toy
-from solera.train.fitting import Local, fit, logits_of
-from solera.train.objectives import towards
+from solera.train.fitting import Local, fit, logits_of, towards
 from toys import Constant, images, mlp, same_bits
 
 NONE = Local(epochs=0)

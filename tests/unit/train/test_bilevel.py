@@ -13,8 +13,7 @@ from solera.core.tensors import weights_of
 from solera.methods.perfedavg import after_a_step, endless
 from solera.methods.pfedme import Envelope, follow_envelope
 from solera.methods.steps.personal import batches
-from solera.train.fitting import Diverged, Local, fit
-from solera.train.objectives import cross_entropy
+from solera.train.fitting import Diverged, Local, cross_entropy, fit
 from toys import Conv, Quadratic, images, mlp, quadratic_data, same_bits
 
 

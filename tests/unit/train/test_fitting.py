@@ -10,8 +10,17 @@ from hypothesis import given, settings
 from torch import nn
 
 from solera.core.tensors import is_finite, weights_of
-from solera.train.fitting import Diverged, Local, evaluate, fit, gradient_of, logits_of, minibatches, planned_steps
-from solera.train.objectives import proximal
+from solera.train.fitting import (
+    Diverged,
+    Local,
+    evaluate,
+    fit,
+    gradient_of,
+    logits_of,
+    minibatches,
+    planned_steps,
+    proximal,
+)
 from toys import Conv, Quadratic, equal_rows, images, mlp, quadratic_data, same_bits
 
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from solera.core.tensors import weights_of
 from solera.methods.steps.predictions import towards_targets
 from solera.train.distill import kd_loss
-from solera.train.fitting import Local, fit, logits_of
-from solera.train.objectives import cross_entropy, proximal, towards
+from solera.train.fitting import Local, cross_entropy, fit, logits_of, proximal, towards
 from toys import Constant, Conv, images, mlp, same_bits
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from solera.train.distill import Distill, distill, kd_loss
-from solera.train.fitting import Local, evaluate, fit
-from solera.train.objectives import cross_entropy
+from solera.train.fitting import Local, cross_entropy, evaluate, fit
 from solera.train.teachers import Ensemble
 
 

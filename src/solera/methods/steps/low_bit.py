@@ -38,9 +38,8 @@ from ...core.wire import like, sized
 from ...place.placement import finest, finest_type
 from ...scenario.server import Server
 from ...train.aggregate import by_row
-from ...train.fitting import Fitted, Local, fit
+from ...train.fitting import Fitted, Local, Objective, cross_entropy, fit, log_loss, proximal
 from ...train.norms import parameter_names
-from ...train.objectives import Objective, cross_entropy, log_loss, proximal
 from ...train.teachers import Build
 from .training import Sent, Update, Upload
 

@@ -15,9 +15,8 @@ from ...core.tensors import Inputs, Weights, copy_of, weights_of
 from ...method import Exchange, Method, Model
 from ...scenario.server import Server
 from ...train.distill import divergence
-from ...train.fitting import Local, Score, evaluate, fit, logits_of, minibatches
+from ...train.fitting import Local, Objective, Score, evaluate, fit, logits_of, minibatches
 from ...train.norms import has_batchnorm
-from ...train.objectives import Objective
 from ...train.teachers import Targets, by_position, represented, soft_targets
 
 Batches = Iterator[tuple[Tensor, Tensor]]

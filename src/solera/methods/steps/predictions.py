@@ -20,8 +20,7 @@ from ...core.tensors import Inputs, weights_of
 from ...core.wire import like, sized
 from ...scenario.server import Server
 from ...train.distill import divergence
-from ...train.fitting import Diverged, Local, Score, evaluate, fit, logits_of
-from ...train.objectives import Objective, towards
+from ...train.fitting import Diverged, Local, Objective, Score, evaluate, fit, logits_of, towards
 from ...train.teachers import entropy
 
 StudentNorm = Literal["train", "frozen"]

@@ -31,9 +31,8 @@ from ...train.fitting import evaluate
 from ...train.norms import parameter_names
 from ...train.robust import by_number, clip_updates, weighted_median
 from ...train.teachers import Build, Frozen, drop_worst
-from .averaging import average_of
 from .fusion import finite_models, side_by_side
-from .training import Sent, Update, head_of
+from .training import Sent, Update, average_of, head_of
 
 Selection = Literal["krum", "multi_krum", "bulyan"]
 Combined = Literal["weighted", "uniform", "median", "trimmed_mean", "krum", "multi_krum", "bulyan"]

@@ -8,8 +8,7 @@ import torch
 from solera.core.federation import Federation
 from solera.core.task import Data
 from solera.methods.fedavg import FedAvg
-from solera.methods.steps.averaging import average_of, models_of
-from solera.methods.steps.training import Update, local_update
+from solera.methods.steps.training import Update, average_of, local_update, models_of
 from solera.train.fitting import Local
 from toys import Quadratic, World, quadratic_data, replies_of
 

@@ -24,8 +24,7 @@ from solera.methods.steps.low_bit import (
     to_levels,
     unpack,
 )
-from solera.train.fitting import Diverged, Local, fit
-from solera.train.objectives import proximal
+from solera.train.fitting import Diverged, Local, fit, proximal
 from toys import Conv, images, mlp, same_bits
 
 W = torch.tensor([[0.5, -1.5, 0.25], [2.0, 1.0, -3.0]])
