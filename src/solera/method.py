@@ -227,6 +227,7 @@ class Method(ABC):
         return None
 
 
+checks_itself(Method)  # and with it every method, registered or not
 M = TypeVar("M", bound=type[Method])
 
 
@@ -247,7 +248,7 @@ METHODS: Registry[type[Method]] = Registry("method", "solera.methods", check_cla
 
 
 def register(name: str) -> Callable[[M], M]:
-    """Make a method available by name, in configurations and on the command line. It then checks its settings."""
+    """Make a method available by name, in configurations and on the command line."""
     return METHODS.register(name)
 
 

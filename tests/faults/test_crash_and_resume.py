@@ -489,7 +489,7 @@ def test_two_runs_cannot_share_a_directory(tmp_path):
 def test_a_directory_of_another_version_or_content_is_refused(tmp_path):
     run_toy(make("fedavg"), tmp_path / "a", rounds=1)
     method = make("fedavg")
-    with pytest.raises(RunError, match="already holds a run; continue it with `solera resume"):
+    with pytest.raises(RunError, match="already holds a run; pass resume=True, or choose another directory as `out`"):
         simulate(toy_for(method), method, tmp_path / "a", RunConfig(rounds=1))
     (tmp_path / "a" / "run.json").write_text('{"format": 99, "solera": "9.9"}')
     with pytest.raises(RunError, match=r"format 99 by solera 9\.9.*pip install solera==9\.9"):

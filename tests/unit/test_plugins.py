@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib.metadata
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,10 +26,10 @@ from solera.core.plugins import (
     short,
 )
 from solera.core.plugins import load as load_path
-from solera.core.settings import settings
+from solera.core.settings import NonNegative, settings
 from solera.data import SOURCES, load, register_data
 from solera.engines import ENGINES, EngineConfig, InProcess, engine_info, engine_named, register_engine
-from solera.method import METHODS, find_method, name_of, register
+from solera.method import METHODS, Method, find_method, name_of, register
 from solera.methods import FedAvg
 from solera.models import MODELS, build, model_info, register_model
 from solera.models.factory import ModelsConfig
@@ -423,3 +425,61 @@ def test_a_method_need_not_be_registered_to_be_checked(tmp_path):
     check_method(Derived(), tmp_path, engines=())
     with pytest.raises(TypeError, match=r"does not derive from solera\.method\.Method"):
         check_method(3, tmp_path)
+
+    @dataclasses.dataclass(frozen=True)
+    class Plain(Method):
+        mu: NonNegative = 0.1
+
+    Plain.__abstractmethods__ = frozenset()
+    with pytest.raises(ConfigError, match=r"^Plain\.mu = -1: expected a number of at least 0$"):
+        Plain(mu=-1)
+
+
+OWN = """
+from dataclasses import dataclass, field
+
+from solera.method import Client, settings, task
+from solera.methods import FedAvg, FedDF
+from solera.methods.steps.teaching import Teaching
+
+
+@task("twice.noted")
+def noted(client: Client) -> None: ...
+
+
+@settings
+class Largest(Teaching):
+    kind: str = field(default="twice-largest", init=False)
+
+
+@dataclass(frozen=True)
+class MyFedDF(FedDF):
+    pass
+"""
+
+
+TWICE = """
+import tomllib
+import twice
+from solera.core.plugins import code_allowed, load
+from solera.methods.steps.teaching import Teaching
+from solera.runs.config import load_config, to_toml
+
+with code_allowed("."):
+    assert load("twice.py:noted", "x") is twice.noted
+    assert Teaching.kinds()["twice-largest"] is load("twice.py:Largest", "x")
+    text = to_toml(load_config({"method": {"name": "twice.py:MyFedDF", "teaching": "twice-largest"}}))
+    assert "/twice.py:MyFedDF" in text  # so the run can be resumed
+    assert load_config(tomllib.loads(text)).method.teaching.kind == "twice-largest"
+    load("other.py:noted", "x")
+"""
+
+
+def test_one_file_by_name_and_by_path(tmp_path):
+    """Its tasks and kinds are the same; another file's are refused, with both places."""
+    for name in ("twice", "other"):
+        (tmp_path / f"{name}.py").write_text(OWN)
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, cwd=tmp_path)
+    last = done.stderr.splitlines()[-1]  # the others' classes stay in a process
+    said = r"'twice\.noted' is already twice\.noted \(.*twice\.py\): choose .* for .*noted \(.*other\.py\)"
+    assert re.search(said, last), done.stderr

@@ -97,7 +97,9 @@ def test_a_name_that_is_taken_is_refused_and_stays_whose_it_was():
     @task("test_task_names.taken")
     def first(client: Client) -> None: ...
 
-    with pytest.raises(TypeError, match=r"task 'test_task_names.taken' is already .*first: choose another name"):
+    with pytest.raises(
+        TypeError, match=r"'test_task_names.taken' is already .*first .*: choose another name for .*second"
+    ):
 
         @task("test_task_names.taken")
         def second(client: Client) -> None: ...

@@ -8,9 +8,8 @@
     Distill(optimizer="Adam")
     # ConfigError: Distill.optimizer = "Adam": expected one of 'sgd', 'adam'; did you mean 'adam'?
 
-A class may have `problems(self)`, which yields settings that contradict each other. `register` makes a method check
-itself in the same way. Conflicts between a setting and the data or the models are not known here: `Method.fits(server)`
-reports them.
+A class may have `problems(self)`, which yields settings that contradict each other. A method checks itself in the same
+way. Conflicts between a setting and the data or the models are not known here: `Method.fits(server)` reports them.
 
 pydantic checks single values; this module adds what its dataclasses lack: messages that name the way out, and checks of
 users' plain subclasses.
@@ -21,7 +20,9 @@ import dataclasses
 import difflib
 import functools
 import json
+import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -90,6 +91,13 @@ def problems_of(error: ConfigError) -> list[Problem]:
     return error.problems if isinstance(error, SettingsError) else [str(error)]
 
 
+def same_source(a: Any, b: Any) -> bool:
+    """True if two classes or functions are one definition: run again, or of a file imported by name and by path."""
+    files = [getattr(sys.modules.get(x.__module__), "__file__", None) or x.__module__ for x in (a, b)]
+    same = a.__module__ == b.__module__ or os.path.realpath(files[0]) == os.path.realpath(files[1])
+    return same and a.__qualname__ == b.__qualname__
+
+
 class Slot:
     """Base of settings that come in several kinds, such as the ways to upload a model.
 
@@ -108,9 +116,15 @@ class Slot:
     @classmethod
     def kinds(cls) -> dict[str, type]:
         """The classes by kind: this one and those derived from it, a user's own included."""
+        if "__annotations__" in vars(cls) and "__dataclass_fields__" not in vars(cls):
+            raise ConfigError(f"{cls.__qualname__} must be decorated with @settings")
         found: dict[str, type] = {cls.kind: cls}
         for derived in cls.__subclasses__():
-            found |= derived.kinds()
+            for kind, other in derived.kinds().items():
+                if not same_source(found.setdefault(kind, other), other):
+                    both = " and ".join(f"{c.__module__}.{c.__qualname__}" for c in (found[kind], other))
+                    raise ConfigError(f"kind = {kind!r}: {both} have this kind; give one of them another")
+                found[kind] = other
         return found
 
     def fits(self, server: Any) -> Iterable[Problem]:

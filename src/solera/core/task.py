@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..place.placement import Placement
 from .randomness import seed_from
+from .settings import same_source
 from .tensors import Brought, Inputs, Weights, copy_of, device_of
 from .wire import check_ties, check_type
 
@@ -115,11 +116,6 @@ class Task:
         cls.__annotations__ = dict(self.takes)
         return cls
 
-    @property
-    def origin(self) -> str:
-        """The module and the name of the function."""
-        return f"{self.fn.__module__}.{self.fn.__qualname__}"
-
     @cached_property
     def _counted(self) -> list[tuple[str, str]]:
         return [found for a, hint in self.takes.items() for found in _counted_in(hint, a)]
@@ -192,8 +188,13 @@ def task(name: str) -> Callable[[Callable[..., Any]], Task]:
                 f"task {name} trains on public samples, and no argument says on how many: annotate the one that has "
                 "a row for each of them, or their indices, as PublicRows"
             )
-        if name in TASKS and (there := TASKS[name].origin) != made.origin:
-            raise TypeError(f"task {name!r} is already {there}: choose another name")
+        known = TASKS.get(name, made)
+        there, here = (f"{f.__module__}.{f.__qualname__}" for f in (known.fn, fn))
+        if there != here:
+            if same_source(known.fn, fn) and known.fn.__code__ == fn.__code__:
+                return known  # one file, imported both by name and by path
+            there, here = (f"{o} ({t.fn.__code__.co_filename})" for o, t in ((there, known), (here, made)))
+            raise TypeError(f"task {name!r} is already {there}: choose another name for {here}")
         TASKS[name] = made
         return made
 

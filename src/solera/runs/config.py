@@ -652,7 +652,8 @@ def _kind(slot: type[Slot], given: Any, key: str, default: Any) -> type:
     kind = given.get("kind") if isinstance(given, Mapping) else None
     if kind is None:
         return type(default) if isinstance(default, slot) else slot
-    return slot.kinds()[checked(Literal[*sorted(slot.kinds())], kind, key)]
+    own = Hint("your own is known once method.name = 'file.py:Method' names its file")
+    return slot.kinds()[checked(Annotated[Literal[*sorted(slot.kinds())], own], kind, key)]
 
 
 def _default(cls: Any, name: str, base: Any) -> Any:

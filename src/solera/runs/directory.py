@@ -84,6 +84,7 @@ class RunDirectory:
         """`experiment` is everything that determines the results; a run is continued only with an equal one. `command`
         and `stand_ins` are recorded for readers."""
         self.path, self.version = pathlib.Path(path).resolve(), version
+        self._other = "choose another directory as `out`" if config is None else "choose another --out"
         self._chains = [_Written() for _ in range(KEEP)]  # one for each kept checkpoint, used in turn
         # Of the kept checkpoints: the other files that hold their tensors, and the client state that belongs to them.
         self._kept: dict[str, tuple[set[str], dict[str, Version]]] = {}
@@ -101,11 +102,10 @@ class RunDirectory:
                 self._check_same(experiment)
                 refuse_changes(self.path, _code_in(config, but=ENGINE))
             elif (self.path / "run.json").exists():
-                raise RunError(
-                    f"{path} already holds a run; continue it with `solera resume {path}` or choose another --out"
-                )
+                way = "pass resume=True" if config is None else f"continue it with `solera resume {path}`"
+                raise RunError(f"{path} already holds a run; {way}, or {self._other}")
             elif extra := [p.name for p in self.path.iterdir() if p.name not in BEGINNING]:
-                raise RunError(f"{path} is not empty (it has {extra[0]!r}); choose another --out")
+                raise RunError(f"{path} is not empty (it has {extra[0]!r}); {self._other}")
             else:
                 if config is not None:  # first: a directory with run.json can then always be resumed
                     self._write("config.toml", config.encode())
@@ -165,8 +165,8 @@ class RunDirectory:
                 if then.get(key) != now.get(key):
                     raise RunError(
                         f"{self.path} was started with {key} = {then.get(key, 'unset')}, not {now.get(key, 'unset')}: "
-                        "a run can only be continued with the same settings (rounds and engine may change); choose "
-                        "another --out"
+                        "a run can only be continued with the same settings (rounds and engine may change); "
+                        f"{self._other}"
                     )
 
     def computed_on(self, fingerprint: str) -> str:
@@ -330,7 +330,7 @@ class RunDirectory:
         if lost is not None:
             raise RunError(
                 f"{self.path} cannot be continued: {lost}, and there is no earlier checkpoint that works without it; "
-                "restore the file, or start a new run with another --out"
+                f"restore the file, or {self._other} for a new run"
             )
         return 0, None, {}, damaged
 

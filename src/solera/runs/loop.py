@@ -313,7 +313,7 @@ class Loop:
         fed, server, rounds = self.fed, self.server, self.config.rounds
         if start == 0:
             fed.begin(0)
-            state = self.method.init(fed, server)
+            state = self._sound("init", self.method.init(fed, server))
         stop = self.config.stop
         if stop.active and not self.method.models(state) and (stop.split, stop.metric) != ("test", "accuracy"):
             raise ConfigError(
@@ -330,7 +330,7 @@ class Loop:
             self.callbacks.tell("phase", t, "clients")
             fed.idle = functools.partial(self.callbacks.tell, "phase", t, "server")
             try:
-                state, empty = self.method.round(state, fed, server), 0
+                state, empty = self._sound("round", self.method.round(state, fed, server)), 0
             except QuorumNotMet as e:
                 fed.void()
                 empty += 1
@@ -346,11 +346,36 @@ class Loop:
         """The state after the method's last step, `finish`."""
         self.fed.settle()
         try:
-            return self.method.finish(state, self.fed, self.server)
+            return self._sound("finish", self.method.finish(state, self.fed, self.server))
         except QuorumNotMet as e:
             self.fed.void()
             self._void("finish_empty", e)
             return state
+
+    def _sound(self, hook: str, state: Any) -> Any:
+        """Return a state that `hook` of the method has made, if it is a State and its models fit their architectures.
+
+        Loading would cast another dtype without a word."""
+        cls = type(self.method)
+        resizes = self.method.traits().split in ("chain", "cut")  # these cut neurons or add them
+        if not isinstance(state, cls.State):
+            found = "None" if state is None else f"a {type(state).__name__}"
+            raise SoleraError(f"{cls.__name__}.{hook} returned {found}, not a {cls.__name__}.State")
+        for name, m in self.method.models(state).items():
+            expected = self.server.template(m.architecture).state_dict()
+            its = f"{cls.__name__}.{hook}: models()[{name!r}]"
+            if wrong := sorted(expected.keys() ^ m.weights.keys()):
+                raise SoleraError(f"{its} {'lacks' if wrong[0] in expected else 'has an unknown tensor'} {wrong[0]}")
+            for n, t in m.weights.items():
+                if t.dtype != expected[n].dtype:
+                    has, wanted = (str(x.dtype).removeprefix("torch.") for x in (t, expected[n]))
+                    raise SoleraError(
+                        f"{its} has {n} as {has}, the architecture has {wanted}: average only floating-point tensors"
+                    )
+                if t.shape != expected[n].shape and not resizes:
+                    has, wanted = (str(list(x.shape)) for x in (t, expected[n]))
+                    raise SoleraError(f"{its} has {n} of shape {has}, the architecture has {wanted}")
+        return state
 
     def _void(self, kind: str, reason: QuorumNotMet) -> None:
         self.server.event(kind, reason=str(reason))

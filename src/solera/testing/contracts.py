@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 
+from ..core.errors import SoleraError
 from ..core.federation import Federation, FederationConfig
 from ..core.randomness import Parallel, same_bits
 from ..core.task import Client, task
 from ..core.tensors import Weights
 from ..core.wire import decode, digest, encode, like
-from ..engines import Call, ClientStates, Engine, Host, InProcess
+from ..engines import Call, ClientStates, Engine, EngineSettings, Host, InProcess, engine_of
 from ..engines.faulty import Faulty
 from ..method import Method, check_class, find_method, name_of
 from ..place.placement import numerics
-from ..runs.loop import NothingLearned
+from ..runs.record import each_line
 from .toys import run_toy, small, toy, toy_for
 
 ENGINES_TO_COMPARE = ("inprocess", "threads", "processes")
@@ -38,8 +39,10 @@ def check_method(
     name, tmp, method = name_of(given), pathlib.Path(tmp), small(given)
     try:
         reference = run_toy(method, tmp / "reference")
-    except NothingLearned as e:
+    except SoleraError as e:
         raise AssertionError(f"{name}: {e}") from e
+    failed = [f for r in each_line(reference.out, None) if r is not None for f in r.failures]
+    assert not failed, f"{name}: {failed[0]['client']} is dropped from {failed[0]['task']}: {failed[0]['reason']}"
     for model, score in {**reference.summary["models"], **reference.summary["ensembles"]}.items():
         assert math.isfinite(score["loss"]), f"{name}: the loss of {model!r} is {score['loss']}"
     back = decode(encode(reference.state), type(method).State)
@@ -174,9 +177,16 @@ def overwrite(client: Client, weights: Weights) -> None:
 
 
 @numerics(threads=1)
-def check_engine(open_engine: Callable[[Host, ClientStates], Engine], tmp: str | os.PathLike[str]) -> None:
-    """Check the contract of an engine, in comparison with the serial engine."""
+def check_engine(
+    engine: EngineSettings | type[EngineSettings] | str | Callable[[Host, ClientStates], Engine],
+    tmp: str | os.PathLike[str],
+) -> None:
+    """Check the contract of an engine, in comparison with the serial engine. `engine` is what `simulate` takes, or a
+    function that opens one."""
     tmp = pathlib.Path(tmp)
+    given: Any = engine
+    open_engine = engine_of(given).open if isinstance(given, str) or getattr(given, "open", None) else given
+    name = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
     scenario = toy()
     weights = {"w": torch.arange(6.0)}
 
@@ -191,6 +201,8 @@ def check_engine(open_engine: Callable[[Host, ClientStates], Engine], tmp: str |
                 fed.begin(t)
                 for value in (1.0, 2.0):
                     replies = fed.map(echo, list(fed.clients), value=value, weights=weights)
+                    lost = [f"{k}: {why}" for k, why in replies.failures.items()]
+                    assert not lost, f"{len(lost)} replies are missing; the first: {lost[0]}"
                     assert list(replies) == list(fed.clients), "replies are not in canonical order"
                     seen.append(digest(dict(replies)))
             fed.begin(2)
@@ -206,6 +218,11 @@ def check_engine(open_engine: Callable[[Host, ClientStates], Engine], tmp: str |
             engine.close()
 
     expected = answers(InProcess, "reference")
-    found = answers(open_engine, "engine")
-    assert found == expected, "other bits than with the engine 'inprocess'"
-    assert expected[2:4] == expected[4:6], "a repeated round gives other bits"
+    try:
+        found = answers(open_engine, "engine")
+    except AssertionError as e:
+        raise AssertionError(f"{name}: {e}") from e
+    except Exception as e:  # an engine may raise anything
+        raise AssertionError(f"{name} raised {type(e).__name__}: {e}") from e
+    assert found == expected, f"{name}: other bits than with the engine 'inprocess'"
+    assert expected[2:4] == expected[4:6], f"{name}: a repeated round gives other bits"

@@ -58,6 +58,13 @@ def refused(*overrides: str, **tables) -> str:
 # ---- kinds ------------------------------------------------------------------------------------------
 
 
+def test_every_kind_of_feddfs_slots_is_tested():
+    ours = {(s, k) for s, k, _ in KINDS}
+    for slot, first in (("upload", Upload), ("screen", Screen), ("teaching", Teaching)):
+        there = {(slot, k) for k, cls in first.kinds().items() if cls.__module__.startswith("solera.methods.")}
+        assert there == {pair for pair in ours if pair[0] == slot}
+
+
 @pytest.mark.parametrize(("slot", "kind", "wanted"), KINDS)
 def test_a_kind_by_its_table_by_its_name_and_by_an_override(slot, kind, wanted):
     assert type(wanted).kinds()[kind] is type(wanted)
@@ -143,6 +150,7 @@ def test_a_configuration_comes_back_equal(method):
     [
         ({"upload": "lowbit"}, """method.upload.kind = "lowbit": expected one of 'low-bit', 'whole'"""),
         ({"upload": {"kind": "swag"}}, """method.upload.kind = "swag": expected one of 'low-bit', 'whole'"""),
+        ({"teaching": "mine"}, "(your own is known once method.name = 'file.py:Method' names its file)"),
         ({"screen": {"kind": 3}}, "method.screen.kind = 3: expected one of 'all', 'robust'"),
         ({"screen": 3}, "method.screen = 3: this is a table"),
         ({"teaching": ["swag"]}, """method.teaching = ["swag"]: this is a table"""),
@@ -274,6 +282,20 @@ def test_a_slot_of_ones_own():
 
     assert Flavour.kinds() == {"plain": Flavour, "sweet": Sweet}
     assert list(Sweet().fits(None)) == []
+
+    @settings
+    class Sugary(Flavour):
+        kind: str = field(default="sweet", init=False)
+
+    with pytest.raises(ConfigError, match=r"kind = 'sweet': .*Sweet and .*Sugary have this kind; give one of them"):
+        Flavour.kinds()
+    Sugary.kind = "sugary"
+
+    class NoDeco(Sweet):
+        kind: str = field(default="none", init=False)
+
+    with pytest.raises(ConfigError, match=r"NoDeco must be decorated with @settings$"):
+        Flavour.kinds()
 
 
 # ---- runs -------------------------------------------------------------------------------------------

@@ -433,7 +433,7 @@ def test_client_state_that_is_gone_falls_back_or_stops_with_its_name(home):
     assert (rounds, state["w"].tolist(), ledger) == (1, [0, 0], {"c00": Version(0, "0" * 64)})
     assert damaged == ["checkpoint of round 1 cannot be used: the state of c00 is missing: file 1"]
     gone = {0, 1}
-    with pytest.raises(RunError, match=r"cannot be continued: the state of c00 is missing: file 1, .*another --out"):
+    with pytest.raises(RunError, match=r"the state of c00 is missing: file 1, .*another directory as `out`"):
         opened.latest(Weights, check)
     opened.close()
 
