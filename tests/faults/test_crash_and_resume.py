@@ -56,9 +56,14 @@ def shared_files(out: pathlib.Path) -> list[pathlib.Path]:
 # FedAMP's and FedFomo's servers keep a model of every client, so their checkpoints refer to older files.
 @pytest.mark.parametrize(
     ("name", "run", "rounds", "least"),
-    [(STATEFUL, "toy", 2, 10), ("local", "toy", 2, 10), ("feddf", "toy", 2, 10), ("fedamp", "few", 5, 25),
-     ("fedfomo", "few", 5, 35)],
-)  # fmt: skip
+    [
+        (STATEFUL, "toy", 2, 10),
+        pytest.param("local", "toy", 2, 10, marks=pytest.mark.rest),
+        pytest.param("feddf", "toy", 2, 10, marks=pytest.mark.rest),
+        ("fedamp", "few", 5, 25),
+        pytest.param("fedfomo", "few", 5, 35, marks=pytest.mark.rest),
+    ],
+)
 def test_death_at_every_file_operation(name, run, rounds, least, tmp_path, monkeypatch):
     """Before and after each rename, for every rename of the run: all of them end in the same digest."""
 

@@ -31,7 +31,14 @@ simulate(testing.toy(models={"big": big}), method, pathlib.Path(out), RunConfig(
 """
 
 
-@pytest.mark.parametrize(("name", "engine"), [("fedavg", "inprocess"), ("scaffold", "processes"), ("feddf", "threads")])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("fedavg", "inprocess"),
+        pytest.param("scaffold", "processes", marks=pytest.mark.rest),
+        pytest.param("feddf", "threads", marks=pytest.mark.rest),
+    ],
+)
 def test_memory_and_file_handles_are_flat_over_fifty_rounds(name, engine, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, name, str(tmp_path / "run"), engine],

@@ -118,6 +118,7 @@ def portable(**variables):
         {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F"},
     ],
 )
+@pytest.mark.rest
 def test_portable_runs_have_one_fingerprint_on_other_processors(plain, other):
     """As far as the libraries can be told to take this processor for another one."""
     here = portable(**PORTABLE)
@@ -125,6 +126,7 @@ def test_portable_runs_have_one_fingerprint_on_other_processors(plain, other):
     assert here != plain
 
 
+@pytest.mark.rest
 @needs_portable
 def test_portable_runs_have_one_fingerprint_on_processors_of_either_maker(other_maker):
     here = portable(**PORTABLE)
@@ -146,6 +148,7 @@ def run_toy(out, engine, **variables):
     return json.loads(done.stdout)
 
 
+@pytest.mark.rest
 @needs_portable
 def test_a_portable_run_ends_in_one_digest_on_processors_of_either_maker(tmp_path, other_maker):
     """The command line puts itself into the environment that it needs."""

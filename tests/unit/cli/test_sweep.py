@@ -273,7 +273,9 @@ def never_stopped(tmp_path_factory) -> str:
     return loop.run(load_config({**TINY, **LONGER}), tmp_path_factory.mktemp("alone") / "run").digest
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.rest)]
+)
 def test_a_stopped_sweep_goes_on_to_the_same_result(tmp_path, number, code, never_stopped):
     file = write(tmp_path / "s.toml", {"seeds": [0]}, **LONGER)
     command = [sys.executable, "-m", "solera.cli.main", "sweep", str(file), "--out", str(tmp_path / "out")]
