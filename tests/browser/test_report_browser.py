@@ -197,6 +197,7 @@ def test_a_servers_model_is_ranked_apart_from_the_main_result_that_all_share(vis
             lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             for m in lines:
                 m["models"]["mlp"]["accuracy"] = 0.1
+                m["kinds"] = {"lenet5": "server"}
             (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
     v = visit(write_report(tmp_path / "report.html", tmp_path))
     main, server = v.page.locator("#overview table").all()

@@ -21,19 +21,19 @@ LSTM = {"hidden": 16, "embedding": 8}
 FUSED = {"steps": 3, "batch": 8, "every": 10**6, "patience": 10**6}
 # For each a method with its settings, and what one round with two clients reads and waits for on an accelerator.
 KINDS = {
-    "transformer": ({"clients": ["transformer"]}, "feddf", "classification", 14, 553),
-    "lstm": ({"clients": ["lstm"], "options": {"lstm": LSTM}}, "feddf", "classification", 14, 215),
-    "encoder": ({"clients": ["ENCODER"]}, "feddf", "classification", 14, 470),
-    "encoder with LoRA": ({"clients": ["ENCODER"], "lora": {"rank": 2}}, "feddf", "classification", 14, 340),
+    "transformer": ({"clients": ["transformer"]}, "feddf", "classification", 14, 552),
+    "lstm": ({"clients": ["lstm"], "options": {"lstm": LSTM}}, "feddf", "classification", 14, 214),
+    "encoder": ({"clients": ["ENCODER"]}, "feddf", "classification", 14, 469),
+    "encoder with LoRA": ({"clients": ["ENCODER"], "lora": {"rank": 2}}, "feddf", "classification", 14, 339),
     "two tokenizers": (
         {"clients": ["ENCODER", "lstm"], "server": "transformer", "head": "shared", "options": {"lstm": LSTM}},
         "fusionlarge",
         "classification",
         24,
-        979,
+        978,
     ),
-    "next tokens": ({"clients": ["gpt-nano"]}, "feddf", "causal-lm", 20, 494),
-    "next tokens, lstm": ({"clients": ["lstm-lm"]}, "feddf", "causal-lm", 20, 126),
+    "next tokens": ({"clients": ["gpt-nano"]}, "feddf", "causal-lm", 20, 493),
+    "next tokens, lstm": ({"clients": ["lstm-lm"]}, "feddf", "causal-lm", 20, 125),
 }
 
 

@@ -22,16 +22,16 @@ SIM.register()
 # For each family a method and what one round with four clients makes the program wait for: numbers that are read, and
 # copies, nearly all of them weights that go down with a task and up after it, tensor by tensor.
 FAMILIES = {
-    "averages": ("fedavg", 4, 137),
-    "control variates": ("scaffold", 4, 137),
-    "fusion": ("feddf", 26, 298),
-    "a model of the server's own": ("fedet", 21, 418),
-    "FedEED's framework": ("fedeed", 22, 308),
-    "predictions": ("fedmd", 8, 208),
-    "generators": ("fedgen", 9, 307),
-    "personal": ("ditto", 8, 187),
-    "divided models": ("fedgkt", 8, 183),
-    "two levels": ("pfedme", 8, 197),
+    "averages": ("fedavg", 4, 136),
+    "control variates": ("scaffold", 4, 136),
+    "fusion": ("feddf", 26, 297),
+    "a model of the server's own": ("fedet", 21, 417),
+    "FedEED's framework": ("fedeed", 22, 307),
+    "predictions": ("fedmd", 8, 207),
+    "generators": ("fedgen", 9, 306),
+    "personal": ("ditto", 8, 186),
+    "divided models": ("fedgkt", 8, 182),
+    "two levels": ("pfedme", 8, 196),
 }
 SLOW = ("control variates", "a model of the server's own", "two levels")
 # Two rounds: sums in another order. Adam makes more of it: its first steps have the size of the learning rate.
