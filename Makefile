@@ -25,7 +25,7 @@ run: $(RUN)      ## the quickstart: three architectures, averaging against FedDF
 
 test: $(STAMP) lint unit   ## style, layers, types, then all that a change can break
 
-test-all: test rest        ## and what needs the machine for itself
+test-all: test rest        ## and what needs the machine for itself (four to six minutes more)
 
 lint: $(STAMP)   ## ruff, import-linter, mypy
 	$(BIN)/ruff check src tests examples scripts benchmarks
